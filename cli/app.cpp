@@ -27,12 +27,11 @@ std::string footer() {
     text += fmt::format("{} {}{}", each.status, each.meaning, each.status == 130 ? ".\n" : ", ");
   }
   return text +
-         "'loadstone help COMMAND' tells a command's options; 'loadstone explain CODE' what an "
-         "error "
-         "means.";
+         "'loadstone help COMMAND' lists a command's options; 'loadstone explain CODE' explains an "
+         "error.";
 }
 
-// Where parsing fails, the parser does not say whether it has met --json by then.
+// If parsing fails, the parser does not report if it has seen --json.
 bool wants_json(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -57,7 +56,7 @@ int fail(const Error& error, bool json) {
   return exit_status(error.code());
 }
 
-// Every way in which an action can end has a status.
+// Every way in which a command ends has an exit status.
 int guarded(const Program& program, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
@@ -77,12 +76,12 @@ int guarded(const Program& program, const Chosen& chosen) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  catch_interrupts(wants_json(argc, argv));  // first: Ctrl-C may come at once
+  catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at once
   Chosen chosen;
-  Program program(
-      "loadstone",
-      "Says what a load of model weights will do before it reads one byte, does it, and proves it.",
-      footer(), "loadstone " LOADSTONE_VERSION);
+  Program program("loadstone",
+                  "Plans a load of model weights before it reads a byte, executes the plan, and "
+                  "proves the result.",
+                  footer(), "loadstone " LOADSTONE_VERSION);
   add_inspect(program, chosen);
   add_plan(program, chosen);
   add_load(program, chosen);

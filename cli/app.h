@@ -1,4 +1,4 @@
-// The command line: parsing, dispatch, and the one place where errors become exit statuses.
+// The command line: parsing, dispatch, and the mapping of errors to exit statuses.
 #pragma once
 
 namespace loadstone::cli {

@@ -33,7 +33,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// A disk with queues of its own needs several reads at once, which wait and cost no core.
+// A disk with queues needs several concurrent reads, which wait and use no core.
 constexpr unsigned disk_readers = 8;
 constexpr unsigned rounds_max = 20;
 // Before each run: fresh memory costs more or less by how long the machine was idle.
@@ -51,7 +51,7 @@ void rest() {
   if (InterruptibleWork::interrupted()) throw Error("cancelled", "interrupted");
 }
 
-// Processor time of this process so far.
+// Processor time of this process until now.
 double processor_seconds() {
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -66,7 +66,7 @@ class StopOnInterrupt : public Observer {
   bool on_progress(const Progress&) override { return !InterruptibleWork::interrupted(); }
 };
 
-// The first targets of a plan that are read into memory, up to so many bytes.
+// The first targets of a plan that are read into memory, up to a number of bytes.
 class Sample {
  public:
   Sample(const Plan& plan, std::uint64_t bytes_max)
@@ -87,7 +87,7 @@ class Sample {
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return memory_bytes_; }
   [[nodiscard]] std::uint64_t target_count() const noexcept { return target_count_; }
 
-  // Into fresh memory, which is given back before this returns.
+  // Loads into fresh memory, which is freed before this returns.
   [[nodiscard]] Report load() const {
     const HostMemory memory(plan_);
     std::vector<Destination> destinations = memory.destinations();
@@ -188,8 +188,8 @@ class Bench {
   }
 
  private:
-  // A load and the limit that it is compared with change places from round to round: the second of
-  // two finds a machine that the first one has warmed. Runs that empty the page cache come last.
+  // A load and the limit to compare it with alternate between rounds: the second of two profits
+  // from the first. Runs that empty the page cache come last.
   void measure_round(bool is_load_first) {
     const unsigned threads = plan_.threads;
     const std::uint64_t copied = std::min(sample_.memory_bytes(), copy_bytes_max);

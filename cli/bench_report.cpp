@@ -131,7 +131,7 @@ std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures) {
   if (verdict.of_limit >= near_share) {
     verdict.bound = Bound::disk;
   } else if (load.series.median() >= near_share * figures.load_from_page_cache.series.median()) {
-    // Reading costs nothing beside what a load from the page cache does as well.
+    // Reading is fast compared to a load from the page cache.
     verdict.bound = page_cache_verdict(figures).bound;
   } else if (load.processor_share() >= near_share) {
     verdict.bound = Bound::processor;

@@ -1,4 +1,4 @@
-// The figures of 'loadstone bench', and what follows from them.
+// The figures of 'loadstone bench', and conclusions from them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace loadstone::cli {
 
-// Runs of one piece of work over so many bytes. No runs: it could not be measured.
+// Runs of one task over a number of bytes. No runs: it could not be measured.
 struct Series {
   std::uint64_t bytes = 0;
   std::vector<double> seconds;
@@ -45,7 +45,7 @@ struct BenchFigures {
   LoadSeries load_from_page_cache;
   LoadSeries load_from_disk;
   std::string no_disk;       // why `disk` has no runs
-  std::string no_disk_load;  // why `load_from_disk` has none
+  std::string no_disk_load;  // reason why `load_from_disk` is empty
 };
 
 enum class Bound { page_cache_to_new_memory, disk, processor, waiting };
@@ -54,12 +54,12 @@ enum class Bound { page_cache_to_new_memory, disk, processor, waiting };
 [[nodiscard]] std::string_view name(Bound bound) noexcept;
 
 struct LoadVerdict {
-  double of_limit = 0;  // the load's rate beside that of the machine
+  double of_limit = 0;  // the load's rate divided by the machine's
   Bound bound = Bound::waiting;
 };
 
 [[nodiscard]] LoadVerdict page_cache_verdict(const BenchFigures& figures);
-// None where the disk or the load from it was not measured.
+// nullopt if the disk, or the load from it, was not measured.
 [[nodiscard]] std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures);
 
 [[nodiscard]] std::string to_text(const BenchFigures& figures, const TextStyle& style);

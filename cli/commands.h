@@ -1,4 +1,4 @@
-// One function a command: it describes the command to the parser and says what to run.
+// One function per command: it describes the command to the parser and registers its action.
 #pragma once
 
 #include "cli/parser.h"

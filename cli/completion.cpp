@@ -1,4 +1,4 @@
-// Completion for shells, made of the table of commands.
+// Shell completion, generated from the table of commands.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,7 +29,7 @@ std::string escaped(std::string_view text, std::string_view characters, std::str
 // Text between single quotes of bash and zsh: '\'' closes, gives and opens one.
 std::string in_quotes(std::string_view text) { return "'" + escaped(text, "'", "'\\'") + "'"; }
 
-// fish knows two escapes inside single quotes.
+// fish has two escapes inside single quotes.
 std::string in_fish_quotes(std::string_view text) { return "'" + escaped(text, "'\\", "\\") + "'"; }
 
 // Actions of a shell for words of each kind, in the order of the kinds.
@@ -37,7 +37,8 @@ using Actions = std::array<std::string, 4>;
 
 // ---- bash
 
-// The command that sets COMPREPLY for such a word. Names of files may hold spaces: one a line.
+// Returns the command that sets COMPREPLY for such a word. File names may contain spaces: one per
+// line.
 std::string bash_reply(const WordRow& row) {
   return Actions{":", "_loadstone_files -f", "_loadstone_files -d",
                  fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
@@ -68,7 +69,7 @@ std::string zsh_action(const WordRow& row) {
                  "(" + spaced(row.choices) + ")"}[static_cast<std::size_t>(row.kind)];
 }
 
-// Every name by itself, and again as often as somebody likes: many options repeat.
+// Each name separately and repeatable, because many options repeat.
 void add_zsh_option(std::string& text, const WordRow& row) {
   for (const std::string& name : row.names) {
     std::string spec = "*" + name;

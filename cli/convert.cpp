@@ -35,12 +35,12 @@ ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) 
   return options;
 }
 
-// The name says it; --to may say it again.
+// The name determines the format; --to may repeat it.
 void check_format(const ConvertArgs& args) {
   const auto format = format_of_target(args.write.target);
   if (args.to.empty() || args.to == name(format.value_or(FileFormat::safetensors))) return;
   throw Error("usage",
-              fmt::format("--to {}: TARGET says the format, NAME.safetensors, NAME.gguf or "
+              fmt::format("--to {}: TARGET determines the format, NAME.safetensors, NAME.gguf or "
                           "a folder of safetensors",
                           printable(args.to)));
 }
@@ -56,8 +56,8 @@ int convert(const ConvertArgs& args, bool json) {
 }  // namespace
 
 void add_convert(Program& program, Chosen& chosen) {
-  const Command command =
-      program.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
+  const Command command = program.add_subcommand(
+      "convert", "Convert, quantize or re-shard a checkpoint in bounded memory");
   const auto args = std::make_shared<ConvertArgs>();
   args->open.paths.resize(1);
   args->open.gguf_rank_max = defaults::gguf_rank_most;
@@ -69,15 +69,16 @@ void add_convert(Program& program, Chosen& chosen) {
       .add_option("TARGET", args->write.target, "",
                   "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
       .required();
-  command.add_option("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
+  command.add_option("--to", args->to, "FORMAT",
+                     "Format to write; optional, because TARGET determines it");
   command.add_option("--rules", args->rules_path, "FILE", rules_help);
   command.add_choice("--unexpected", args->write.options.unexpected, "P",
                      "Tensors that recipes leave over");
   add_write_options(command, args->write);
   command.add_flag("--dequantize", args->write.options.dequantize,
-                   "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
+                   "Decode quantized tensors of SOURCE (to --dtype, or bf16)");
   command.add_choice("--experts", args->write.options.experts, "LAYOUT",
-                     "fused: all experts of a layer in one tensor; separate: each by itself");
+                     "fused: one tensor for all experts of a layer; separate: one tensor each");
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });

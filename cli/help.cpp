@@ -1,4 +1,4 @@
-// loadstone help, man and completion: what the parser knows of commands, in other forms.
+// loadstone help, man and completion: the parser's knowledge of commands, in other forms.
 #include <memory>
 #include <string>
 

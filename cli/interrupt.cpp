@@ -41,7 +41,7 @@ void catch_interrupts(bool json) noexcept {
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGINT, SIGTERM}) {
     struct sigaction before = {};
-    // Whoever started us with the signal ignored (nohup, a shell's background job) meant it.
+    // The parent ignored the signal on purpose (nohup, a shell's background job).
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(signal, &action, nullptr);
   }

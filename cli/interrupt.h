@@ -1,5 +1,5 @@
-// Ctrl-C. While a load or comparison runs it is asked to stop and cleans up after itself; at any
-// other time there is nothing to clean up, and the process ends at once with status 130.
+// Ctrl-C. A running load or comparison is asked to stop and cleans up; at any other time there is
+// nothing to clean up, and the process exits at once with status 130.
 #pragma once
 
 namespace loadstone::cli {

@@ -1,4 +1,4 @@
-// loadstone load: does what the plan says, into memory of this process, and proves it.
+// loadstone load: executes a plan into memory of this process, and proves it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,13 +31,13 @@ namespace {
 struct LoadArgs {
   PlanArgs plan;
   std::string plan_path;
-  std::string receipt;  // the kind of digest; empty: none
+  std::string receipt;  // the kind of digest; may be empty
   std::string receipt_path;
   std::string read_ahead;
-  ExecuteOptions options;  // those that are typed as they are
+  ExecuteOptions options;  // options that are stored as typed
 };
 
-// What was done, and what it took.
+// The result of a load, and its costs.
 struct Outcome {
   Report report;
   Audit audit;
@@ -54,7 +54,7 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
     return make_plan(args.plan);
   }
   for (const std::string& name : typed) {
-    // A path that a plan names needs the user's word.
+    // The user must confirm a path that a plan names.
     if (name == "--offload-folder") continue;
     throw Error("usage", fmt::format("--plan has decided all; {} comes too late", name));
   }
@@ -71,7 +71,7 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   });
 }
 
-// Whether this process can hold what the plan delivers to it, before a byte is read.
+// Checks, before a byte is read, that this process has enough memory for the plan.
 void check_machine(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     if (target.delivery != Delivery::memory || target.device == "cpu") continue;
@@ -139,7 +139,7 @@ std::string load_text(const Plan& plan, const Outcome& outcome) {
   return text + "\naudit     " + outcome.audit.text();
 }
 
-// The report's own members, and what only this process knows.
+// Writes the report's members, and figures of this process.
 std::string load_json(const Plan& plan, const Outcome& outcome) {
   JsonWriter json(2);
   json.begin_object();
@@ -190,10 +190,10 @@ void add_load(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<LoadArgs>();
   add_checkpoint(command, args->plan.open);
   command.add_option("--plan", args->plan_path, "FILE",
-                     "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                     "the folder that the shards are in now, where they have moved;\n"
-                     "one for each adapter follows.\n"
-                     "Where it writes to disk, --offload-folder is needed again");
+                     "Execute this plan ('plan -o' writes one); CHECKPOINT is then\n"
+                     "the folder of the shards, if they have moved;\n"
+                     "one per adapter follows.\n"
+                     "If it writes to disk, pass --offload-folder again");
   const Command plan_options = add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers");
   command.add_option("--read-ahead", args->read_ahead, "SIZE",
@@ -204,7 +204,7 @@ void add_load(Program& program, Chosen& chosen) {
                    "Take memory from all memory nodes of the machine in turns");
   add_html_option(command, args->plan.html_path);
   add_receipt_option(command, args->receipt,
-                     "Write digests of what was read and of every tensor in memory, by KIND, to\n"
+                     "Write digests of all bytes read and of every tensor in memory, by KIND, to\n"
                      "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
   command.add_option("--receipt-file", args->receipt_path, "FILE", "Where --receipt writes it");
   command.add_flag("--allow-remote", args->plan.open.remote.allow_remote,

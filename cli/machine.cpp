@@ -42,7 +42,7 @@ constexpr GroupFiles version_2 = {"/sys/fs/cgroup", "memory.max", "memory.curren
 constexpr GroupFiles version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                   "memory.usage_in_bytes", "total_inactive_file "};
 
-// What the group may still take; nothing where it has no limit or is not there.
+// Returns the memory that the group may still use; nullopt if it has no limit or does not exist.
 std::optional<std::uint64_t> left_in_group(const GroupFiles& files, const std::string& group) {
   const std::string folder = files.folder + group + "/";
   const auto limit = number_of(folder + files.limit, "");
@@ -53,8 +53,8 @@ std::optional<std::uint64_t> left_in_group(const GroupFiles& files, const std::s
   return *limit - std::min(*limit, held);
 }
 
-// The least of the group's own limit and those of the groups around it. In a container the group's
-// path is often not visible, and the root of the mount is the container's own group.
+// Returns the minimum over the group and those around it. In a container the group's path is often
+// not visible, and the root of the mount is the container's group.
 std::optional<std::uint64_t> left_in_groups(const GroupFiles& files, std::string group) {
   std::optional<std::uint64_t> least;
   for (;;) {

@@ -26,10 +26,10 @@ namespace loadstone::cli {
 namespace {
 
 constexpr std::uint64_t piece_bytes = 4 << 20;
-// What every device and file system takes for direct reads.
+// Alignment that every device and file system accepts for direct reads.
 constexpr std::uint64_t sector_bytes = 4096;
 
-// A part of an extent, and where it goes in memory.
+// A part of an extent, with its place in memory.
 struct Piece {
   const Extent* extent = nullptr;
   std::uint64_t begin = 0;
@@ -50,7 +50,7 @@ std::vector<Piece> pieces_of(const std::vector<Extent>& extents) {
   return pieces;
 }
 
-// Does `work` with each of `count` items, in order, by so many threads.
+// Does `work` with each of `count` items, in order, with a number of threads.
 double seconds_of(std::size_t count, unsigned threads,
                   const std::function<std::function<void(std::size_t)>()>& worker) {
   std::atomic<bool> stop = false;
@@ -96,7 +96,7 @@ class OpenFiles {
   std::map<std::string, Descriptor> files_;
 };
 
-// Bytes read, which are fewer where the file ends; -1 and errno where reading fails.
+// Returns the bytes read, fewer at the end of the file; -1 and sets errno on failure.
 std::int64_t read_at(int descriptor, std::byte* to, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;
   while (done < bytes) {
@@ -204,7 +204,7 @@ bool drop_from_page_cache(const std::vector<Extent>& extents) {
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   for (const Extent& extent : extents) {
     const int descriptor = files.descriptor(extent);
-    // Part of a page is not dropped: whole ones around the extent are asked for.
+    // Parts of pages are not dropped, so whole pages around the extent are requested.
     const std::uint64_t begin = extent.begin / page_bytes * page_bytes;
     const std::uint64_t bytes = (extent.end - begin + page_bytes - 1) / page_bytes * page_bytes;
     ::posix_fadvise(descriptor, static_cast<off_t>(begin), static_cast<off_t>(bytes),

@@ -1,6 +1,6 @@
-// What this machine can do with given bytes of files: single measurements, in seconds, each of
-// which makes its own memory and gives it back. `threads` is at least 1. Throw Error "cancelled"
-// where the user interrupts, "io.*" where a file does not open or ends early, and "memory.host".
+// The machine's limits for given bytes of files: single measurements, in seconds, each of which
+// allocates and frees its memory. `threads` is at least 1. Throw Error "cancelled" if the user
+// interrupts, "io.*" if a file does not open or ends early, and "memory.host".
 #pragma once
 
 #include <cstdint>
@@ -25,17 +25,17 @@ struct Extent {
 [[nodiscard]] double seconds_to_copy(std::uint64_t bytes, unsigned threads);
 
 enum class ReadInto { memory_at_hand, new_memory };
-// pread() of 4 MiB at a time, to a place of its own for each byte. Whether the page cache holds the
-// bytes is the caller's business.
+// pread() of 4 MiB at a time, to a separate place for each byte. The caller controls if the page
+// cache has the bytes.
 [[nodiscard]] double seconds_to_read(const std::vector<Extent>& extents, unsigned threads,
                                      ReadInto into);
-// The same past the page cache (O_DIRECT), into one buffer a thread. None where the file system
-// has no such reads.
+// The same without the page cache (O_DIRECT), into one buffer per thread. nullopt if the file
+// system does not support it.
 [[nodiscard]] std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
                                                            unsigned threads);
 
-// Makes the page cache forget these bytes, except pages that another process has mapped or that are
-// not written yet. Whether it did: at most a hundredth is left.
+// Drops these bytes from the page cache, except pages that another process has mapped or that are
+// not written yet. Returns true if at most a hundredth is left.
 [[nodiscard]] bool drop_from_page_cache(const std::vector<Extent>& extents);
 
 }  // namespace loadstone::cli

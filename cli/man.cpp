@@ -1,4 +1,4 @@
-// loadstone(1), made of the table of commands.
+// loadstone(1), generated from the table of commands.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,7 +13,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// Text that roff takes as it is: no escapes, no requests, and hyphens that can be copied.
+// Escapes text for roff: no escapes, no requests, and hyphens that can be copied.
 std::string roff(std::string_view text) {
   std::string out;
   for (const char character : text) {
@@ -40,7 +40,7 @@ void add_row(std::string& page, const WordRow& row) {
     page += fmt::format(" \\fI{}\\fR", roff(row.value));
   }
   page += '\n' + roff(row.help) + '\n';
-  // Codes have a command of their own that lists them.
+  // A separate command lists the codes.
   if (row.kind == WordKind::choice && row.names.front().starts_with('-')) {
     page += roff(fmt::format("One of {}.", fmt::join(row.choices, ", "))) + '\n';
   }

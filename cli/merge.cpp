@@ -63,8 +63,8 @@ void add_merge(Program& program, Chosen& chosen) {
       .required();
   add_adapter_options(command, args->lora);
   command.add_choice("--method", args->options.method, "M",
-                     "How models become one: linear (default), slerp, task-arithmetic, ties,\n"
-                     "dare-linear or dare-ties; but for linear the first is the base");
+                     "Method for models: linear (default), slerp, task-arithmetic, ties,\n"
+                     "dare-linear or dare-ties; except for linear, the first is the base");
   command.add_flag("--normalise", args->normalise,
                    "Divide by the sum of the weights (ties and dare-ties always do)");
   command.add_option("--scale", args->options.scale, "S",

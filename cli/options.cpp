@@ -45,7 +45,7 @@ std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   return {text.substr(0, equals), parse_size("--max-memory", text.substr(equals + 1))};
 }
 
-// Returns whether a value of --device-map that is not a known word is the path of a file.
+// Returns true if a value of --device-map that is not a known word is the path of a file.
 bool is_path(const std::string& text) {
   std::error_code problem;
   return text.find('/') != std::string::npos || text.ends_with(".json") ||
@@ -83,8 +83,8 @@ DeviceMap map_from_list(std::string_view text) {
   return map;
 }
 
-// A map that is computed needs to know how much there is: what the user says, and for the memory of
-// this machine, where the user is silent, what is free.
+// Adds capacities for a computed map: the user's, and for the memory of this machine, if the user
+// gives none, the free memory.
 void add_host_capacity(PlanOptions& options) {
   auto& limits = options.max_memory;
   const auto named = [&](std::string_view device) {
@@ -200,7 +200,7 @@ std::vector<MergeAdapter> AdapterArgs::open(
 
 void add_adapter_options(Command command, AdapterArgs& args) {
   command.add_option("--lora", args.adapters, "ADAPTER",
-                     "An adapter with the factor of what it adds: a:0.8; repeatable");
+                     "An adapter with a factor for its update: a:0.8; repeatable");
   command.add_option("--lora-ignore", args.ignore, "PATTERN",
                      "Tensors of adapters that are left out, by a pattern; repeatable");
   command.add_choice("--tie", args.tie, "P",
@@ -233,7 +233,7 @@ Command add_plan_options(Command command, PlanArgs& args) {
                   "Tensors that the model does not need");
   plan.add_option(
       "--staging", args.staging, "SIZE",
-      "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
+      "Memory for bytes in flight" + default_text(exact_bytes(defaults::staging_bytes_max)));
   plan.add_flag("--allow-non-finite", args.options.allow_non_finite,
                 "Go on where merged or quantized numbers are NaN or infinite");
   add_adapter_options(plan, args.lora);

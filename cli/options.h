@@ -1,4 +1,4 @@
-// Options that several commands share, and what is made from them.
+// Options that several commands share, and their results.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace loadstone::cli {
 
-// What opens a checkpoint.
+// Options that open a checkpoint.
 struct OpenArgs {
   std::vector<std::string> paths;
   bool allow_links = false;
@@ -26,7 +26,7 @@ struct OpenArgs {
   [[nodiscard]] OpenOptions options() const;
 };
 
-// CHECKPOINT: all its words are one checkpoint.
+// CHECKPOINT: all its words form one checkpoint.
 Option add_checkpoint(Command command, OpenArgs& args);
 void add_open_options(Command command, OpenArgs& args);
 
@@ -52,7 +52,7 @@ struct AdapterArgs {
 };
 void add_adapter_options(Command command, AdapterArgs& args);
 
-// What makes a plan, as typed.
+// Options that make a plan, as typed.
 struct PlanArgs {
   OpenArgs open;
   std::string skeleton_path;
@@ -63,19 +63,18 @@ struct PlanArgs {
   std::vector<std::string> max_memory;
   std::string staging;
   AdapterArgs lora;
-  PlanOptions options;  // those that are typed as they are
+  PlanOptions options;  // options that are stored as typed
   std::string html_path;
 };
 
-// Returns the group of the options that decide what the plan is: none of them goes with a plan from
-// a file.
+// Returns the group of options that determine a plan: none of them is allowed with a plan from a
+// file.
 Command add_plan_options(Command command, PlanArgs& args);
 
-// Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device
-// map.
+// Opens the checkpoint and plans. Throws Error "usage" for an invalid size, dtype or device map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
-// Rules, or recipes for this checkpoint; the other is empty.
+// Rules, or recipes for this checkpoint; the other member is empty.
 struct RulesOrRecipes {
   Rules rules;
   Recipes recipes;
@@ -86,17 +85,17 @@ struct RulesOrRecipes {
 void write_page(const Plan& plan, const PlanArgs& args,
                 const std::optional<LoadFigures>& loaded = {});
 
-// Of --rules, wherever it is.
+// Help for --rules in all commands.
 inline constexpr const char* rules_help =
     "How names and layouts map, as JSON: rules, or recipes that\nPython wrote; '-' reads them from "
     "standard input";
 
-// Options that stand alone.
+// Single options.
 void add_json_flag(Command command, bool& json);
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most = defaults::threads_max);
 void add_html_option(Command command, std::string& path);
-// `help` says what of; the kinds are told behind it.
+// `help`: the object of the receipt; the kinds are appended.
 void add_receipt_option(Command command, std::string& kind, const std::string& help);
 
 // " (default: TEXT)", at the end of an option's help.
@@ -107,7 +106,7 @@ void add_receipt_option(Command command, std::string& kind, const std::string& h
 // Values of options as they were typed. Throw Error "usage".
 [[nodiscard]] std::uint64_t parse_size(std::string_view option, const std::string& text,
                                        std::uint64_t least = 0);
-// `others`: words that the option takes besides dtypes.
+// `others`: accepted words other than dtypes.
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
                                  std::vector<std::string> others = {});
 

@@ -33,7 +33,7 @@ void require_length(const std::string& path, std::uint64_t bytes, const TextLimi
                .expected = fmt::format("at most {}", human_bytes(limit.bytes_max))});
 }
 
-// All of it; a second call throws.
+// Reads everything; a second call throws.
 std::string read_standard_input(const TextLimit& limit) {
   static bool was_read = false;
   if (was_read) standard_input_is_taken();
@@ -51,7 +51,7 @@ std::string read_standard_input(const TextLimit& limit) {
   throw Error("io.read", "cannot read", where);
 }
 
-// A string, or null where nothing is known.
+// Writes a string, or null if it is unknown.
 void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
   json.member(name, text.empty() ? nullptr : &text);
 }
@@ -114,8 +114,8 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
-    // No memory to say more, and nowhere to say it: the exit status still tells.
-    std::fputs("loadstone: an error that could not be told\n", stderr);
+    // Without memory for a message, only the exit status remains.
+    std::fputs("loadstone: an error without memory for its message\n", stderr);
   }
 }
 
@@ -172,7 +172,7 @@ void print_hint(std::string_view text) {
 std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                         std::uint64_t anonymous_bytes_peak) {
   return fmt::format(
-      "memory    plan said a peak of {}; process used {} at its peak ({} anonymous, "
+      "memory    planned peak {}; process used {} at its peak ({} anonymous, "
       "{} of files)",
       human_bytes(planned_bytes), human_bytes(used.peak_bytes), human_bytes(anonymous_bytes_peak),
       human_bytes(used.file_bytes));

@@ -1,5 +1,5 @@
-// What the commands say: results on stdout, errors and warnings on stderr. With --json there is one
-// document on stdout, also for an error, and nothing else there.
+// The output of commands: results on stdout, errors and warnings on stderr. With --json there is
+// one document on stdout, also for an error, and nothing else.
 #pragma once
 
 #include <string>
@@ -17,18 +17,17 @@ namespace loadstone::cli {
 [[nodiscard]] Error usage_error(const std::string& command, const std::string& message,
                                 const Where& where = {});
 
-// Throw Error "io.write", "io.no_space" or "io.denied" where stdout takes no more.
+// Throw Error "io.write", "io.no_space" or "io.denied" if stdout cannot be written.
 void print(std::string_view text);
-void print_line(std::string_view text);  // ends it with a line break where it has none
+void print_line(std::string_view text);  // adds a line break if necessary
 void finish_output();
 
 // "loadstone: ... [code]" on stderr, or with `json` {"error": ...} on stdout. Never throws.
-// `findings`: all that a plan has to say, where the error is one of them.
+// `findings`: all findings of a plan, if the error is one of them.
 void report_error(const Error& error, bool json,
                   const std::vector<Finding>& findings = {}) noexcept;
 
-// The finding that keeps the work from being done; null where none does. Findings come most severe
-// first.
+// Returns the finding that prevents the work, or null. Findings are sorted by severity.
 [[nodiscard]] const Finding* obstacle(const std::vector<Finding>& findings, bool strict);
 // Reports the obstacle `first`, and how many more there are, which `teller` shows. Returns the exit
 // status.
@@ -38,14 +37,14 @@ void report_error(const Error& error, bool json,
 // The report of work that was done, which --quiet leaves out; a document of --json is always
 // printed.
 void print_report(std::string_view text, bool json);
-// A line on stderr beside errors and warnings, which --quiet leaves out.
+// A line on stderr, in addition to errors and warnings, which --quiet omits.
 void print_hint(std::string_view text);
 
-// "memory    plan said ...; process used ...": the promise, and what was measured.
+// "memory    plan said ...; process used ...": the planned and the measured peak.
 [[nodiscard]] std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                                       std::uint64_t anonymous_bytes_peak);
 
-// The findings that only values showed, such as numbers that are not finite.
+// Returns the findings that depend on values, such as non-finite values.
 [[nodiscard]] std::vector<Finding> found_since(const std::vector<Finding>& known,
                                                std::vector<Finding> findings);
 // Warnings for people, on stderr: the first few (all with --verbose), then how many more.
@@ -71,7 +70,7 @@ struct TextLimit {
 [[nodiscard]] std::string read_file(const std::string& path, const TextLimit& limit = {});
 // Error "usage" for the second option that reads standard input.
 [[noreturn]] void standard_input_is_taken();
-// As messages name it.
+// Returns the path as messages show it.
 [[nodiscard]] std::string shown_path(const std::string& path);
 
 // The result of `parse` for a file's text. Its errors know nothing of files: they get the path

@@ -85,7 +85,7 @@ WordRow row_of(const CLI::App& app, const CLI::Option& option) {
   return row;
 }
 
-// Names the commands that are like the word, or all where none is.
+// Names the commands similar to the word, or all if none is similar.
 Error unknown_command(const CLI::App& app, const std::string& typed) {
   return Error("usage", unknown_word("command", typed, names_of_commands(app)));
 }

@@ -43,13 +43,13 @@ class Command {
 
   // Options that are added to it have this heading in the help.
   [[nodiscard]] Command in_group(const std::string& heading) const;
-  // `value` is written when the command line is parsed, and holds the default until then. The help
-  // calls it `type`. An option whose value is a list takes one word each time that it is typed:
-  // more would swallow the next arguments.
+  // `value` is written when the command line is parsed, and has the default before. The help calls
+  // it `type`. An option with a list takes one word each time it is typed: more would swallow the
+  // next arguments.
   template <typename Value>
   Option add_option(const std::string& names, Value& value, const std::string& type,
                     const std::string& help) const;
-  // An enumerator, by its name: one of `words`.
+  // An enumerator by its name, which is one of `words`.
   template <typename Enum>
   Option add_choice(const std::string& names, Enum& value, const std::string& type,
                     const std::string& help,
@@ -84,11 +84,11 @@ class Program {
   Command add_subcommand(const std::string& name, const std::string& help);
   [[nodiscard]] const std::vector<Command>& commands() const noexcept { return commands_; }
 
-  // False: the words asked for help or the version, which it has printed. Throws Error "usage".
+  // Returns false if help or the version was requested, and prints it. Throws Error "usage".
   [[nodiscard]] bool parse(int argc, const char* const* argv);
   // Runs the command that was typed.
   [[nodiscard]] int run() const { return chosen_(); }
-  // "loadstone plan" where the words name a command, else "loadstone".
+  // Returns "loadstone plan" if the words name a command, otherwise "loadstone".
   [[nodiscard]] std::string command_so_far() const;
   // True if the command that was typed has this option.
   [[nodiscard]] bool has_option(const std::string& name) const;

@@ -1,4 +1,4 @@
-// What work that takes long shows and heeds while it runs.
+// Progress and cancellation of long work.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace loadstone::cli {
 
-// Keeps a progress line on stderr where that is a terminal, notes the most memory in use, and stops
-// the work when the user interrupts. For one load or comparison, on one thread.
+// Updates a progress line on stderr if that is a terminal, records the peak memory, and stops the
+// work when the user interrupts. For one load or comparison, on one thread.
 class WorkWatch : public Observer {
  public:
   WorkWatch();
@@ -21,14 +21,14 @@ class WorkWatch : public Observer {
   WorkWatch& operator=(const WorkWatch&) = delete;
 
   bool on_progress(const Progress& progress) override;
-  // Leaves the terminal as it was before the line.
+  // Removes the line from the terminal.
   void clear() noexcept;
 
   [[nodiscard]] std::uint64_t anonymous_bytes_peak() const noexcept {
     return anonymous_bytes_peak_;
   }
 
-  // Evenly spread over the work so far, at most a thousand.
+  // At most a thousand samples, evenly spread over the work until now.
   [[nodiscard]] const std::vector<ProgressSample>& samples() const noexcept { return samples_; }
 
  private:
@@ -41,7 +41,7 @@ class WorkWatch : public Observer {
   std::uint64_t anonymous_bytes_peak_ = 0;
   std::vector<ProgressSample> samples_;
   std::size_t seen_ = 0;
-  std::size_t stride_ = 1;  // of those seen, one in so many is kept
+  std::size_t stride_ = 1;  // one of this many samples is kept
 };
 
 // "12 s", "1:05 min", "2:30 h"

@@ -9,7 +9,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// Words, as many in a line as help has place for.
+// Breaks words into lines that fit the help.
 std::string in_lines(std::string words) {
   constexpr std::size_t columns = 75;
   for (std::size_t begin = 0; begin + columns < words.size();) {
@@ -53,7 +53,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   options.style = from_name<QuantizeStyle>(args.style);
   if (args.formats.empty()) {
     if (args.mode != QuantizeMode::exact) {
-      throw Error("usage", "--mode says how --quantize writes; it is not there");
+      throw Error("usage", "--mode applies to --quantize, which is missing");
     }
     if (!args.imatrix.empty()) {
       throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
@@ -61,7 +61,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     return options;
   }
   for (const std::string& text : args.formats) {
-    // Patterns may hold the sign too; encodings do not.
+    // Patterns may contain the sign too; encodings do not.
     const auto sign = text.rfind('=');
     QuantizeFormat& made = options.formats.emplace_back();
     if (sign != std::string::npos) made.pattern = text.substr(0, sign);

@@ -1,4 +1,4 @@
-// What of convert is about quantizing.
+// Options of convert for quantizing.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace loadstone::cli {
 
-// As typed.
+// Options as typed.
 struct QuantizeArgs {
   std::vector<std::string> formats;
   std::string style;
   QuantizeMode mode = QuantizeMode::exact;
   std::string imatrix;
-  QuantizeOptions options;  // those that are typed as they are
+  QuantizeOptions options;  // options that are stored as typed
   bool copy_code = false;
 };
 

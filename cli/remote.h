@@ -1,4 +1,4 @@
-// How this process reaches other machines.
+// Access of this process to other machines.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace loadstone::cli {
 
-// As typed; what is empty is the environment's.
+// Options as typed; empty ones are taken from the environment.
 struct RemoteArgs {
   std::string ca_file;
   std::string proxy;

@@ -8,7 +8,7 @@
 
 namespace loadstone::cli {
 
-// The kind of words that a shell offers in a place.
+// The kind of word that a shell completes.
 enum class WordKind { text, file, folder, choice };
 
 struct WordRow {
@@ -34,7 +34,7 @@ struct CommandTable {
   std::vector<CommandRow> commands;
 };
 
-// What `loadstone man` prints: loadstone(1), in the man macros of roff.
+// Returns the output of `loadstone man`: loadstone(1), in the man macros of roff.
 [[nodiscard]] std::string man_page(const CommandTable& table);
 
 // Scripts that a shell reads.

@@ -50,7 +50,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyA
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }
 
-// The report's own members, and what opening the checkpoints had to say.
+// Writes the report's members, and the findings from opening the checkpoints.
 std::string verify_json(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();
@@ -160,7 +160,7 @@ void add_verify(Program& program, Chosen& chosen) {
       "--digests", args->digests,
       "Compare the files of A, in a hub's cache, with the SHA-256 that it has them by");
   command.add_flag("--receipt", args->receipt,
-                   "Compare A with the receipt beside it: every byte, by digests");
+                   "Compare A with the receipt next to it: every byte, by digests");
   command.add_option("--receipt-file", args->receipt_path, "FILE",
                      "The same with the receipt in FILE");
   command

@@ -1,4 +1,4 @@
-// How much the command says, and in which colours: the one place that decides it for all commands.
+// Verbosity and colours of the command, decided here for all commands.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace loadstone::cli {
 
-// As typed.
+// Options as typed.
 struct Voice {
   bool quiet = false;
   bool verbose = false;
@@ -27,9 +27,10 @@ void set_voice(const Voice& voice);
 // All warnings, and what to do about an error.
 [[nodiscard]] bool is_verbose() noexcept;
 
-// Whether the stream is a terminal that can move its cursor (TERM is set, and not to "dumb").
+// Returns true if the stream is a terminal that can move its cursor (TERM is set, and not to
+// "dumb").
 [[nodiscard]] bool is_terminal(std::FILE* stream);
-// --color decides; by itself a terminal has colours, unless NO_COLOR is set to anything.
+// Determined by --color; by default a terminal has colours unless NO_COLOR is set.
 [[nodiscard]] TextStyle style_of(std::FILE* stream);
 
 }  // namespace loadstone::cli

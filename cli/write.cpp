@@ -32,7 +32,7 @@ ConvertPart part_option(const std::string& text) {
   if (!has_count || count.ec != std::errc() || count.ptr != end || part.index == 0 ||
       part.index > part.count) {
     throw Error("usage",
-                fmt::format("--part: '{}' is no part such as 1/4 or 4/4", printable(text)));
+                fmt::format("--part: '{}' is not a part such as 1/4 or 4/4", printable(text)));
   }
   return part;
 }
@@ -59,7 +59,7 @@ ConvertRun run_options(const WriteArgs& args) {
   return run;
 }
 
-// The report's own members, and what only this process knows.
+// Writes the report's members, and figures of this process.
 std::string conversion_json(const ConvertReport& report, const ProcessMemory& memory,
                             std::uint64_t anonymous_bytes_peak) {
   JsonWriter json(2);
@@ -89,7 +89,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// After Ctrl-C: what is left of the work, and how not to do it twice.
+// After Ctrl-C: reports the remaining work, and how to resume it.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("nothing is left of the output");
   print_hint(run.resume ? "finished shards are kept; the same command goes on with the others"
@@ -131,17 +131,17 @@ void add_write_options(Command command, WriteArgs& args) {
   command.add_flag("--resume", args.run.resume,
                    "Keep the shards that an ended run of the same conversion finished");
   command.add_option("--part", args.part, "I/N",
-                     "Do this share of the shards only; they wait beside TARGET for --finish");
+                     "Write only this share of the shards; they wait next to TARGET for --finish");
   command.add_flag("--finish", args.run.finish, "Check the shards of all parts and make TARGET");
   add_receipt_option(command, args.receipt,
-                     "Write a receipt: digests of what was read and written, by KIND:\n");
+                     "Write a receipt: digests of all bytes read and written, by KIND:\n");
   command.add_choice("--page-cache", args.run.page_cache, "WHEN",
                      "Pages of files that were read or written: keep, release, or auto (default):\n"
                      "released where the files come to more than half of the machine's memory");
-  command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
+  command.add_flag("--dry-run", args.dry_run, "Print the planned output, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,
-                   "Copy Python files beside the model too");
+                   "Also copy Python files next to the model");
   add_quantize_options(command, args.quantize);
 }
 

@@ -11,7 +11,7 @@
 
 namespace loadstone::cli {
 
-// As typed.
+// Options as typed.
 struct WriteArgs {
   std::string target;
   std::string dtype;
@@ -20,7 +20,7 @@ struct WriteArgs {
   std::string shard_size;
   std::string name;
   std::string max_memory;
-  ConvertOptions options;  // those that are typed as they are
+  ConvertOptions options;  // options that are stored as typed
   std::string part;
   std::string receipt;
   ConvertRun run;

@@ -1,4 +1,4 @@
-// Proof after the fact: every target has a value with an origin.
+// Proves after a load that every target has a value with an origin.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace loadstone {
 
-// Plain data. What each list holds are targets' names.
+// Plain data. The lists contain names of targets.
 struct LOADSTONE_API Audit {
   std::vector<Provenance> provenance;
-  std::vector<std::string> on_meta;      // without memory, and no rule excludes them
+  std::vector<std::string> on_meta;      // without memory and not excluded
   std::vector<std::string> unaccounted;  // no origin, or fewer bytes written than the target has
-  std::vector<std::string> not_held;     // no value in memory on purpose; the reason says why
+  std::vector<std::string> not_held;     // deliberately not in memory; their origin has the reason
 
   [[nodiscard]] bool ok() const noexcept { return on_meta.empty() && unaccounted.empty(); }
-  // Throws Error "audit.on_meta" or "audit.unaccounted" that names the first few and the count.
+  // Throws Error "audit.on_meta" or "audit.unaccounted" that names the first few and their count.
   void require_real() const;
-  // One line that can be trusted, then counts by origin.
+  // One line with the verdict, then counts by origin.
   [[nodiscard]] std::string text() const;
 };
 

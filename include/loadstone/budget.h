@@ -1,4 +1,4 @@
-// Memory for bytes in flight: a plan promises it, and the engine sizes itself by it.
+// Memory for bytes in flight: the plan reports it, and the engine allocates no more.
 #pragma once
 
 #include <algorithm>
@@ -6,15 +6,15 @@
 
 namespace loadstone {
 
-// Address space that a thread stages bytes in, and how much of it is ever written to: the rest is
-// no memory.
+// Address space in which a thread stages bytes. Only `used_bytes` of it are ever written to, so the
+// rest takes no memory.
 struct Slot {
   std::uint64_t bytes = 0;
   std::uint64_t used_bytes = 0;
 };
 
-// Memory that bytes are copied from to a device, of all threads together: two slots for each, so
-// that one is filled while another is copied. A slot holds a window, or several small values.
+// Memory from which bytes are copied to devices, shared by all threads. Each has two slots, to fill
+// one while the other is copied. A slot contains a window, or several small values.
 struct Ring {
   unsigned slots = 0;
   std::uint64_t slot_bytes = 0;
@@ -22,25 +22,25 @@ struct Ring {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slots * slot_bytes; }
 };
 
-// The memory that each thread has. Value type.
+// Memory per thread. Value type.
 struct Budget {
   unsigned threads = 1;
-  std::uint64_t chunk_bytes = 0;    // of one read
-  Slot whole{};                     // for values that are read into memory as they are
-  Slot staging{};                   // for the bytes that windows of values are made of
-  std::uint64_t window_bytes = 0;   // of numbers, or of values that go to files or devices
-  std::uint64_t numbers_bytes = 0;  // of windows that are made outside of slots
-  std::uint64_t piece_bytes = 0;    // of numbers that are quantized in one go
-  std::uint64_t encoded_bytes = 0;  // that these become before they go to files or devices
-  std::uint64_t merge_bytes = 0;    // of numbers that are computed from several values
-  // All threads together: what values keep from their first window to their last.
+  std::uint64_t chunk_bytes = 0;    // per read
+  Slot whole{};                     // for values that are read without a change
+  Slot staging{};                   // for the source bytes of windows
+  std::uint64_t window_bytes = 0;   // of decoded values, or of values for files or devices
+  std::uint64_t numbers_bytes = 0;  // for windows that are made outside of slots
+  std::uint64_t piece_bytes = 0;    // of values that are quantized at once
+  std::uint64_t encoded_bytes = 0;  // for these after quantization, for files or devices
+  std::uint64_t merge_bytes = 0;    // for values that are computed from several others
+  // State that values keep from their first window to their last; all threads together.
   std::uint64_t held_bytes = 0;
   Ring ring{};
 
   [[nodiscard]] std::uint64_t window_thread_bytes() const noexcept {
     return numbers_bytes + encoded_bytes + merge_bytes + staging.used_bytes;
   }
-  // A thread brings whole values, and then makes windows.
+  // A thread reads whole values first and makes windows afterwards, never both at once.
   [[nodiscard]] std::uint64_t thread_bytes() const noexcept {
     return std::max(whole.used_bytes, window_thread_bytes());
   }

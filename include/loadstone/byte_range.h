@@ -14,7 +14,7 @@ struct ByteRange {
   friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
 };
 
-// Of one of a catalog's shards.
+// A range in one shard of a catalog.
 struct ShardRange {
   std::uint32_t shard = 0;
   ByteRange bytes;

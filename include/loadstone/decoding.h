@@ -1,4 +1,4 @@
-// Values that are decoded: by a kernel from tensors of a checkpoint, or from bytes in memory.
+// Decoded values: made by a kernel from tensors of a checkpoint, or from bytes in memory.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,22 @@
 
 namespace loadstone {
 
-// A tensor that a kernel makes of some sources, of which boxes copy like of any other: quantized
-// weights and their scales, say. It is never there as a whole, only the chunks that are under way.
-// Kernels are a set that grows, so they have names: docs/plan-json.md.
+// A virtual tensor that a kernel computes from its sources, such as quantized weights and their
+// scales. Boxes copy from it as from any tensor, and it exists only window by window. New kernels
+// may be added, so they are identified by name: docs/plan-json.md.
 struct Decoding {
   std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
   std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first
   Shape shape;
   Dtype dtype = Dtype::f32;
   float offset = 0;              // added to nested scales (bitsandbytes); elsewhere 0
-  std::uint64_t group_size = 0;  // numbers with one scale, where shapes do not say it (GPTQ)
+  std::uint64_t group_size = 0;  // values per scale, if shapes do not determine it (GPTQ)
 
   friend bool operator==(const Decoding&, const Decoding&) = default;
 };
 
-// Writes the values of bytes of one dtype or block format. Throws Error "usage" if `floats` has
-// another count, "plan.dtype" and "gg.no_dequant" if the encoding has no values of its own.
+// Decodes bytes of one dtype or block format. Throws Error "usage" if `floats` has the wrong count,
+// and "plan.dtype" or "gg.no_dequant" if the encoding cannot be decoded without other tensors.
 LOADSTONE_API void decode(Encoding encoding, std::span<const std::byte> bytes,
                           std::span<float> floats);
 

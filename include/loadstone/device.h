@@ -1,4 +1,4 @@
-// Memory that the processor cannot write to: a GPU's. Bytes get there by copies.
+// Memory that only copies can reach, such as a GPU's.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@ struct DeviceCopy {
   std::span<const std::byte> from;
 };
 
-// Copies for one load, which calls it from several threads at once. Copies are in lanes, numbered
-// from 0: a lane is used by one thread at a time, and its copies arrive in their order. What a
-// function throws ends the load; Error "device.driver" is for calls that fail.
+// Copies for one load, which calls it from several threads at once. Each copy belongs to a lane,
+// numbered from 0. One thread at a time uses a lane, and its copies arrive in order. An exception
+// ends the load; throw Error "device.driver" for a failed call.
 class LOADSTONE_API Device {
  public:
   Device() = default;
@@ -28,31 +28,28 @@ class LOADSTONE_API Device {
   Device& operator=(const Device&) = delete;
   virtual ~Device() = default;
 
-  // Memory of the host that copies to this device, and others, are made from, pinned where that
-  // makes them quicker. Called once; given back when no copy is under way. Throws Error
-  // "memory.host".
+  // Allocates host memory for copies to this device and others, pinned if that is faster. Called
+  // once, and freed when no copy is in flight. Throws Error "memory.host".
   [[nodiscard]] virtual std::byte* allocate(std::string_view device, std::uint64_t bytes) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
 
-  // Begins to copy to memory of a device ("cuda:1"). `from` stays as it is until wait().
+  // Starts a copy to a device ("cuda:1"). `from` does not change before wait() returns.
   virtual void copy(unsigned lane, std::string_view device, std::byte* to,
                     std::span<const std::byte> from) = 0;
-  // Begins several copies of small values, in any order; without an override, each by copy().
-  // `failed`: where it throws, the position of the copy that failed; left as it is where nobody
-  // knows.
+  // Starts several small copies, in any order. The default calls copy() for each. On an exception
+  // `failed` is the index of the failed copy, or unchanged if that is unknown.
   virtual void copy_all(unsigned lane, std::string_view device, std::span<const DeviceCopy> copies,
                         std::size_t& failed);
-  // Returns when all copies of the lane have arrived, on whatever device.
+  // Returns when all copies of the lane have arrived, on any device.
   virtual void wait(unsigned lane) = 0;
-  // Copies memory of a device back.
+  // Copies memory of a device to the host.
   virtual void read(std::string_view device, const std::byte* from, std::span<std::byte> to) = 0;
 };
 
-// By NVIDIA's driver, which is loaded here and needs no toolkit: "cuda:N" is the N-th device that
-// it shows to this process, and "cuda" the first one. A device is touched by its first copy, in its
-// primary context, as torch has it. Copies run on streams of their own: before a load, the caller
-// waits for what is still under way in the destinations. Throws Error "device.driver" where
-// `library` cannot be loaded, or has no device.
+// Opens NVIDIA's driver, without a toolkit. "cuda:N" is the N-th device visible to this process,
+// and "cuda" the first. The first copy to a device uses its primary context, like torch. Copies run
+// on separate streams, so the caller must first wait for its own work on the destinations. Throws
+// Error "device.driver" if `library` cannot be loaded or has no device.
 [[nodiscard]] LOADSTONE_API std::unique_ptr<Device> open_cuda(
     const std::string& library = "libcuda.so.1");
 

@@ -1,8 +1,8 @@
-// Number types, block formats and the two together: an encoding.
+// Number types, block formats, and their union: an encoding.
 //
-// A dtype is a plain number type; a block format (Q4_K and its like) packs a fixed number of
-// elements into a fixed number of bytes together with their scales. What a tensor in a shard has is
-// an Encoding: one or the other. A target always has a Dtype.
+// A dtype is a plain number type. A block format (Q4_K and others) packs a fixed number of elements
+// and their scales into a fixed number of bytes. A tensor in a shard has an Encoding, which is one
+// or the other. A target always has a Dtype.
 #pragma once
 
 #include <algorithm>
@@ -39,21 +39,21 @@ enum class Dtype : std::uint8_t {
   f6_e2m3,
   f6_e3m2,
   f4,
-  c128,  // of torch files and constructors: safetensors and GGUF do not have it
+  c128,  // in torch files and constructors; safetensors and GGUF lack it
 };
 
 enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };
 
-// Which patterns of bits are NaN or infinite.
+// The bit patterns that are NaN or infinite.
 enum class NonFinite : std::uint8_t {
   none,
-  ieee,        // all exponent bits set: infinite, or NaN where the mantissa is not 0
-  all_ones,    // NaN only: all bits set, but for the sign
+  ieee,        // all exponent bits set: infinite, or NaN if the mantissa is not 0
+  all_ones,    // NaN only: all bits set, except the sign
   minus_zero,  // NaN only: the sign alone
 };
 
-// Of a number, or of both parts of a complex one: significant digits (the implicit one included),
-// and the exponents of the largest and the smallest power of two.
+// Precision of a real number, or of each part of a complex one: significant digits (with the
+// implicit one), and the exponents of the largest and smallest powers of two.
 struct FloatFormat {
   int digits = 0;
   int largest = 0;
@@ -61,19 +61,19 @@ struct FloatFormat {
   NonFinite non_finite = NonFinite::none;
 };
 
-// All that is known of a dtype, but for how it is cast (kernels/number.h).
+// All properties of a dtype, except its casts (kernels/number.h).
 struct DtypeInfo {
-  std::string_view name;        // in safetensors headers and in every JSON of ours
-  std::string_view torch_name;  // empty: torch has none
+  std::string_view name;        // in safetensors headers and in JSON
+  std::string_view torch_name;  // empty: torch has no such dtype
   DtypeKind kind = DtypeKind::boolean;
-  std::uint8_t bits = 0;  // of one element
+  std::uint8_t bits = 0;  // per element
   bool is_signed = false;
-  bool has_casts = false;  // to and from other dtypes
+  bool has_casts = false;  // from and to other dtypes
   FloatFormat format = {};
   Dtype dtype = Dtype::boolean;
 };
 
-// The only list of what dtypes are: who adds one is led here by the compiler.
+// The only list of dtypes: the compiler leads you here if you add one.
 // clang-format off
 [[nodiscard]] constexpr DtypeInfo dtype_row(Dtype dtype) noexcept {
   constexpr auto truth = DtypeKind::boolean;
@@ -121,7 +121,7 @@ inline constexpr std::size_t dtype_count = [] {
   while (!dtype_row(static_cast<Dtype>(count)).name.empty()) ++count;
   return count;
 }();
-// In the order of Dtype.
+// Indexed by Dtype.
 inline constexpr auto dtype_table = [] {
   std::array<DtypeInfo, dtype_count> table = {};
   for (std::size_t i = 0; i < dtype_count; ++i) {
@@ -138,26 +138,26 @@ inline constexpr auto dtype_table = [] {
   return dtype_info(dtype).name;
 }
 [[nodiscard]] constexpr DtypeKind kind(Dtype dtype) noexcept { return dtype_info(dtype).kind; }
-// Of one element.
+// Bits per element.
 [[nodiscard]] constexpr unsigned bits(Dtype dtype) noexcept { return dtype_info(dtype).bits; }
-// Bytes of one element; 0 where elements are not whole bytes (f4, f6).
+// Bytes per element; 0 if elements are not whole bytes (f4, f6).
 [[nodiscard]] constexpr std::size_t element_bytes(Dtype dtype) noexcept {
   return bits(dtype) % 8 == 0 ? bits(dtype) / 8 : 0;
 }
-// Of the widest element: buffers and loops that count elements are sized by it.
+// Size of the widest element, for buffers and loops that count elements.
 inline constexpr std::size_t element_bytes_max =
     std::ranges::max(dtype_table, {}, &DtypeInfo::bits).bits / 8;
-// Whether a safetensors header can name the dtype.
+// Returns true if a safetensors header can name the dtype.
 [[nodiscard]] constexpr bool is_in_safetensors(Dtype dtype) noexcept {
   return dtype != Dtype::c128;
 }
-// None where no dtype has the name. The exact name only: "f32" is no dtype of the format, and files
-// that say so are refused.
+// Parses the exact name; otherwise nullopt. Names are case-sensitive, as in safetensors headers:
+// "f32" is invalid there.
 [[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype_name(std::string_view name) noexcept;
-// What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
+// Parses names that people type: in any case, and torch's ("bfloat16", "float8_e4m3fn", "half").
 [[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
-// Block formats of GGUF, in the order of their type ids.
+// GGUF's block formats, in the order of their type ids.
 enum class BlockFormat : std::uint8_t {
   q4_0,
   q4_1,
@@ -188,13 +188,13 @@ enum class BlockFormat : std::uint8_t {
   q2_0,
 };
 
-// Bytes of `elements` numbers that stand together and can only be cut between blocks.
+// Bytes of `elements` contiguous values, which can only be divided between blocks.
 struct BlockLayout {
   std::uint32_t elements;
   std::uint32_t bytes;
 };
 
-// Value type, cheap to copy. Thread-safe: immutable.
+// Value type, cheap to copy. Immutable, so thread-safe.
 class LOADSTONE_API Encoding {
  public:
   constexpr Encoding(Dtype dtype) noexcept  // NOLINT(google-explicit-constructor): a dtype is one
@@ -203,16 +203,16 @@ class LOADSTONE_API Encoding {
       : is_dtype_(false), code_(static_cast<std::uint8_t>(format)) {}
 
   [[nodiscard]] constexpr bool is_dtype() const noexcept { return is_dtype_; }
-  // Only where is_dtype().
+  // Precondition: is_dtype().
   [[nodiscard]] constexpr Dtype dtype() const noexcept { return static_cast<Dtype>(code_); }
-  // Only where !is_dtype().
+  // Precondition: !is_dtype().
   [[nodiscard]] constexpr BlockFormat block_format() const noexcept {
     return static_cast<BlockFormat>(code_);
   }
   // "BF16", "Q4_K" ...
   [[nodiscard]] std::string_view name() const noexcept;
-  // Bytes that `elements` numbers take (rows of whole blocks); nothing when the count does not fill
-  // whole blocks or whole bytes, or when the product does not fit 64 bits.
+  // Bytes of `elements` values in rows of whole blocks; nullopt if the count does not fill whole
+  // blocks or whole bytes, or if the product does not fit into 64 bits.
   [[nodiscard]] std::optional<std::uint64_t> byte_count(std::uint64_t elements) const noexcept;
 
   friend constexpr bool operator==(Encoding, Encoding) noexcept = default;
@@ -222,10 +222,10 @@ class LOADSTONE_API Encoding {
   std::uint8_t code_;
 };
 
-// Returns nothing if no dtype or block format has the name, in any case.
+// Parses the name of a dtype or block format, in any case; nullopt if it is unknown.
 [[nodiscard]] LOADSTONE_API std::optional<Encoding> parse_encoding(std::string_view name) noexcept;
 
-// Of one block.
+// Elements and bytes of one block.
 [[nodiscard]] LOADSTONE_API BlockLayout layout(BlockFormat format) noexcept;
 
 }  // namespace loadstone

@@ -1,7 +1,7 @@
-// The one exception of loadstone, and what its codes mean.
+// The only exception of loadstone, and its codes.
 //
-// A code is a stable dotted word: the format or area, then the rule that was broken ("st.hole",
-// "io.short_read"). What a plan has to say about tensors is not an error but a Finding (finding.h).
+// A code is a stable dotted name: the format or area, then the violated rule ("st.hole",
+// "io.short_read"). Problems of a plan's tensors are Findings (finding.h), not errors.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// Where something went wrong. What is not known stays empty.
+// Location of an error. Unknown members stay empty.
 struct Where {
   std::string path{};    // file
   std::string tensor{};  // tensor or metadata key
@@ -26,10 +26,9 @@ struct Where {
   int system_error = 0;                        // errno
 };
 
-// what() is one line that holds everything known: file, tensor, field, message, found, expected,
-// offset, system error, and [code] at its end. Control characters in names are escaped. No member
-// holds a URL's query, fragment, user or password.
-// Value type; a copy takes memory.
+// what() is one line with all known facts: file, tensor, field, message, found, expected, offset,
+// system error, and finally [code]. Control characters in names are escaped. No member contains a
+// URL's query, fragment, user or password. Value type; a copy takes memory.
 class LOADSTONE_API Error : public std::runtime_error {
  public:
   // `code`: one of all_codes().
@@ -48,16 +47,16 @@ class LOADSTONE_API Error : public std::runtime_error {
 struct CodeInfo {
   std::string_view code;
   std::string_view meaning;
-  std::string_view advice;  // what to do about it
+  std::string_view advice;  // next step for the user
 };
 
-// Every code that loadstone can say, sorted by code.
+// Every code that loadstone can report, sorted by code.
 [[nodiscard]] LOADSTONE_API std::span<const CodeInfo> all_codes() noexcept;
-// Null for a code that is not among them. It lives as long as the program.
+// Returns the description of a code, or null if it is unknown. It lives as long as the program.
 [[nodiscard]] LOADSTONE_API const CodeInfo* find_code(std::string_view code) noexcept;
 
-// The command line's exit status for a code: 1 found something, 3 bad file, 4 input/output,
-// 5 does not fit in memory, 130 interrupted; 2 is wrong usage.
+// Returns the command's exit status for a code: 1 found something, 2 wrong usage, 3 bad file,
+// 4 input/output, 5 does not fit in memory, 130 interrupted.
 [[nodiscard]] LOADSTONE_API int exit_status(std::string_view code) noexcept;
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Carrying a plan out: one pass over the shards in file order, straight into the final memory.
+// Executes a plan: one pass over the shards in file order, directly into final memory.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +20,21 @@ namespace loadstone {
 
 enum class MemoryKind : std::uint8_t { host, device };
 
-// Memory that a target's value is written to. Owned by the caller, contiguous, row-major.
+// Memory for a target's value. Owned by the caller, contiguous, row-major.
 struct Destination {
-  std::byte* data = nullptr;  // null: this target is not loaded in this call
+  std::byte* data = nullptr;  // null: this call does not load the target
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
-  // Memory of a quantized target's components, in the order of quantized_parts(); `data` is null
-  // then. None: this target is not loaded in this call.
+  // Memory for the components of a quantized target, in the order of quantized_parts(); `data` is
+  // then null. If both are empty, this call does not load the target.
   std::vector<std::span<std::byte>> parts;
-  // The target's device as the plan names it, to which bytes are copied; or the host, whatever the
-  // plan names.
+  // The target's device as the plan names it, which receives copies; or the host, regardless of the
+  // plan.
   MemoryKind kind = MemoryKind::host;
 };
 
-// One destination for each target of the plan with Delivery::memory, fresh memory of this process
-// that costs nothing until it is written to. Movable; thread-safe while nobody writes to the
-// memory.
+// Allocates a destination for each target with Delivery::memory: fresh memory of this process that
+// costs nothing before it is written to. Movable; thread-safe while nobody writes to the memory.
 class LOADSTONE_API HostMemory {
  public:
   // Throws Error "memory.host".
@@ -44,10 +43,10 @@ class LOADSTONE_API HostMemory {
   HostMemory& operator=(HostMemory&&) noexcept;
   ~HostMemory();
 
-  // In the order of plan.targets; null data where nothing is delivered to memory. A tie shows the
-  // memory of the target that it is tied to. The memory lives as long as this.
+  // In the order of plan.targets; `data` is null for other deliveries. A tie has the memory of the
+  // target that it is tied to. The memory lives as long as this object.
   [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
-  // The one of a target; null where the plan has no such target.
+  // Returns the destination of a target, or null if the plan has no such target.
   [[nodiscard]] const Destination* find(std::string_view target) const noexcept;
 
  private:
@@ -55,20 +54,20 @@ class LOADSTONE_API HostMemory {
   std::unique_ptr<Impl> impl_;
 };
 
-// Memory for the targets with Delivery::file_view (PlanOptions::mmap), as HostMemory is for the
-// others: their bytes in shards that are mapped privately, so that writing to them never reaches
-// the file. The files must stay as they are while this lives: what others change in them may show,
-// and what they cut off ends the process. Movable; thread-safe while nobody writes to the memory.
+// Memory of the targets with Delivery::file_view (PlanOptions::mmap): their bytes in shards that
+// are mapped privately, so that writes never reach the file. The files must not change while this
+// object lives: changes may become visible, and access beyond a truncated end kills the process.
+// Movable; thread-safe while nobody writes to the memory.
 class LOADSTONE_API FileViews {
  public:
-  // Maps each shard once. Throws Error "io.changed" where one is no more what the plan was made
-  // for, and "memory.host".
+  // Maps each shard once. Throws Error "io.changed" if a shard is not the planned one, and
+  // "memory.host".
   explicit FileViews(const Plan& plan);
   FileViews(FileViews&&) noexcept;
   FileViews& operator=(FileViews&&) noexcept;
   ~FileViews();
 
-  // In the order of plan.targets; empty for what is no view. A tie shows what it is tied to.
+  // In the order of plan.targets; empty for other deliveries. A tie has the memory of its root.
   [[nodiscard]] const std::vector<std::span<std::byte>>& targets() const noexcept;
 
  private:
@@ -77,34 +76,34 @@ class LOADSTONE_API FileViews {
 };
 
 struct ExecuteOptions {
-  // Readers. 0: few at first, then more while that makes the load faster, at most Plan::threads.
+  // Readers. 0: few at first, then more while the load gets faster, at most Plan::threads.
   unsigned threads = 0;
-  // One read; smaller where staging_bytes_max demands it.
+  // Bytes per read; less if staging_bytes_max requires it.
   std::uint64_t chunk_bytes = defaults::chunk_bytes;
-  // Destinations have their pages already, as those of a model in use; new memory gets them faster
-  // in advance than at the first write.
+  // The destinations already have their pages, as in a model in use. New memory is populated in
+  // advance, which is faster than page faults on write.
   bool has_pages = false;
-  // How far ahead of the readers the system is asked for bytes that its page cache lacks; 0: never.
+  // Distance ahead of the readers at which the system is asked for bytes that its page cache lacks;
+  // 0: never.
   std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
-  // Memory of the host that the load is the first to touch comes from all memory nodes of the
-  // machine in turns, which is of use where threads of all nodes read it.
+  // Spread host memory that the load touches first over all memory nodes of the machine. Useful if
+  // threads of all nodes read the model.
   bool interleave = false;
   Storage* storage = nullptr;  // null: the catalog's
-  // Copies to destinations of MemoryKind::device. Null: open_cuda(), where there are any.
+  // Copies to destinations of MemoryKind::device. Null: open_cuda(), if there are any.
   Device* device = nullptr;
   Observer* observer = nullptr;  // not owned
-  // What goes to the offload folder is not committed: that is left to the holder of
-  // Report::offload.
+  // Leave the commit of the offload folder to the owner of Report::offload.
   bool holds_offload = false;
-  // Report::receipt is made: sources as they are read, and every target as it stands in memory at
-  // the end. None: it costs nothing.
+  // Make Report::receipt: digests of sources as they are read, and of every target in memory at the
+  // end. nullopt: no cost.
   std::optional<DigestKind> receipt = {};
-  // One byte for each target, not owned: 1 from before the first byte is written to its destination
-  // on. If the load fails, the memory of the others is as it was. Null: it costs nothing.
+  // One byte per target, not owned: set to 1 before the first byte is written to its destination.
+  // If the load fails, the memory of targets with 0 is unchanged. Null: not recorded.
   std::uint8_t* begun = nullptr;
 };
 
-class OffloadFolder;  // none of the interface: who holds it keeps the folder's files
+class OffloadFolder;  // opaque; keeps the offload files alive
 
 struct SourceRange {
   std::string tensor;
@@ -113,19 +112,19 @@ struct SourceRange {
   std::uint64_t offset_end = 0;
 };
 
-// Where a target's value came from, written down when it got there. What was placed on disk keeps
-// its origin and has the reason "offloaded": the model does not hold it.
+// The source of a target's value, recorded when it was written. Targets on disk keep their origin,
+// with the reason "offloaded": the model does not contain them.
 struct Provenance {
   std::string target;
   Origin origin = Origin::excluded;
   TargetKind kind = TargetKind::parameter;
   Delivery delivery = Delivery::none;
   std::vector<SourceRange> sources;
-  std::vector<std::string> merged;  // roots of the adapters that are merged into it
+  std::vector<std::string> merged;  // roots of the adapters merged into it
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  std::string encoding;  // of a quantized value; dtype and shape are those of its numbers
+  std::string encoding;  // of a quantized value; dtype and shape describe the decoded one
   std::string tie_of;
   std::string reason;
   std::uint64_t bytes_written = 0;
@@ -137,21 +136,21 @@ struct Report {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;         // into destinations and offload files
-  std::uint64_t bytes_read_ahead = 0;      // that the page cache lacked, and was asked for
-  std::uint64_t staging_bytes_peak = 0;    // counted, not estimated
+  std::uint64_t bytes_read_ahead = 0;      // requested from the system, not in its page cache
+  std::uint64_t staging_bytes_peak = 0;    // measured
   unsigned readers = 0;                    // at the end
-  bool is_interleaved = false;             // as asked for, and the system let it
-  double sync_seconds = 0;                 // of `seconds`: bringing offload files to the disk
+  bool is_interleaved = false;             // requested, and the system allowed it
+  double sync_seconds = 0;                 // of `seconds`: flushing offload files to disk
   std::shared_ptr<OffloadFolder> offload;  // only with ExecuteOptions::holds_offload
   std::shared_ptr<const Receipt> receipt;  // only with ExecuteOptions::receipt
 };
 
-// Checks first (errors among the findings: Error of the first, before a data byte is read; shards
-// still the planned ones: else "io.changed"; destinations of the right size and dtype), then loads
-// into `destinations` (one per target of the plan). Origins zeros and constant are written too;
-// constructor and initialiser values are the caller's. On the first failure the rest is cancelled,
-// files written to the offload folder are removed, and the Error names file, tensor and offset, or
-// tensor and device. No copy is under way any longer when this returns or throws.
+// Loads a plan into `destinations`, one per target. First throws the first error among the
+// findings, "io.changed" if a shard is not the planned one, and an error for a destination of the
+// wrong size or dtype; no data byte is read before that. Writes the origins zeros and constant too;
+// constructor and initialiser values are the caller's task. On the first failure loadstone cancels
+// the rest and removes files written to the offload folder; the Error names file, tensor and
+// offset, or tensor and device. No copy is in flight when this returns or throws.
 LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> destinations,
                              const ExecuteOptions& options = {});
 

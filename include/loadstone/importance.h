@@ -1,5 +1,5 @@
-// Importance matrices: how much the columns of a model's weights matter, as llama.cpp measures it
-// (llama-imatrix). Encoders of GGUF's blocks weigh their errors by it. docs/formats/imatrix.md
+// Importance matrices: the weight of each column of a model's matrices, as measured by llama.cpp
+// (llama-imatrix). Encoders of GGUF's blocks weigh errors by it. docs/formats/imatrix.md
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ namespace loadstone {
 
 // Plain data, read by open_importance_matrix(). Thread-safe while nobody writes to it.
 struct ImportanceMatrix {
-  // By the names of tensors: a number for each column, or for each column of each matrix of a
-  // stack. Finite, not negative.
+  // By tensor name: one value per column, or per column of each matrix of a stack. Finite and not
+  // negative.
   std::map<std::string, std::shared_ptr<const std::vector<float>>, std::less<>> entries;
-  // What outputs say of it, as llama-quantize does.
-  std::string path;                    // as it was opened
-  std::optional<std::string> dataset;  // the first text that it was measured on
-  std::uint32_t chunks = 0;            // of that text; 0: the file does not say
+  // Written to outputs, like by llama-quantize.
+  std::string path;                    // as opened
+  std::optional<std::string> dataset;  // the first text of the measurement
+  std::uint32_t chunks = 0;            // of that text; 0: unknown
 };
 
-// Reads either format of llama.cpp's: GGUF, or the binary one from before. Sums are divided by
-// their counts here. All of it comes into memory, 4 bytes a number. `storage` is what the file is
-// read from; null: the machine's file system. Throws Error "im.*", "gg.*", "io.*".
+// Reads either of llama.cpp's formats: GGUF, or the older binary one. Divides sums by their counts.
+// Takes 4 bytes per value. `storage` reads the file; null: this machine's file system. Throws Error
+// "im.*", "gg.*", "io.*".
 [[nodiscard]] LOADSTONE_API ImportanceMatrix open_importance_matrix(const std::string& path,
                                                                     Storage* storage = nullptr);
 

@@ -1,4 +1,4 @@
-// All of loadstone, in reading order.
+// Includes all headers of loadstone, in reading order.
 //
 //   auto catalog = loadstone::open_checkpoint("checkpoint");
 //   auto skeleton = loadstone::Skeleton::from_json(text);
@@ -7,20 +7,20 @@
 //   auto report = loadstone::execute(plan, memory.destinations());
 //   loadstone::audit(plan, report).require_real();
 //
-// For all headers, where they do not say otherwise:
+// For all headers, unless they specify otherwise:
 //
-// - Errors. Functions throw loadstone::Error (error.h) and nothing else: also when memory ends
-//   ("memory.host"). Only what a caller's own Observer throws comes back as it is. RE2, which
-//   compiles the patterns of rules, knows no exceptions: memory that ends inside of it may end the
-//   process. Copying plain data throws what its standard containers do.
+// - Errors. Functions throw loadstone::Error (error.h) and nothing else, including when memory runs
+//   out ("memory.host"). Only an exception from the caller's own Observer passes through unchanged.
+//   RE2, which compiles the patterns of rules, is built without exceptions, so running out of
+//   memory in it may end the process. Copies of plain data throw what standard containers throw.
 // - Threads. Functions may be called from several threads at once. Structs are plain data:
-//   thread-safe while nobody writes to them. Classes say what they are.
-// - Ownership. A Storage, Device or Observer that is passed by pointer stays the caller's, and
-//   lives longer than the call, or the object that it was passed to. A span or string_view that is
-//   passed in is not kept; one that is returned lives as long as what it was asked of.
-// - Units. Sizes are bytes where the name says bytes, else elements. Ranges are [begin, end).
-//   Tensors in memory are contiguous, row-major and little-endian. Times are in seconds. Names are
-//   UTF-8, paths are the system's bytes.
+//   thread-safe while nobody writes to them. Classes document their own rules.
+// - Ownership. A Storage, Device or Observer passed by pointer is owned by the caller and must
+//   outlive the call, or the object that it was passed to. loadstone keeps no span or string_view
+//   that is passed in; a returned one lives as long as the object that returned it.
+// - Units. Sizes are bytes if the name contains "bytes", otherwise elements. Ranges are
+//   [begin, end). Tensors in memory are contiguous, row-major and little-endian. Times are in
+//   seconds. Names are UTF-8, paths are the system's bytes.
 #pragma once
 
 // clang-format off

@@ -1,4 +1,4 @@
-// Values that are computed from several others on their way, in addition to a recipe's boxes.
+// Values computed from several sources, in addition to a recipe's boxes.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace loadstone {
 
-// The product of two matrices, left [rows, rank] times right [rank, columns], added to a part of a
-// target that is taken as a matrix: a low-rank update (LoRA), of all of it or of one expert, of the
-// queries of fused projections. Both are read as F32; element [i, j] is
+// A low-rank update (LoRA): left [rows, rank] times right [rank, columns], added to a part of a
+// target that is treated as a matrix: the whole target, one expert, or the queries of a fused
+// projection. Both are read as F32; element [i, j] is
 // ((left[i, 0] * right[0, j] + left[i, 1] * right[1, j]) + ...), in F32 and in this order.
 struct LowRank {
   std::uint64_t row_begin = 0;  // of the target's matrix
@@ -21,51 +21,51 @@ struct LowRank {
   std::uint64_t rank = 0;
   std::vector<Box> left;
   std::vector<Box> right;
-  // DoRA: one for each row. Once the product is added, the part's row is multiplied with its
-  // magnitude divided by the row's norm. None: rows stay as they are.
+  // DoRA: one magnitude per row. After the product is added, each row of the part is multiplied by
+  // its magnitude divided by the row's norm. nullopt: rows are unchanged.
   std::vector<Box> magnitudes;
 
   friend bool operator==(const LowRank&, const LowRank&) = default;
 };
 
-// A value that is multiplied with a factor and added.
+// A value to multiply by a factor and add.
 struct Term {
   float factor = 1;
-  std::vector<Box> boxes;           // of the target's shape, read as F32
+  std::vector<Box> boxes;           // with the target's shape, read as F32
   std::optional<LowRank> low_rank;  // in place of boxes
 
   friend bool operator==(const Term&, const Term&) = default;
 };
 
-// How terms with boxes go together with the recipe's own boxes.
+// The operation that combines terms with the recipe's own boxes.
 enum class MergeOp : std::uint8_t {
-  sum,          // `factor` times the boxes, and then the terms one after the other
-  slerp,        // one term: the arc from the boxes (0) to it (its factor 1)
-  differences,  // boxes, and `factor` times the mean or sum of what terms differ from them by
+  sum,          // `factor` times the boxes, plus each term in order
+  slerp,        // one term: the arc from the boxes (0) to the term (its factor 1)
+  differences,  // the boxes, plus `factor` times the mean or sum of differences from them
 };
 
-// Which elements of a difference become 0.
+// Elements of a difference that become 0.
 enum class Pruning : std::uint8_t {
   none,
   random,    // the others are divided by the density (DARE)
   smallest,  // by magnitude (TIES)
 };
 
-// In F32, rounded once to the target's dtype. Products come last, in any form. docs/merge.md has
-// the order of all operations.
+// Computed in F32 and rounded once to the target's dtype. Products come last, in any form.
+// docs/merge.md has the order of all operations.
 struct Merge {
   MergeOp op = MergeOp::sum;
   float factor = 1;
   std::vector<Term> terms;
-  // Columns of the target as a matrix, for products. 0: there are none.
+  // Columns of the target as a matrix, for products. 0: no products.
   std::uint64_t row_elements = 0;
-  // ---- of differences
+  // ---- For differences
   Pruning pruning = Pruning::none;
-  double density = 1;         // the share of elements that are kept
-  std::uint64_t seed = 0;     // of random pruning
-  std::string draws_as{};     // the name that it draws by; empty: the target's. A tie draws once
-  bool elects_signs = false;  // only differences with the sign of their sum count
-  bool is_mean = false;       // the sum is divided by the factors that went into it
+  double density = 1;         // fraction of elements to keep
+  std::uint64_t seed = 0;     // for random pruning
+  std::string draws_as{};     // name that seeds the draw; empty: the target's. A tie draws once
+  bool elects_signs = false;  // use only differences with the sign of their sum
+  bool is_mean = false;       // divide the sum by the total of its factors
 
   friend bool operator==(const Merge&, const Merge&) = default;
 };

@@ -1,5 +1,4 @@
-// Several checkpoints made into one on their way: models that are put together in a conversion, and
-// adapters that are merged into a base, in a load too.
+// Merges of checkpoints: models in a conversion, and adapters into a base, in a load too.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +11,14 @@
 
 namespace loadstone {
 
-// How models become one.
+// Methods that combine models.
 enum class MergeMethod : std::uint8_t {
-  linear,           // the sum of all, each times its weight
+  linear,           // the weighted sum
   slerp,            // the arc between two
-  task_arithmetic,  // the first, and the sum of what the others differ from it by
-  ties,             // of these differences the largest, with the sign of most
-  dare_linear,      // of these differences some at random
-  dare_ties,        // the same, with the sign of most
+  task_arithmetic,  // the first, plus the sum of the others' differences from it
+  ties,             // the largest of these differences, with the sign of the majority
+  dare_linear,      // a random part of these differences
+  dare_ties,        // the same, with the sign of the majority
 };
 
 // "linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"
@@ -27,39 +26,39 @@ enum class MergeMethod : std::uint8_t {
 [[nodiscard]] LOADSTONE_API std::optional<MergeMethod> parse_merge_method(
     std::string_view name) noexcept;
 
-// The other names of a tied tensor when an adapter changes one of its names.
+// For the other names of a tied tensor if an adapter changes one of its names.
 enum class TiePolicy : std::uint8_t {
-  split,  // they keep the base's value, as tensors of their own: the result of training
-  keep,   // they change with it
+  split,  // they keep the base's value in separate tensors, as after training
+  keep,   // they change too
 };
 
 // "split", "keep"
 [[nodiscard]] LOADSTONE_API std::string_view name(TiePolicy policy) noexcept;
 
-// A low-rank adapter: LoRA, rsLoRA or DoRA in the names of peft, diffusers or kohya. Its
-// adapter_config.json is read from its folder.
+// A low-rank adapter: LoRA, rsLoRA or DoRA with the names of peft, diffusers or kohya. loadstone
+// reads adapter_config.json in its folder.
 struct MergeAdapter {
-  float factor = 1;  // of what the adapter adds, beside its own scale
-  // Tensors of the adapter that are left out on purpose: regular expressions (RE2 syntax, anywhere
-  // in the name), such as those of a pipeline's other models.
+  float factor = 1;  // multiplies the update, in addition to the adapter's own scale
+  // Tensors of the adapter to ignore: regular expressions (RE2 syntax, anywhere in the name), for
+  // example those of a pipeline's other models.
   std::vector<std::string> ignore{};
 };
 
-// How the checkpoints that a catalog joins become one, all of them: models first, then adapters.
-// The output has the names, shapes and dtypes of the first model; what is quantized becomes
-// numbers. Tensors that are no floats of 16 bits or more are the first model's.
+// Merges all checkpoints of a joined catalog: models first, then adapters. The output has the
+// names, shapes and dtypes of the first model; quantized tensors are decoded. Tensors that are not
+// floats of 16 bits or more are taken from the first model.
 struct MergeOptions {
-  // One for each model. Of methods that take the first model for their base its weight is 1.
+  // One per model. If the method uses the first model as its base, that weight is 1.
   std::vector<float> weights{1};
-  std::vector<MergeAdapter> adapters{};  // in the order in which they are added
-  TiePolicy tie = TiePolicy::split;      // finding "merge.tie" names the ties that are split
+  std::vector<MergeAdapter> adapters{};  // added in this order
+  TiePolicy tie = TiePolicy::split;      // finding "merge.tie" names the split ties
   MergeMethod method = MergeMethod::linear;
-  // Divides by the weights that went into an element. None: ties and dare-ties do.
+  // Divide by the sum of the weights of an element. nullopt: true for ties and dare-ties.
   std::optional<bool> normalise{};
-  // Each is refused where the method does not use it.
-  std::optional<float> scale{};         // of all differences together; 1 without it
-  std::optional<double> density{};      // ties, dare: the share of a difference that is kept; 1
-  std::optional<std::uint64_t> seed{};  // dare; 0
+  // Rejected if the method does not use them.
+  std::optional<float> scale{};         // of the sum of all differences; default 1
+  std::optional<double> density{};      // ties, dare: fraction of a difference to keep; default 1
+  std::optional<std::uint64_t> seed{};  // dare; default 0
 };
 
 }  // namespace loadstone

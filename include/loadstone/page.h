@@ -1,4 +1,4 @@
-// A plan, and the load that followed it, as one HTML page: no network, no other file.
+// A plan, and the load that executed it, as one HTML page without network or other files.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,36 @@
 
 namespace loadstone {
 
-// How much had been read at a moment of a load.
+// Bytes read at a moment of a load.
 struct ProgressSample {
-  double seconds = 0;  // since the load began
+  double seconds = 0;  // since the start of the load
   std::uint64_t bytes_done = 0;
 };
 
 struct Report;
 
-// The time, bytes and memory of a load: figures_of() its Report, and what the caller measured.
+// Time, bytes and memory of a load, from figures_of() its Report and the caller's measurements.
 struct LoadFigures {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t staging_bytes_peak = 0;
-  std::uint64_t process_bytes_peak = 0;  // measured: the largest resident set; 0: not known
+  std::uint64_t process_bytes_peak = 0;  // measured: the largest resident set; 0: unknown
   std::vector<ProgressSample> progress;  // may be empty
 };
 
 [[nodiscard]] LOADSTONE_API LoadFigures figures_of(const Report& report) noexcept;
 
 struct PageOptions {
-  std::string model;  // its name, for people; empty: left out
-  // Shown as limits beside the plan's own figures: PlanOptions::max_memory.
+  std::string model;  // name to show; may be empty
+  // Limits to show next to the plan's figures: PlanOptions::max_memory.
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
-  // Memory of a live model's old values, which is there until all new ones are: on top of the
-  // peaks.
+  // Memory of a live model's old values, which exist until all new ones do: added to the peaks.
   std::map<std::string, std::uint64_t> held_bytes;
-  std::optional<LoadFigures> loaded;  // of the load that carried the plan out
+  std::optional<LoadFigures> loaded;  // of the load that executed the plan
 };
 
-// Verdict first, then findings, memory, a map of the bytes and every target with its recipe. Names
-// are escaped wherever they come from. About 300 bytes for each target.
+// Returns the page: verdict, findings, memory, a map of the bytes, and every target with its
+// recipe. Names are escaped. About 300 bytes per target.
 [[nodiscard]] LOADSTONE_API std::string to_html(const Plan& plan, const PageOptions& options = {});
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Quantizing a tensor: the encoding to write, and the components that it becomes.
+// Quantization of a tensor: the encoding to write, and the components that it has.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +15,31 @@
 
 namespace loadstone {
 
-// An encoding of quantized tensors. The set grows, so encodings and dialects are names and no enum.
-// Bytes: docs/formats/bitsandbytes.md, docs/formats/modelopt.md and their neighbours.
+// An encoding of quantized tensors. New ones may be added, so encodings and dialects are strings,
+// not an enum. Bytes: docs/formats/bitsandbytes.md, docs/formats/modelopt.md and others there.
 struct QuantizedEncoding {
   std::string_view name;  // "nf4", "fp8-block" ...
-  // Whose bytes are written ("exact", "modelopt-compat", "bnb-cuda" ...), the default first; empty:
-  // the encoding is read only.
+  // Variants of the bytes to write ("exact", "modelopt-compat", "bnb-cuda" ...), the default first;
+  // empty: loadstone only reads the encoding.
   std::span<const std::string_view> dialects;
 };
 
-// All that are read; those that are written are among them. What it names lives as long as the
-// program.
+// All encodings that loadstone reads; it writes those with dialects. Lives as long as the program.
 [[nodiscard]] LOADSTONE_API std::vector<QuantizedEncoding> quantized_encodings();
 
-// How to quantize a tensor.
+// Parameters for quantizing a tensor.
 struct Quantization {
   std::string encoding;                // of quantized_encodings(), one with dialects
-  std::string dialect;                 // one of the encoding's; empty: its first
-  std::uint32_t block_size = 64;       // nf4, fp4: 32, 64 ... 4096 elements with one scale
-  bool nested = false;                 // nf4, fp4: the scales in 8 bits
-  std::optional<float> nested_offset;  // none: the mean of the scales
-  // Targets of one plan with the same one, if it is not empty, share what would be the scale of
-  // each (fp8, nvfp4): that of the largest magnitude in any of them, matrix by matrix of a stack.
+  std::string dialect;                 // one of the encoding's; empty: the default
+  std::uint32_t block_size = 64;       // nf4, fp4: 32, 64 ... 4096 elements per scale
+  bool nested = false;                 // nf4, fp4: scales in 8 bits
+  std::optional<float> nested_offset;  // nullopt: the mean of the scales
+  // Targets of one plan with the same name here (not empty) share a scale (fp8, nvfp4): that of the
+  // largest magnitude among them, matrix by matrix in a stack.
   std::string group;
-  // Blocks of GGUF: how much the numbers of each column weigh, as in ggml's "imatrix": finite, not
-  // negative, one for each column, or for each column of each matrix of a stack. Null: the numbers
-  // decide. Equal quantizations have the same object.
+  // GGUF's blocks: the weight of each column's errors, like ggml's "imatrix": finite, not negative,
+  // one per column, or per column of each matrix of a stack. Null: values alone decide. Equal
+  // quantizations share the object.
   std::shared_ptr<const std::vector<float>> importance{};
 
   friend bool operator==(const Quantization&, const Quantization&) = default;

@@ -1,4 +1,4 @@
-// The quantized tensors of a checkpoint: tensors of the file that only together mean numbers.
+// The quantized tensors of a checkpoint, each with its components.
 #pragma once
 
 #include <cstddef>
@@ -13,29 +13,29 @@
 
 namespace loadstone {
 
-// All of one catalog. Immutable once made, so thread-safe.
+// All quantized tensors of one catalog. Immutable after construction, so thread-safe.
 class LOADSTONE_API QuantizedTensors {
  public:
   QuantizedTensors() = default;
-  // `count`: of the catalog's tensors. `companions`: marks others that belong to codes.
+  // `count`: tensors in the catalog. `companions`: marks further tensors that belong to codes.
   QuantizedTensors(std::vector<QuantizedTensor> tensors, std::vector<Finding> warnings,
                    std::vector<bool> companions, std::size_t count);
 
   // In the catalog's order.
   [[nodiscard]] const std::vector<QuantizedTensor>& tensors() const noexcept { return tensors_; }
-  // Errors "q.scale_missing", "q.scale_shape", "q.quant_state" ... of those that cannot be read,
-  // then warnings "q.scale_unused" for scales of nothing.
+  // Errors "q.scale_missing", "q.scale_shape", "q.quant_state" ... for tensors that cannot be read,
+  // then warnings "q.scale_unused" for scales without codes.
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   [[nodiscard]] bool empty() const noexcept { return tensors_.empty(); }
-  // Whether any of them can be decoded.
+  // Returns true if at least one can be decoded.
   [[nodiscard]] bool has_readable() const noexcept;
 
-  // The one whose codes the tensor holds. Null: its values are plain numbers, or those of a scale.
+  // Returns the quantized tensor whose codes these are. Null: plain values, or scales.
   [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept;
-  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a
-  // scale of the activations that they are multiplied with.
+  // Returns true for a component of a quantized tensor other than its codes: a scale, a state, a
+  // table, or a scale of activations.
   [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
-  // Returns whether the tensor holds codes or belongs to some.
+  // Returns true for codes and for other components.
   [[nodiscard]] bool is_component(std::uint32_t tensor) const noexcept {
     return is_companion(tensor) || find(tensor) != nullptr;
   }
@@ -43,14 +43,15 @@ class LOADSTONE_API QuantizedTensors {
  private:
   std::vector<QuantizedTensor> tensors_;
   std::vector<Finding> findings_;
-  std::vector<std::uint32_t> by_data_;  // empty: there are none
+  std::vector<std::uint32_t> by_data_;  // empty: no quantized tensors
   std::vector<bool> is_companion_;      // as long as by_data_
 };
 
-// The layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors (weight_scale,
-// weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
-// Reads the states and tables of bitsandbytes, some 200 bytes each and 1 KiB where scales are
-// nested, through `storage`; null: the catalog's. Catalog::quantized() keeps the result.
+// Recognises the layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors
+// (weight_scale, weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales)
+// and bitsandbytes. Reads states and tables of bitsandbytes, about 200 bytes each and 1 KiB if
+// scales are nested, through `storage`; null: the catalog's. Catalog::quantized() caches the
+// result.
 [[nodiscard]] LOADSTONE_API QuantizedTensors find_quantized_tensors(const Catalog& catalog,
                                                                     Storage* storage = nullptr);
 

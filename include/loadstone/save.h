@@ -1,4 +1,4 @@
-// Tensors in memory, written as a file of safetensors.
+// Saves tensors from memory as a safetensors file.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ struct TensorBytes {
   std::string name;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  std::span<const std::byte> bytes;  // the caller's
+  std::span<const std::byte> bytes;  // owned by the caller
 };
 
-// Writes all of them to one file, the widest elements first, then by name. The file has its name
-// when it is whole and on the disk, and replaces an older one; a failure leaves nothing. `metadata`
-// gets "format": "pt" if it has no format. `storage`: null: this machine's files. Throws Error
-// "convert.name" for a name that the format cannot hold, "st.duplicate" for one that is given
-// twice, "plan.dtype" for a dtype that it lacks, "usage" for bytes that are not those of dtype and
+// Writes one file, the widest elements first, then by name. The file gets its name, and replaces an
+// older one, when it is complete and on disk; a failure leaves nothing. Adds "format": "pt" to
+// `metadata` without a format. `storage`: null: this machine's file system. Throws Error
+// "convert.name" for a name that the format does not allow, "st.duplicate" for a repeated name,
+// "plan.dtype" for a dtype that it lacks, "usage" if the size of bytes does not match dtype and
 // shape, "st.header_too_large", "io.no_space", "io.denied", "io.write".
 LOADSTONE_API void save_safetensors(const std::string& path, std::span<const TensorBytes> tensors,
                                     std::map<std::string, std::string> metadata = {},

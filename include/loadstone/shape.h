@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// Any rank: a file may hold a tensor of rank 201. Value type.
+// Any rank: a file may contain a tensor of rank 201. Value type.
 class LOADSTONE_API Shape {
  public:
   Shape() = default;
@@ -21,13 +21,13 @@ class LOADSTONE_API Shape {
   explicit Shape(std::vector<std::uint64_t> extents) : extents_(std::move(extents)) {}
 
   [[nodiscard]] std::size_t rank() const noexcept { return extents_.size(); }
-  // `dim` is less than rank().
+  // Precondition: `dim` < rank().
   [[nodiscard]] std::uint64_t operator[](std::size_t dim) const noexcept { return extents_[dim]; }
   [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
   [[nodiscard]] auto begin() const noexcept { return extents_.begin(); }
   [[nodiscard]] auto end() const noexcept { return extents_.end(); }
-  // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a
-  // later extent is 0: a file that says so is lying about something).
+  // Number of elements; 1 for rank 0; nullopt if the product does not fit into 64 bits, even if a
+  // later extent is 0, which no honest file contains.
   [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;
   // "[2, 3]"
   [[nodiscard]] std::string text() const;
@@ -38,16 +38,15 @@ class LOADSTONE_API Shape {
   std::vector<std::uint64_t> extents_;
 };
 
-// A part of a tensor along its dimensions: its shard of a tensor that is spread over ranks, say.
-// Value type.
+// A part of a tensor along its dimensions, such as a rank's shard. Value type.
 struct LOADSTONE_API Slice {
   std::vector<std::uint64_t> begin;  // of its first element, by dimension
   Shape shape;
-  // Into so many equal groups a dimension falls; the slice takes the same of each, and `begin`
-  // counts within the first: a rank's part of fused gate and up projections. Empty: one of each.
+  // Number of equal groups per dimension; the slice takes the same part of each, and `begin` counts
+  // within the first: a rank's part of fused gate and up projections. Empty: one group each.
   std::vector<std::uint64_t> groups = {};
 
-  // Whether it is one of a tensor of this shape.
+  // Returns true if it is a slice of a tensor of this shape.
   [[nodiscard]] bool is_inside(const Shape& whole) const noexcept;
   // "[0:512, 0:384]"; "[0:512 of 2 groups]"
   [[nodiscard]] std::string text() const;

@@ -1,4 +1,4 @@
-// What a model needs: every tensor that must have a value after the load.
+// The tensors of a model that must have a value after the load.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class TargetKind : std::uint8_t {
 [[nodiscard]] LOADSTONE_API std::optional<TargetKind> parse_target_kind(
     std::string_view name) noexcept;
 
-// A tensor with memory, in a model at hand.
+// Memory of a tensor in a live model.
 struct Held {
   std::string device;  // "cpu", "cuda:0" ...
   Dtype dtype = Dtype::f32;
@@ -35,34 +35,31 @@ struct Held {
 
 struct Target {
   std::string name;
-  Shape shape;  // of the whole tensor, as checkpoints hold it
+  Shape shape;  // of the whole tensor, as in checkpoints
   Dtype dtype = Dtype::f32;
   TargetKind kind = TargetKind::parameter;
-  std::string tie_of;  // the target that this one is the same tensor as; empty: none
-  // What the model at hand holds of it, one rank of several. None: all of it.
+  std::string tie_of;  // the target that this one is tied to; may be empty
+  // The slice in the live model, on one of several ranks. nullopt: the whole tensor.
   std::optional<Slice> slice = std::nullopt;
-  bool has_value =
-      false;  // the model at hand already holds the constructor's value (never in JSON)
-  std::optional<Held> held;  // none: on meta, or there is no model at hand (never in JSON)
+  bool has_value = false;    // the live model already has the constructor's value (never in JSON)
+  std::optional<Held> held;  // nullopt: on meta, or without a live model (never in JSON)
 };
 
 // Plain data. Not thread-safe while written to.
 struct LOADSTONE_API Skeleton {
   std::vector<Target> targets;
-  // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers
-  // without one are then excluded with a reason; in a model at hand they are finding
-  // "plan.no_value", an error.
+  // False if has_value is meaningless: a skeleton read from JSON has no values, and buffers without
+  // one are excluded with a reason. In a live model they are finding "plan.no_value", an error.
   bool values_known = true;
 
-  // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or
-  // kind, a name given twice, a tie of an unknown target, of itself, or of another shape or
-  // dtype. A tie of a tie is one of its root.
+  // Throws Error "skeleton.json" for an invalid skeleton: malformed JSON, an unknown dtype or kind,
+  // a repeated name, a tie to itself, to an unknown target, or to one of another shape or dtype. A
+  // tie to a tie refers to its root.
   [[nodiscard]] static Skeleton from_json(std::string_view text);
-  // One parameter for each tensor of the checkpoint, as it is there; block formats as the F32 that
-  // they would be decoded to.
+  // One parameter per tensor of the checkpoint, unchanged; block formats as decoded F32.
   [[nodiscard]] static Skeleton from_catalog(const Catalog& catalog);
   [[nodiscard]] std::string to_json() const;
-  // The same rules as from_json, for a skeleton made in code.
+  // Builds a skeleton from targets, with the checks of from_json().
   void validate() const;
 };
 

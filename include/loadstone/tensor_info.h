@@ -17,12 +17,12 @@ struct TensorInfo {
   std::uint32_t shard = 0;         // index into Catalog::shards()
   std::uint64_t offset_begin = 0;  // absolute in the shard
   std::uint64_t offset_end = 0;
-  // Elements from one index to the next, outermost first, where the elements do not stand in C
-  // order: views that torch saved. The range then reaches from the first element to the last, and
-  // may hold others between them, or one for many indices. Empty: C order.
+  // Strides in elements, outermost first, if the tensor is not contiguous (views that torch saved).
+  // The range then spans the first to the last element: it may contain others in between, and one
+  // element may serve many indices. Empty: contiguous.
   std::vector<std::uint64_t> strides = {};
 
-  // Of the range in the file.
+  // Bytes of the range in the file.
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return offset_end - offset_begin; }
 };
 

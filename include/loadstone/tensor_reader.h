@@ -1,4 +1,4 @@
-// One tensor of a checkpoint as numbers, or any range of it: without a model and a plan.
+// Reads one tensor of a checkpoint as decoded values, or a range of it, without a model or plan.
 //
 //   loadstone::TensorReader embedding(catalog, "model.embed_tokens.weight", Dtype::f32);
 //   std::vector<float> row(embedding.shape()[1]);
@@ -22,33 +22,33 @@
 
 namespace loadstone {
 
-// Decodes tensors that are quantized or in blocks, then casts to the wanted dtype. Opens
-// the shards that it needs and keeps them open. Not thread-safe; readers may share a catalog.
+// Decodes quantized tensors and block formats, then casts to the requested dtype. Opens the shards
+// that it needs and keeps them open. Not thread-safe; readers may share a catalog.
 class LOADSTONE_API TensorReader {
  public:
-  // Memory for bytes under way.
+  // Memory for bytes in flight.
   static constexpr std::uint64_t staging_bytes_max = std::uint64_t{4} << 20;
 
-  // `name`: of a tensor of the file, or of a quantized one, see Catalog::quantized(). `dtype`: of
-  // the numbers; none: the file's, and F32 of what is decoded. `storage`: null: the catalog's.
-  // Throws Error "plan.missing" where there is no such tensor, "plan.dtype" where there is no cast,
-  // the defect's (q.*) where a quantized tensor cannot be decoded, and "io.changed".
+  // `name`: a tensor of the file, or a quantized one, see Catalog::quantized(). `dtype`: of the
+  // values; nullopt: the file's, or F32 for decoded ones. `storage`: null: the catalog's. Throws
+  // Error "plan.missing" for an unknown name, "plan.dtype" for an unsupported cast, the defect's
+  // (q.*) if a quantized tensor cannot be decoded, and "io.changed".
   TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
                std::optional<Dtype> dtype = std::nullopt, Storage* storage = nullptr);
   TensorReader(TensorReader&&) noexcept;
   TensorReader& operator=(TensorReader&&) noexcept;
   ~TensorReader();
 
-  // Of the numbers, whatever the codes' shape is.
+  // Shape of the decoded tensor.
   [[nodiscard]] const Shape& shape() const noexcept;
   [[nodiscard]] Dtype dtype() const noexcept;
   [[nodiscard]] std::uint64_t elements() const noexcept;
 
-  // Writes the elements [begin, end), counted row by row, to `to`, which has as many bytes as they
-  // take. Throws Error "plan.box" where the range leaves the tensor, or cuts a byte; "io.read" that
-  // names file, tensor and offset.
+  // Writes the elements [begin, end), in row-major order, to `to`, which must have exactly their
+  // size. Throws Error "plan.box" if the range exceeds the tensor or splits a byte; "io.read" with
+  // file, tensor and offset.
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
-  // All of them.
+  // Reads all elements.
   [[nodiscard]] std::vector<std::byte> read();
 
  private:
@@ -56,7 +56,7 @@ class LOADSTONE_API TensorReader {
   std::unique_ptr<Impl> impl_;
 };
 
-// All numbers of a tensor, see TensorReader.
+// Reads a whole tensor, see TensorReader.
 [[nodiscard]] LOADSTONE_API std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog,
                                                             std::string_view name);
 

@@ -1,5 +1,5 @@
 // Loads into modules of LibTorch. Header only: your program compiles it against its own LibTorch,
-// and loadstone itself knows nothing of torch. Not part of loadstone.h.
+// because loadstone does not depend on torch. Not part of loadstone.h.
 //
 //   auto bert = std::make_shared<Bert>();
 //   auto catalog = loadstone::open_checkpoint("all-MiniLM-L6-v2");
@@ -31,7 +31,7 @@
 
 namespace loadstone {
 
-// None for dtypes that LibTorch computes nothing with (4 and 6 bits).
+// nullopt for dtypes that LibTorch lacks (4 and 6 bits).
 [[nodiscard]] inline std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::boolean:
@@ -77,7 +77,7 @@ namespace loadstone {
   }
 }
 
-// Throws Error "plan.dtype" for a type that no file has, such as torch's quantized ones.
+// Throws Error "plan.dtype" for a type that files cannot store, such as torch's quantized ones.
 [[nodiscard]] inline Dtype dtype_of(at::ScalarType type, const std::string& tensor = {}) {
   for (int i = 0; i < static_cast<int>(dtype_count); ++i) {
     const auto dtype = static_cast<Dtype>(i);
@@ -87,8 +87,8 @@ namespace loadstone {
               {.tensor = tensor, .found = c10::toString(type)});
 }
 
-// Parameters, then buffers, by their names; LibTorch saves all buffers. Tensors that are the same
-// elements of one memory are ties of the first of them.
+// Parameters, then buffers, by name; LibTorch saves all buffers. Tensors with the same elements in
+// the same memory are ties to the first of them.
 [[nodiscard]] inline Skeleton skeleton_of(const ::torch::nn::Module& module) {
   Skeleton skeleton;
   skeleton.values_known = false;
@@ -122,9 +122,9 @@ namespace loadstone {
   return skeleton;
 }
 
-// One tensor with its numbers, decoded where it is quantized; `type`: none: the file's, and F32 of
-// what is decoded. On the CPU, in memory of its own. Throws as TensorReader does, and Error
-// "plan.dtype" for numbers that LibTorch has no type for.
+// Reads one tensor, decoded if it is quantized, into new CPU memory. `type`: nullopt: the file's,
+// or F32 for decoded values. Throws like TensorReader, and Error "plan.dtype" for a type that
+// LibTorch lacks.
 [[nodiscard]] inline ::torch::Tensor read_tensor(std::shared_ptr<const Catalog> catalog,
                                                  std::string_view name,
                                                  std::optional<at::ScalarType> type = {}) {
@@ -144,12 +144,11 @@ namespace loadstone {
   return tensor;
 }
 
-// Plans, loads and audits. Values are made in memory of their own, and given to the module's
-// tensors (set_data) when all are there: on an Error the module is as it was. So until the end
-// there are old and new values. Tensors stay the objects that they are, so optimizers keep them, on
-// the devices where they are. Throws Error of the plan's first error (make_plan() with
-// skeleton_of() shows all), and "memory.device" for a tensor on meta, which LibTorch cannot give
-// memory.
+// Plans, loads and audits. Values are read into new memory, and the module's tensors get it
+// (set_data) when all are complete: an Error leaves the module unchanged, and old and new values
+// coexist until the end. Tensors stay the same objects on the same devices, so optimizers keep
+// them. Throws the first error of the plan (make_plan() with skeleton_of() shows all), and
+// "memory.device" for a tensor on meta, to which LibTorch cannot give memory.
 inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catalog> catalog,
                         const PlanOptions& plan_options = {},
                         const ExecuteOptions& execute_options = {}) {
@@ -181,7 +180,7 @@ inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catal
                        .dtype = target.dtype,
                        .parts = {},
                        .kind = kind};
-    // Copies are on streams of their own: what is under way in this memory ends before.
+    // Copies run on separate streams, so work in flight on this memory must end first.
     if (is_there) ::torch::cuda::synchronize(device.index());
   }
   Report report = execute(plan, destinations, execute_options);
@@ -193,7 +192,7 @@ inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catal
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (values[i].defined()) tensors[i].set_data(values[i]);
   }
-  // Ties share what their target has now.
+  // Ties share their target's new memory.
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& other = plan.targets[i].recipe.tie_of;
     for (std::size_t k = 0; k < tensors.size() && !other.empty(); ++k) {

@@ -1,4 +1,4 @@
-// Checks of the values of a checkpoint, and comparisons of two. Opening one reads headers only.
+// Checks the values of a checkpoint, and compares two. Opening one reads headers only.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// Values of one tensor that are legal but worth knowing.
+// Legal but notable values of one tensor.
 struct NotFinite {
   std::string name;
   std::uint64_t nan = 0;
@@ -38,9 +38,9 @@ struct Difference {
   friend bool operator==(const Difference&, const Difference&) = default;
 };
 
-// A value that is quantized in one of two checkpoints, or in both but differently: how far the
-// numbers are from each other, by samples. The root of the mean square of their difference, over
-// that of the first one's numbers.
+// A tensor that is quantized in one of two checkpoints, or differently in both: the distance
+// between the decoded values, estimated from samples, as root mean square of the difference divided
+// by that of the first one's values.
 struct QuantizationError {
   std::string name;
   std::string encoding;  // "nvfp4"
@@ -49,7 +49,7 @@ struct QuantizationError {
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
 
-// A value that the second checkpoint has in another dtype: a wider one with the same numbers, or
+// A tensor with a different dtype in the second checkpoint: a wider one with the same values, or
 // one to which they are rounded.
 struct Widened {
   std::string name;
@@ -60,19 +60,19 @@ struct Widened {
 };
 
 struct VerifyReport {
-  std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
-  // Values that are wrong: findings "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of
-  // scales; a config that contradicts the tensors: finding "q.config"; weights that cannot be read:
-  // finding "q.scale_missing" and others.
+  std::vector<NotFinite> not_finite;  // floating-point tensors with such values, in file order
+  // Invalid values: findings "st.bool_value", "gg.scale_nan", "q.nan", and "q.scale_value" for
+  // scales; a config that contradicts the tensors: "q.config"; weights that cannot be decoded:
+  // "q.scale_missing" and others.
   std::vector<Finding> findings;
-  std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
-  std::vector<Widened> widened;              // of two checkpoints: no differences
-  std::vector<Widened> rounded;              // neither are these
+  std::vector<QuantizationError> quantized;  // of two checkpoints, by name
+  std::vector<Widened> widened;              // of two checkpoints; not differences
+  std::vector<Widened> rounded;              // of two checkpoints; not differences
   std::vector<Difference>
       differences;  // in the first checkpoint's order, then those without a match
   std::uint64_t bytes_read = 0;
 
-  // Findings of severity info do not count.
+  // Ignores findings of severity info.
   [[nodiscard]] bool ok() const noexcept {
     return differences.empty() && std::ranges::all_of(findings, [](const Finding& finding) {
              return finding.severity == Severity::info;
@@ -82,41 +82,39 @@ struct VerifyReport {
 
 struct VerifyOptions {
   Storage* storage = nullptr;  // null: each catalog's own
-  unsigned threads = 0;        // 0: one a core, at most defaults::verify_threads_max. Each: 8 MiB.
+  unsigned threads = 0;  // 0: one per core, at most defaults::verify_threads_max. Each: 8 MiB.
   Observer* observer = nullptr;
-  bool is_folder = false;  // verify_digests(): all files of the checkpoint's folder
-  bool is_finite = false;  // verify_values(): NaN and infinities are findings "verify.not_finite"
+  bool is_folder = false;  // verify_digests(): check all files of the checkpoint's folder
+  bool is_finite = false;  // verify_values(): non-finite values are findings "verify.not_finite"
 };
 
-// Reads every tensor once. A shard that is no longer as it was opened is Error "io.changed".
+// Reads every tensor once. Throws Error "io.changed" if a shard has changed since it was opened.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_values(const Catalog& catalog,
                                                        const VerifyOptions& options = {});
 
-// The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
-// checkpoint equals its single file. Reads both once, up to the first difference of a tensor. Also
-// equal are values that convert() makes of the first one without changing a number: experts that
-// were joined or taken apart, codes in another layout, floats in another dtype whose numbers are
-// those of the first one, rounded to the nearest. What is quantized in one of them only is compared
-// as numbers: an error that its encoding does not explain is a difference. The findings are those
-// of verify_values() about the config and the ties of each.
+// Compares names, encodings, shapes and bytes, regardless of files: a sharded checkpoint equals its
+// single file. Reads both once, up to the first difference of a tensor. Values that convert() makes
+// from the first without a change are equal too: experts that were joined or separated, re-packed
+// codes, floats in another dtype with the same values or rounded to the nearest. Tensors that are
+// quantized in one checkpoint only are compared after decoding: an error larger than the encoding
+// explains is a difference. The findings are those of verify_values() about configs and ties.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 
-// Reads the files of a receipt, and compares: every tensor with different bytes is a difference, as
-// is a tensor that only one of the two has. `output`: the folder or the one file that was written,
-// or a part of a split GGUF, which means all of them; empty: not looked at. `sources`: the folder
-// or file of each checkpoint, in the order of the conversion; each that is left out is finding
-// "verify.not_compared" if others are given. A file that is too short is a difference too. Throws
-// Error "usage" for an output, or a source, that the receipt does not have.
+// Compares the files of a receipt with it: a tensor with different bytes is a difference, and so is
+// a tensor that only one of the two has, or a file that is too short. `output`: the folder or file
+// that was written, or a part of a split GGUF, which means all parts; empty: not checked.
+// `sources`: the folder or file of each checkpoint, in the order of the conversion; if some are
+// given, each omitted one is finding "verify.not_compared". Throws Error "usage" for an output or
+// source that the receipt lacks.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_receipt(const Receipt& receipt,
                                                         const std::string& output,
                                                         const std::vector<std::string>& sources,
                                                         const VerifyOptions& options = {});
 
-// Reads the files of a checkpoint in a hub's cache, and compares them with the digest that is their
-// name there, SHA-256 or git's SHA-1: a file with other bytes is a difference, one without a digest
-// a warning "verify.no_digest", so that nothing passes unseen. Throws Error "receipt.digest" where
-// loadstone was built without OpenSSL.
+// Compares the files of a checkpoint in a hub's cache with the digest in their file names, SHA-256
+// or git's SHA-1: other bytes are a difference, and a file without a digest is warning
+// "verify.no_digest". Throws Error "receipt.digest" if loadstone was built without OpenSSL.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
                                                         const VerifyOptions& options = {});
 

@@ -1,4 +1,4 @@
-// What the binding files share. One file for each core header; module.cpp calls them in order.
+// Shared by the binding files. There is one per core header; module.cpp calls them in order.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -72,7 +72,7 @@ template <typename Enum>
   return adapters;
 }
 
-// The numbers of a report by name.
+// Returns the figures of a report by name.
 template <typename Report>
 [[nodiscard]] nb::dict numbers_of(const Report& report) {
   nb::dict numbers;

@@ -125,7 +125,7 @@ void decode_nested(const SourceBytes& data, const SourceBytes& nested_absmax,
                     bytes_of(absmax));
 }
 
-// Rows of `columns` numbers in a matrix that holds `count` of them.
+// Returns the rows of a matrix with `count` elements and `columns` columns.
 std::uint64_t rows_of(std::uint64_t count, std::uint64_t columns, std::uint64_t scales) {
   if (columns == 0) {
     require_bytes("data", count, 0);

@@ -87,7 +87,7 @@ nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string
                         loadstone::name(found));
 }
 
-// name and encoding, where nothing else is wanted.
+// Names and encodings, for callers that need nothing else.
 nb::dict encodings(const Catalog& catalog) {
   nb::dict rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
@@ -102,8 +102,8 @@ const QuantizedTensors& quantized_of(const Catalog& catalog) {
   return catalog.quantized();
 }
 
-// One row a quantized tensor: name, encoding, the shape of its numbers (None: they cannot be read),
-// and the name of each component tensor by its role.
+// One row per quantized tensor: name, encoding, shape of the decoded tensor (None: it cannot be
+// decoded), and the name of each component by its role.
 nb::list quantized_rows(const Catalog& catalog) {
   nb::list rows;
   for (const QuantizedTensor& tensor : quantized_of(catalog).tensors()) {
@@ -123,7 +123,7 @@ nb::list quantized_rows(const Catalog& catalog) {
   return rows;
 }
 
-// Names of the tensors that nobody needs once the numbers are decoded: scales, states, tables.
+// Names of tensors that decoded values make unnecessary: scales, states, tables.
 std::vector<std::string> companions(const Catalog& catalog) {
   std::vector<bool> is_companion(catalog.tensors().size());
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {

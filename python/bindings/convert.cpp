@@ -122,8 +122,8 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   });
 }
 
-// Of each file the bytes of its data, and rows for the tensors there: name, shape, encoding, and
-// where they begin and end in the data.
+// For each file the bytes of its data, and rows for its tensors: name, shape, encoding, begin and
+// end in the data.
 nb::list file_rows(const Conversion& conversion) {
   nb::list rows;
   for (const OutputFile& file : conversion.files) {
@@ -137,7 +137,7 @@ nb::list file_rows(const Conversion& conversion) {
   return rows;
 }
 
-// Of a file beside the model that is written and no copy, such as config.json.
+// Returns the text of a companion file that is written, not copied, such as config.json.
 std::optional<std::string> extra_text(const Conversion& conversion, std::string_view wanted) {
   for (const ExtraFile& extra : conversion.extras) {
     if (extra.name == wanted && extra.copy_of.empty()) return extra.text;
@@ -149,7 +149,7 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
                         std::size_t bytes) {
   PythonObserver observer{nb::none()};
   const auto storage = observer.storage_for(*conversion.plan.catalog);
-  // The caller's memory: it holds the tensor.
+  // The caller's memory, which has the size of the tensor.
   auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
   return observer.watch([&] {
     return convert_in_memory(conversion, file, {data, bytes}, &observer, storage.get());

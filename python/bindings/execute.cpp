@@ -98,7 +98,7 @@ std::vector<Destination> destinations_of(const std::vector<DestinationRow>& rows
   return destinations;
 }
 
-// The folder asks its storage as long as it lives.
+// Keeps the storage alive as long as the folder that uses it.
 std::shared_ptr<OffloadFolder> with_storage(std::shared_ptr<OffloadFolder> folder,
                                             std::shared_ptr<Storage> storage) {
   const auto both =
@@ -140,8 +140,8 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   return report;
 }
 
-// One report of several calls that each loaded some of the targets. With `plan`: all of its targets
-// have their bytes, whoever read them.
+// Joins the reports of several calls that each loaded some of the targets. With `plan`: all of its
+// targets count as loaded.
 Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan) {
   Report all = reports.at(0);
   for (std::size_t i = 1; i < reports.size(); ++i) {

@@ -88,7 +88,7 @@ GgufMode mode_argument(std::string_view text) {
                .expected = "exact or diffusers-compatible"});
 }
 
-// Whole blocks to as many numbers as they hold; both sides as bytes of the caller's.
+// Decodes whole blocks; both sides are the caller's bytes.
 void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const TargetBytes& target,
                  std::string_view dtype_name, std::string_view mode_name) {
   const BlockFormat format = block_format_argument(format_name);
@@ -134,7 +134,7 @@ void bind_kernels(nb::module_& module) {
   }
   module.attr("DIALECTS") = dialects;
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
-  // The safetensors name of what a user calls a dtype ("torch.bfloat16", "bf16"); None: nothing.
+  // Returns the safetensors name of a dtype as users write it ("torch.bfloat16", "bf16"), or None.
   module.def("parse_dtype", [](std::string_view text) -> std::optional<std::string_view> {
     const auto dtype = parse_dtype(text);
     return dtype ? std::optional(name(*dtype)) : std::nullopt;

@@ -3,7 +3,7 @@
 
 NB_MODULE(_core, module) {
   using namespace loadstone::python;
-  nb::set_leak_warnings(false);  // objects that a script still holds when Python ends are no leaks
+  nb::set_leak_warnings(false);  // scripts may still refer to objects when Python ends
   module.doc() = "The C++ core of loadstone. Private: use the functions of the package.";
   bind_build_info(module);
   bind_collection_pause(module);

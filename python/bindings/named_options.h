@@ -10,7 +10,7 @@
 
 namespace loadstone::python {
 
-// The type that Python's signatures show: of "@what is taken@what is returned@" the first.
+// Selects the accepted type, the first in "@accepted@returned@", for Python's signatures.
 template <typename Value>
 std::string python_type() {
   if constexpr (std::is_pointer_v<Value>) {
@@ -32,8 +32,8 @@ std::string python_type() {
   }
 }
 
-// Options by name, each of which is taken; one that is left out has the core's default. Enumerators
-// and dtypes are words, of which an empty one is as good as none.
+// Options by name, each of which is consumed; a missing one has the core's default. Enumerators and
+// dtypes are words; an empty word counts as missing.
 class NamedOptions {
  public:
   explicit NamedOptions(const nb::kwargs& given) : left_(given) {}

@@ -7,7 +7,7 @@ namespace loadstone::python {
 
 namespace {
 
-// Entries as they stand in index.json: what accelerate's reader of offloaded tensors wants to know.
+// Entries as in index.json, for accelerate's reader of offloaded tensors.
 nb::dict index_of(const std::vector<OffloadEntry>& entries) {
   nb::dict index;
   for (const OffloadEntry& entry : entries) {

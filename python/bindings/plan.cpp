@@ -223,7 +223,7 @@ void bind_words(nb::module_& module) {
 }
 
 void bind_names(nb::module_& module) {
-  // For each name the first pattern that matches the whole of it; -1: none does.
+  // Returns for each name the first pattern that matches all of it, or -1.
   module.def(
       "first_matches",
       [](const std::vector<std::string>& patterns, const std::vector<std::string>& names,
@@ -237,8 +237,8 @@ void bind_names(nb::module_& module) {
         return found;
       },
       nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
-  // For each module the key of an adapter's pattern that PEFT takes, -1 for none, and how many
-  // comparisons all of them took.
+  // Returns for each module the adapter's key that PEFT selects, or -1, and the total number of
+  // comparisons.
   module.def(
       "module_matches",
       [](const std::vector<std::string>& keys, const std::vector<std::string>& modules) {

@@ -30,7 +30,7 @@ const QuantizedTensor* find_quantized(const Catalog& catalog, const std::string&
   return found == all.end() ? nullptr : &*found;
 }
 
-// Of the quantized tensor of this name, or of one in blocks.
+// Decodes the quantized tensor of this name, or a tensor in blocks.
 RecipeBuilder::Value numbers(RecipeBuilder& self, const Catalog& catalog, const std::string& name,
                              std::string_view dtype) {
   const Dtype wanted = dtype_argument(dtype);

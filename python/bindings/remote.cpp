@@ -42,7 +42,7 @@ RemoteOptions options_from(const Words& environment, const Words& given) {
 // with its observer.
 bool is_interrupted(unsigned long main_thread) {
   if (PyThread_get_thread_ident() != main_thread) return false;
-  // libcurl asks with each packet.
+  // libcurl calls this for each packet.
   static std::chrono::steady_clock::time_point next;  // of the main thread
   const auto now = std::chrono::steady_clock::now();
   if (now < next) return false;

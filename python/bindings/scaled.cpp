@@ -82,7 +82,7 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
   return good;
 }
 
-// `dtype`: that of the numbers when they were encoded, which that of scales may follow.
+// `dtype`: of the values before they were encoded, which may determine that of scales.
 void decode(const std::string& encoding, const std::string& dialect, const Extents& extents,
             std::string_view dtype, const std::vector<SourceBytes>& parts,
             const TargetBytes& numbers, std::string_view target) {

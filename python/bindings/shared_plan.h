@@ -1,4 +1,4 @@
-// A plan as Python holds it.
+// A plan owned by Python.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ class SharedPlan {
 
   [[nodiscard]] const Plan& operator*() const noexcept { return *plan_; }
   [[nodiscard]] const Plan* operator->() const noexcept { return plan_.get(); }
-  // As it is now, whatever is added later. To be given back with the interpreter's lock held.
+  // The plan in its present state, independent of later additions. Release it with the GIL held.
   [[nodiscard]] std::shared_ptr<const Plan> keep() const { return plan_; }
 
   void add_findings(const std::vector<Finding>& findings) {

@@ -1,6 +1,6 @@
 // Text between Python and the core. The core's text is bytes: a path need not be UTF-8. Python
-// holds such bytes as lone surrogates, as os.fsdecode() makes them, and they come back as they
-// were.
+// represents such bytes as lone surrogates, like os.fsdecode(), and they are converted back
+// unchanged.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,8 +10,8 @@
 
 namespace loadstone::python {
 
-// The text's bytes, which `owner` keeps where they are not the string's own. False: `source` is no
-// string.
+// Returns the text's bytes, which `owner` stores if they are not the string's own. Returns false if
+// `source` is not a string.
 inline bool text_from_python(nanobind::handle source, std::string_view& text,
                              nanobind::object& owner) noexcept {
   if (PyUnicode_Check(source.ptr()) == 0) return false;
@@ -20,7 +20,7 @@ inline bool text_from_python(nanobind::handle source, std::string_view& text,
     text = {utf8, static_cast<std::size_t>(size)};
     return true;
   }
-  // A surrogate that stands for no byte becomes three bytes that are no UTF-8: they name nothing.
+  // A surrogate that represents no byte becomes three bytes of invalid UTF-8, which match no name.
   for (const char* const errors : {"surrogateescape", "surrogatepass"}) {
     PyErr_Clear();
     owner = nanobind::steal(PyUnicode_AsEncodedString(source.ptr(), "utf-8", errors));
@@ -40,7 +40,7 @@ inline nanobind::handle text_to_python(std::string_view text) noexcept {
 
 }  // namespace loadstone::python
 
-// In place of nanobind's own, which know UTF-8 only.
+// Replaces nanobind's casters, which support only UTF-8.
 namespace nanobind::detail {
 
 template <>

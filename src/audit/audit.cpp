@@ -24,7 +24,7 @@ bool is_offloaded(Delivery delivery) {
   return delivery == Delivery::disk_write || delivery == Delivery::disk_keep;
 }
 
-// What a target's own entry says. Ties are followed by the caller.
+// Judges a target by its own entry. The caller follows ties.
 TargetVerdict judge(const PlannedTarget& target, const Provenance& item) {
   const std::uint64_t bytes = target.byte_count();
   const bool complete = item.bytes_written >= bytes;

@@ -12,7 +12,7 @@ namespace loadstone {
 
 [[nodiscard]] std::string base64_from(std::span<const std::byte> bytes);
 
-// Nothing for text that base64_from() would not have written.
+// nullopt for text that base64_from() would not write.
 [[nodiscard]] std::optional<std::vector<std::byte>> bytes_from_base64(std::string_view text);
 
 }  // namespace loadstone

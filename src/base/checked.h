@@ -1,5 +1,5 @@
-// Arithmetic on numbers that came from a file: a result that does not fit is nothing, or the
-// largest number, never a wrap.
+// Arithmetic on untrusted numbers: an overflow yields nullopt or the largest number, and never
+// wraps.
 #pragma once
 
 #include <cstdint>

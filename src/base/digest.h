@@ -1,4 +1,4 @@
-// A fingerprint of bytes: XXH3-128. It notices change; it is no protection against forgery.
+// A fingerprint of bytes, XXH3-128: detects changes, but not forgery.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class Digest {
   Digest& operator=(Digest&&) noexcept;
 
   void update(std::span<const std::byte> bytes) noexcept;
-  // 32 hex digits of all bytes so far.
+  // Returns 32 hex digits for all bytes added.
   [[nodiscard]] std::string hex() const;
 
  private:

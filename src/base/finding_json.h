@@ -1,4 +1,4 @@
-// Findings in JSON documents and tables, and what stands beside them there.
+// Findings in JSON documents and tables, with their context.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ void join_numbers(Report& report, const Report& more) {
   });
 }
 
-// Findings, and the numbers.
+// Writes findings and figures.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
   json.member("findings", report.findings);

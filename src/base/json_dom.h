@@ -18,7 +18,7 @@ namespace dom = simdjson::dom;
   return result;
 }
 
-// Nothing where an element, or a member that was looked for, is of another type or missing.
+// nullopt if the element, or a requested member, is missing or has a different type.
 template <typename Value>
 [[nodiscard]] std::optional<Value> json_as(const auto& found) {
   Value value{};

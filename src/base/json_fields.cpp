@@ -114,8 +114,7 @@ JsonObject::JsonObject(const JsonReader& reader, Element value, const JsonPlace&
     : reader_(reader), place_(place) {
   for (const auto field : reader_.object(value, place_)) {
     for (std::size_t i = 0; i < count_; ++i) {
-      if (fields_[i].name == field.key)
-        reader_.refuse(at(field.key), "the field stands here twice");
+      if (fields_[i].name == field.key) reader_.refuse(at(field.key), "the field is repeated");
     }
     if (count_ == fields_max) reader_.refuse(place_, "too many fields");
     fields_[count_++] = {field.key, field.value, false};

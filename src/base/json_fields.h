@@ -1,5 +1,5 @@
-// Strict reading of JSON documents of ours: every value has the expected type, every field is known
-// and stands there once, and an error says where. For headers of checkpoints see formats/.
+// Strict reading of loadstone's own JSON documents: every value has the expected type, every field
+// is known and occurs once, and errors name the place. For headers of checkpoints see formats/.
 #pragma once
 
 #include <simdjson.h>
@@ -22,12 +22,12 @@
 
 namespace loadstone {
 
-// Where a value stands, as a chain of frames that costs nothing until it is printed. The parent
+// The place of a value, as a chain of frames that costs nothing until it is printed. The parent
 // must outlive it.
 struct JsonPlace {
   const JsonPlace* parent = nullptr;
   std::string_view key;   // a field, or
-  std::size_t index = 0;  // an item, where key is empty
+  std::size_t index = 0;  // of an item, if key is empty
 
   // "targets[3].shape"
   [[nodiscard]] std::string text() const;
@@ -38,7 +38,7 @@ class JsonDocument {
  public:
   using Element = simdjson::dom::element;
 
-  // Throws Error `code` for text that is no JSON, or longer than `bytes_max`.
+  // Throws Error `code` for invalid JSON, and for a text longer than `bytes_max`.
   JsonDocument(std::string_view text, std::string_view code, std::size_t bytes_max);
 
   [[nodiscard]] Element root() const { return root_; }
@@ -84,7 +84,7 @@ class JsonReader {
 
 // The fields of one object. Not thread-safe.
 //
-// A struct has one function for both ways, which JsonWriter and JsonObject call with themselves:
+// A struct has one function for reading and writing, which JsonWriter and JsonObject call:
 //   template <typename Visitor>
 //   void visit_fields(Visitor& visitor, Like<Widget> auto& widget) {
 //     visitor.member("name", widget.name);
@@ -99,20 +99,20 @@ class JsonObject {
 
   using Element = simdjson::dom::element;
 
-  // Refuses what is no object and fields that stand there twice.
+  // Rejects other values than objects, and repeated fields.
   JsonObject(const JsonReader& reader, Element value, const JsonPlace& place);
 
   [[nodiscard]] const JsonReader& reader() const { return reader_; }
   [[nodiscard]] const JsonPlace& place() const { return place_; }
   [[nodiscard]] JsonPlace at(std::string_view field) const { return {&place_, field, 0}; }
   [[nodiscard]] Element required(std::string_view field);
-  // Nothing for null too.
+  // nullopt also for null.
   [[nodiscard]] std::optional<Element> optional(std::string_view field);
   template <typename Item, typename... Context>
   void member(std::string_view field, Item&& item, const Context&... context) {
     reader_.read(required(field), at(field), item, context...);
   }
-  // Leaves the item as it is if there is no such field. Returns true if there is one.
+  // Leaves the item unchanged if the field is missing. Returns true if it exists.
   template <typename Item, typename... Context>
   bool optional(std::string_view field, Item&& item, const Context&... context) {
     const auto value = optional(field);
@@ -125,7 +125,7 @@ class JsonObject {
   }
   // Refuses another number of the field "version".
   void require_version(std::uint64_t version);
-  // Refuses a field that nobody asked for.
+  // Rejects fields that were not read.
   void done() const;
 
  private:
@@ -164,7 +164,7 @@ void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
     for (const auto field : object(value, place)) {
       const JsonPlace at = {&place, field.key, 0};
       const auto [added, is_new] = item.try_emplace(std::string(field.key));
-      if (!is_new) refuse(at, "the field stands here twice");
+      if (!is_new) refuse(at, "the field is repeated");
       read(field.value, at, added->second, context...);
     }
   } else if constexpr (requires { typename Type::element_type; }) {
@@ -185,7 +185,7 @@ void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
   }
 }
 
-// A list whose items have its own place in errors.
+// A list whose items have separate places in errors.
 template <typename List>
 struct JsonFlat {
   explicit JsonFlat(List& given) : list(given) {}

@@ -64,7 +64,7 @@ void JsonWriter::number(double item) {
 }
 
 void JsonWriter::quote(std::string_view text) {
-  // Paths and a few metadata strings may hold bytes that are no UTF-8; JSON may not.
+  // Paths and some metadata strings may contain invalid UTF-8, which JSON does not allow.
   const bool valid = is_utf8(text);
   lossy_ = lossy_ || !valid;
   const auto is_plain = [&](char character) {

@@ -31,9 +31,9 @@ class JsonWriter {
   void key(std::string_view name);
 
   void null();
-  // Text, numbers (null if not finite), enums by name(), vectors, pairs as arrays, maps as objects,
-  // and what optionals and pointers hold. Other types have write_json(JsonWriter&, item), or are
-  // structs with visit_fields(visitor, item, context...): see JsonObject.
+  // Writes text, numbers (null if not finite), enums by name(), vectors, pairs as arrays, maps as
+  // objects, and values in optionals and pointers. Other types have write_json(JsonWriter&, item),
+  // or are structs with visit_fields(visitor, item, context...): see JsonObject.
   template <typename Item, typename... Context>
   void value(const Item& item, const Context&... context) {
     if constexpr (requires { write_json(*this, item); }) {
@@ -82,7 +82,7 @@ class JsonWriter {
     key(name);
     value(item, context...);
   }
-  // Left out where it is empty, 0, false or null. Returns true if it is there.
+  // Omits an item that is empty, 0, false or null. Returns true if it was written.
   template <typename Item, typename... Context>
   bool optional(std::string_view name, const Item& item, const Context&... context) {
     if constexpr (requires { item.empty(); }) {
@@ -96,8 +96,8 @@ class JsonWriter {
   // A value that is JSON already.
   void raw(std::string_view json) { literal(json); }
 
-  // Whether a text was no UTF-8 so far, and is written with its bytes as numbers of characters: a
-  // reader gets another text.
+  // Returns true if a text was invalid UTF-8, and its bytes were written as code points: a reader
+  // gets a different text.
   [[nodiscard]] bool is_lossy() const noexcept { return lossy_; }
   [[nodiscard]] std::string take() { return std::move(text_); }
 

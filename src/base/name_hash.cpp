@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// A machine without a source of randomness gives what it has: the clock and an address.
+// Without a source of randomness, uses the clock and an address.
 std::uint64_t random_seed() noexcept {
   std::uint64_t seed = 0;
   try {

@@ -1,5 +1,5 @@
-// Closed enums and their names. For each of them name() is a table of all, so a forgotten
-// enumerator does not compile, and is empty for what is no enumerator.
+// Closed enums and their names. name() is a complete table for each, so a missing enumerator does
+// not compile; it is empty for a value that is not an enumerator.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ template <typename Enum, std::size_t count>
   return index < count ? names[index] : std::string_view();
 }
 
-// Nothing where no enumerator has this name.
+// nullopt if no enumerator has this name.
 template <typename Enum>
 [[nodiscard]] std::optional<Enum> from_name(std::string_view text) noexcept {
   for (unsigned i = 0; !name(static_cast<Enum>(i)).empty(); ++i) {

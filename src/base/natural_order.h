@@ -1,4 +1,4 @@
-// The order of names in which expert 10 comes after expert 9.
+// An order of names that sorts expert 10 after expert 9.
 #pragma once
 
 #include <string_view>

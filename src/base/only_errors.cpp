@@ -22,7 +22,7 @@ const char* code_of(const std::error_code& problem) noexcept {
 
 const std::exception_ptr& out_of_memory() noexcept {
   static const std::exception_ptr made =
-      std::make_exception_ptr(Error("memory.host", "there is no memory left for the work"));
+      std::make_exception_ptr(Error("memory.host", "memory ran out"));
   return made;
 }
 
@@ -41,7 +41,7 @@ void throw_as_error() {
     std::rethrow_exception(exception.thrown);
   } catch (const std::bad_alloc&) {
     std::rethrow_exception(out_of_memory());
-  } catch (const std::length_error&) {  // more than any container holds
+  } catch (const std::length_error&) {  // larger than any container
     std::rethrow_exception(out_of_memory());
   } catch (const std::filesystem::filesystem_error& error) {
     throw Error(code_of(error.code()), "the system refuses a path",

@@ -6,9 +6,8 @@
 
 namespace loadstone {
 
-// Whether this thread is inside of a public function. Others that are called there leave their
-// exceptions to the first one: to those who catch an Error of a file in between, memory that ends
-// is none.
+// Marks this thread as inside of a public function. Only the outermost public call converts
+// exceptions, so that a handler for an Error in between does not catch memory exhaustion.
 class Inside {
  public:
   explicit Inside(bool now) noexcept : before_(std::exchange(current_, now)) {}
@@ -23,7 +22,7 @@ class Inside {
   const bool before_;
 };
 
-// Holds an exception that a function of the caller's threw. The caller gets it as it is.
+// Wraps an exception from a function of the caller, who gets it unchanged.
 struct CallerException {
   std::exception_ptr thrown;
 };
@@ -31,8 +30,8 @@ struct CallerException {
 // Error "memory.host", made while there was memory to make it of. Thread-safe.
 [[nodiscard]] const std::exception_ptr& out_of_memory() noexcept;
 
-// Throws the Error that the exception in hand comes to; to be called in a handler. Inside of a
-// public function it is thrown as it is.
+// Converts the current exception to an Error and throws it; call it in a handler. Inside of a
+// public function it rethrows the exception unchanged.
 [[noreturn]] void throw_as_error();
 
 // Every public function that is not noexcept does its work in here; constructors have a handler.

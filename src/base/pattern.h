@@ -1,5 +1,4 @@
-// Regular expressions over names. Both come from files, so RE2: none runs for ever or overflows
-// a stack.
+// Regular expressions over names, both untrusted. RE2 neither runs for ever nor overflows a stack.
 #pragma once
 
 #include <re2/re2.h>
@@ -16,20 +15,20 @@ namespace loadstone {
 
 using Pattern = std::unique_ptr<const re2::RE2>;
 
-// Text as RE2 takes it: a class of its own in old releases, Abseil's string_view in others.
+// RE2's type of text: its own class in old releases, Abseil's string_view in others.
 inline re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
 // RE2's programs and caches of all patterns that are used together.
 inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
-// The memory that RE2 may take for each of so many patterns. One that needs more is refused as too
-// large; one whose cache is full is matched more slowly.
+// Returns RE2's memory limit per pattern. A pattern that needs more is rejected as too large; one
+// whose cache is full is matched more slowly.
 [[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
 
-// Throws Error with this code and field for text that is no pattern, or too long.
+// Throws Error with this code and field for an invalid or too long pattern.
 [[nodiscard]] Pattern compile_pattern(std::string_view text, const char* code, std::string field,
                                       std::int64_t memory_max);
 
-// Whether it stands somewhere in a name.
+// Returns true if the pattern matches anywhere in a name.
 [[nodiscard]] bool is_in(const re2::RE2& pattern, std::string_view name);
 
 // An ordered list of which the first that matches a whole name counts. Thread-safe once made.
@@ -45,7 +44,7 @@ class NamePatterns {
   std::vector<Pattern> patterns_;
 };
 
-// How many names each of some patterns took: "'a.*' takes 3 names, 'b' none".
+// Returns the number of matches per pattern: "'a.*' takes 3 names, 'b' none".
 [[nodiscard]] std::string counts_text(const std::vector<std::string>& patterns,
                                       const std::vector<std::size_t>& counts);
 

@@ -10,8 +10,8 @@
 namespace loadstone {
 
 struct PythonJson {
-  // As long as the document, so that positions stay, and JSON for simdjson: NaN and numbers beyond
-  // doubles are 0, integers beyond 64 bits are doubles, and half a surrogate pair is U+FFFD.
+  // JSON for simdjson, with the document's length and positions: NaN and numbers beyond doubles are
+  // 0, integers beyond 64 bits are doubles, and half a surrogate pair is U+FFFD.
   std::string text;
   bool has_infinite = false;  // or NaN
   // The reason why Python rejects it too, and its offset.

@@ -37,7 +37,7 @@ bool is_letter(char32_t each) {
   return (each >= 'a' && each <= 'z') || (each >= 'A' && each <= 'Z');
 }
 
-// \d, \s, \w and their opposites; nothing for other letters.
+// \d, \s, \w and their complements; nullopt for other letters.
 std::optional<Characters> category(char32_t letter) {
   const Characters digits = range('0', '9');
   const Characters spaces = range('\t', '\r') | range(0x1c, ' ');
@@ -68,7 +68,7 @@ Characters folded(Characters all) {
   return all;
 }
 
-// \n and the like; nothing for other letters.
+// \n and similar; nullopt for other letters.
 std::optional<char32_t> control(char32_t letter) {
   constexpr std::u32string_view letters = U"afnrtv";
   constexpr std::u32string_view meanings = U"\a\f\n\r\t\v";
@@ -142,7 +142,7 @@ class Translator {
     return text_[at_++];
   }
 
-  // "(?i)" at the beginning. Those of lines and ASCII make no difference to plain names.
+  // "(?i)" at the beginning. Flags for lines and ASCII have no effect on plain names.
   Flags global_flags() {
     const std::size_t end = text_.find_first_not_of(U"aimsu", 2);
     if (text_.compare(0, 2, U"(?") != 0 || end == 2 || end >= text_.size() || text_[end] != ')') {
@@ -201,7 +201,7 @@ class Translator {
     }
   }
 
-  // Behind "{"; false where it is a character of its own.
+  // After "{"; returns false if it is a literal character.
   bool counted_repeat(Last& last) {
     const std::size_t begin = at_;
     if (is_next('}')) return false;
@@ -270,7 +270,7 @@ class Translator {
     return range(each, each);
   }
 
-  // Takes the beginning of one behind "(".
+  // Reads the beginning of a look-around after "(".
   bool take_look_around() {
     for (const std::u32string_view kind : {U"?=", U"?!", U"?<=", U"?<!"}) {
       if (text_.compare(at_, kind.size(), kind) != 0) continue;
@@ -340,7 +340,7 @@ class Translator {
     if (!groups_.insert(name).second) reject("two groups have one name");
   }
 
-  // "i-s:" of "(?i-s:...)". Those of lines make no difference to names without newlines.
+  // "i-s:" of "(?i-s:...)". Flags for lines have no effect on names without newlines.
   void scoped_flags(Flags& flags) {
     std::u32string on;
     std::u32string off;
@@ -446,7 +446,7 @@ class Translator {
       found |= range(*first.character, *last.character);
     }
     if (!is_negated) return found;
-    // A character may be in the set in its other case.
+    // The set may contain the character's other case.
     if (flags.ignores_case) found = folded(found);
     return ~found;
   }

@@ -7,9 +7,10 @@
 
 namespace loadstone {
 
-// Text that RE2 matches as Python's `re.match` matches `pattern`, from the first character on, for
-// names that is_plain_name() accepts. RE2's own syntax is close, but gives `{,3}`, `[[:digit:]]`,
-// `\C` and others a different meaning or none, without a word.
+// Returns a pattern with which RE2 matches like Python's `re.match` with `pattern`, from the first
+// character, for names that is_plain_name() accepts. RE2's own syntax is similar, but silently
+// gives
+// `{,3}`, `[[:digit:]]`, `\C` and others a different meaning or none.
 //
 // Throws Error with this code and field for a pattern that Python rejects, and for one that cannot
 // be translated: look-around, back-references, possessive quantifiers, atomic groups, conditions,
@@ -22,7 +23,7 @@ struct Re2Match {
   std::string text;
   std::vector<std::string> needed;
   std::vector<std::string> excluded;
-  // `text` may match other names, too: look-around inside of the pattern is left out.
+  // `text` may match further names, because look-around inside of the pattern was removed.
   bool is_wider = false;
 };
 
@@ -31,8 +32,8 @@ struct Re2Match {
 [[nodiscard]] Re2Match re2_match_of_python(std::string_view pattern, const char* code,
                                            const std::string& field);
 
-// Returns whether all characters are ASCII and none is a newline: for others Python's classes, `.`,
-// `$` and case folding need tables of Unicode.
+// Returns true if all characters are ASCII without newlines: for others Python's classes, `.`, `$`
+// and case folding need tables of Unicode.
 [[nodiscard]] bool is_plain_name(std::string_view name) noexcept;
 
 }  // namespace loadstone

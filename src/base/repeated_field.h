@@ -1,4 +1,4 @@
-// Fields that a JSON object gives twice: Python's json takes the last one, other readers the first.
+// Repeated fields of a JSON object: Python's json uses the last one, other readers the first.
 #pragma once
 
 #include <simdjson.h>
@@ -8,8 +8,8 @@
 
 namespace loadstone {
 
-// The first field that an object gives twice, at whatever depth: "rank_pattern.q_proj", with the
-// numbers of items in arrays.
+// Returns the first repeated field, at any depth: "rank_pattern.q_proj", with indices of array
+// items.
 [[nodiscard]] std::optional<std::string> repeated_field(const simdjson::dom::element& element);
 
 }  // namespace loadstone

@@ -35,8 +35,8 @@ struct CodeRange {
   std::uint32_t last;
 };
 
-// Terminals obey some, some make a line read as a different one, and nobody can see the others:
-// Unicode's Default_Ignorable_Code_Point among them.
+// Some control terminals, some change how a line reads, and the others are invisible: Unicode's
+// Default_Ignorable_Code_Point among them.
 constexpr auto unsafe_codes = std::to_array<CodeRange>({
     {0x00, 0x1f},        // C0
     {0x7f, 0x9f},        // DEL, C1
@@ -98,7 +98,7 @@ bool is_one_of(std::string_view word, std::initializer_list<std::string_view> wo
       words, [&](std::string_view each) { return std::ranges::equal(word, each, {}, lower); });
 }
 
-// Mistyped ones as well, such as "http:/host": what follows them may still be a secret.
+// Includes mistyped URLs, such as "http:/host", which may still contain a secret.
 bool begins_url(std::string_view scheme, std::string_view rest) {
   const bool is_web = is_one_of(scheme, {"http", "https"}) && !rest.empty() && rest[0] != ' ';
   return scheme.size() > 1 && (rest.starts_with('/') || is_web);
@@ -109,14 +109,14 @@ void erase_user(std::string& url, std::size_t host) {
   if (at != std::string::npos && at >= host) url.erase(host, at + 1 - host);
 }
 
-// An object's name in a bucket may hold "#".
+// The name of an object in a bucket may contain "#".
 std::string public_url_of(std::string_view url, std::string_view scheme) {
   std::string text(url.substr(0, url.find_first_of(is_one_of(scheme, {"s3", "hf"}) ? "?" : "?#")));
   erase_user(text, std::min(text.find_first_not_of('/', scheme.size() + 1), text.size()));
   return text;
 }
 
-// The place at or before `at` where no character is cut.
+// Returns the nearest position at or before `at` that does not split a character.
 std::size_t before_character(std::string_view text, std::size_t at) noexcept {
   std::size_t place = at;
   while (place > 0 && at - place < 3 &&

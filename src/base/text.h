@@ -15,10 +15,10 @@ namespace loadstone {
 // A server's location, without query and fragment as well, whatever its scheme.
 [[nodiscard]] std::string public_location(std::string_view location);
 
-// The text without what URLs in it may hold as secrets: user, password, query and fragment, of any
-// scheme, and of mistyped ones such as "http:/host". A URL ends at the quotes around it, else at a
-// space; a text that begins with one is all URL. For people: an object's name in a bucket may hold
-// "?", so this is no path to open.
+// Returns the text without possible secrets in its URLs: user, password, query and fragment, for
+// any scheme, and for mistyped ones such as "http:/host". A URL ends at the quotes around it,
+// otherwise at a space; a text that begins with one is a URL to its end. For display only: an
+// object's name in a bucket may contain "?", so the result is not a path to open.
 [[nodiscard]] std::string without_secrets(std::string_view text);
 
 // without_secrets(), with control characters, line separators, changes of writing direction,
@@ -51,7 +51,7 @@ namespace loadstone {
 [[nodiscard]] constexpr bool is_digit(char character) noexcept {
   return character >= '0' && character <= '9';
 }
-// Whether the text is digits only, at least one.
+// Returns true if the text is one or more digits.
 [[nodiscard]] constexpr bool is_digits(std::string_view text) noexcept {
   return !text.empty() && std::ranges::all_of(text, is_digit);
 }
@@ -69,7 +69,7 @@ struct Character {
 // The first one of text that is not empty; of no bytes where it is not well-formed UTF-8.
 [[nodiscard]] Character first_character(std::string_view text) noexcept;
 
-// Whether the bytes are well-formed UTF-8.
+// Returns true for well-formed UTF-8.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Colours of text for a terminal. Whether there are any is decided by whoever prints.
+// Colours of text for a terminal. The caller decides if they are used.
 #pragma once
 
 #include <string>

@@ -7,8 +7,8 @@
 
 namespace loadstone {
 
-// As many threads as the caller wants, at most defaults::threads_most; 0: one per core, at most
-// `most`.
+// Returns the requested number of threads, at most defaults::threads_most; for 0, one per core, at
+// most `most`.
 [[nodiscard]] inline unsigned thread_count(unsigned wanted, unsigned most) noexcept {
   if (wanted != 0) return std::min(wanted, defaults::threads_most);
   return std::clamp(std::thread::hardware_concurrency(), 1u, most);

@@ -1,4 +1,4 @@
-// The version that a host gives a file: an ETag, or a date.
+// The version of a remote file: an ETag, or a date.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What may become what on the way from a source to a target.
+// Supported casts from a source to a target.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ enum class CastKind : std::uint8_t {
   same,      // bytes are moved
   cast,      // float to float, or integers that all fit
   lossy,     // integers that may not fit
-  counted,   // I64 or bool, which hold no codes, to float: only where a recipe casts them
+  counted,   // I64 or bool, which are not codes, to float: only if a recipe casts them
   mismatch,  // float against integer or bool, complex against real: somebody meant something else
   no_cast,   // no kernel for the pair, or a block format
 };
 
-// Whether every value of `source` is one of `target`, so that a cast on the way through it changes
-// nothing (the bits of a NaN apart).
+// Returns true if `target` represents every value of `source`, so that a cast to it is lossless
+// (except for the bits of a NaN).
 [[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
 
 // That a kernel gives for this target: kernels compute F32 and round it once, to a narrower dtype

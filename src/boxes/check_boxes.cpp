@@ -30,7 +30,7 @@ std::optional<Problem> outside(const char* side, std::optional<std::uint64_t> la
                  fmt::format("one of {} elements", elements)};
 }
 
-// Those that boxes may reach: of a strided tensor, what its range holds.
+// Number of elements that boxes may address: all in the range of a strided tensor.
 std::uint64_t elements_of(const TensorInfo& source) noexcept {
   if (source.strides.empty() || !source.encoding.is_dtype()) {
     return source.shape.numel().value_or(0);
@@ -103,8 +103,8 @@ std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
 std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
                                    const std::vector<TensorInfo>& sources,
                                    std::span<const Decoding> decodings) {
-  if (boxes.empty()) {  // without elements a target has boxes all the same, for its provenance
-    return Problem{"no box says where the value comes from", "no boxes", "one or more"};
+  if (boxes.empty()) {  // a target without elements still has boxes, for its provenance
+    return Problem{"the value has no boxes", "no boxes", "one or more"};
   }
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
@@ -139,7 +139,7 @@ ElementRange source_range(const Box& box) noexcept {
   return {box.source_offset, last + 1};
 }
 
-// 8 elements fill whole bytes whatever their width, so no product can be too large.
+// 8 elements of any width fill whole bytes, so no product overflows.
 ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept {
   const std::uint64_t width = bits(dtype);
   return {range.begin / 8 * width + range.begin % 8 * width / 8,

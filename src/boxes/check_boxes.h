@@ -1,4 +1,4 @@
-// Whether boxes write a target as they must: inside source and target, each element exactly once.
+// Checks that boxes write a target correctly: inside source and target, each element exactly once.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace loadstone {
 
-// Checks one box by itself: that its source or decoding is there, and that it stays inside both
-// sides. `elements` is the target's number of elements.
+// Checks one box: its source or decoding exists, and it stays inside both sides. `elements` is the
+// target's number of elements.
 [[nodiscard]] std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
                                                 const std::vector<TensorInfo>& sources,
                                                 std::span<const Decoding> decodings);
@@ -33,7 +33,7 @@ struct ElementRange {
   std::uint64_t end = 0;
 };
 [[nodiscard]] ElementRange source_range(const Box& box) noexcept;
-// Where these elements stand, counted from the first one; whole bytes.
+// Returns the place of these elements, relative to the first one; whole bytes.
 [[nodiscard]] ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept;
 
 // Elements that the box moves. The box must have passed check_boxes().

@@ -8,7 +8,7 @@ namespace loadstone {
 
 namespace {
 
-// A tile's rows are whole cache lines on both sides, and a tile with its cast copy stays in the
+// A tile's rows are whole cache lines on both sides, and a tile with its cast copy fits into the
 // first-level cache.
 constexpr std::uint64_t tile_edge = 32;
 
@@ -20,7 +20,7 @@ struct Sides {
 // Elements of a run that are counted and cast while they are in the first-level cache.
 constexpr std::uint64_t counted_elements = 2048;
 
-// The parameters of a whole box, and the overflow found in it.
+// Parameters of a copy, and the overflow that it counted.
 struct Copy {
   Cast cast;
   std::size_t source_bytes;
@@ -82,7 +82,7 @@ void transpose_tile(std::size_t size, const std::byte* source, std::uint64_t sou
 }
 
 // Rows run along the source in `down` (source stride 1) and along the target in `across` (target
-// stride 1). Tile by tile: the source's runs are cast first, with vectors, then turned.
+// stride 1). Tile by tile, the source's runs are cast with vectors and then transposed.
 void copy_transposed(Copy& copy, const BoxDim& down, const BoxDim& across, Sides at) noexcept {
   alignas(64) std::array<std::byte, tile_edge * tile_edge * element_bytes_max> tile;
   const std::uint64_t source_step = across.source_stride * copy.source_bytes;

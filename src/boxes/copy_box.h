@@ -11,10 +11,10 @@
 
 namespace loadstone {
 
-// Copies the box whose first element is at `source` to `target`. `dims` in any order, at most
-// box_rank_max of them with an extent above 1. Both sides have whole-byte elements, and `cast` is
-// that of their dtypes. Source and target must not overlap. Returns the finite numbers that are too
-// large for the target. Thread-safe; touches nothing else.
+// Copies the box whose first element is at `source` to `target`. `dims`: in any order, at most
+// box_rank_max of them with an extent above 1. Elements of both sides have whole bytes, and `cast`
+// is for their dtypes. Source and target must not overlap. Returns the finite values that overflow
+// the target's dtype. Thread-safe; accesses no other memory.
 Overflow copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* source,
                   std::size_t source_bytes, std::byte* target, std::size_t target_bytes) noexcept;
 

@@ -7,13 +7,13 @@ namespace loadstone {
 
 namespace {
 
-// How many steps from `start` on are below `bound`, at most all.
+// Counts the steps from `start` that are below `bound`.
 std::uint64_t steps_until(std::uint64_t bound, std::uint64_t start, const BoxDim& dim) {
   if (start >= bound) return 0;
   return std::min(dim.extent, (bound - start - 1) / dim.target_stride + 1);
 }
 
-// Takes a box apart at the ends of a range.
+// Divides a box at the ends of a range.
 class Cutter {
  public:
   Cutter(const Box& box, std::uint64_t begin, std::uint64_t end, std::vector<Box>& kept,

@@ -1,4 +1,4 @@
-// What boxes copy from: a tensor of the checkpoint, or what a kernel makes of some.
+// Sources of boxes: a tensor of the checkpoint, or a tensor decoded from several.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@
 
 namespace loadstone {
 
-// All of one tensor, decoded where its bytes are codes or blocks: to F32, or to BF16 or F16 where
-// that is `wanted`.
+// A whole tensor, decoded if its bytes are codes or blocks: to F32, or to BF16 or F16 if `wanted`.
 struct TensorRecipe {
   Shape shape;
   Dtype dtype = Dtype::f32;  // before any cast
   std::vector<Box> boxes;
   std::vector<Decoding> decodings;
 
-  // A view of it, for a reader of its decodings.
+  // Returns a view of it, for a reader of its decodings.
   [[nodiscard]] Value as_value(std::string_view name, Dtype as) const noexcept {
     return {.name = name, .shape = &shape, .dtype = as, .boxes = boxes};
   }
@@ -31,11 +30,11 @@ struct TensorRecipe {
 [[nodiscard]] TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
                                          std::optional<Dtype> wanted = std::nullopt);
 
-// Returns true for FP8 that no codec knows as codes or as a companion: its codes are numbers.
+// Returns true for FP8 tensors that no codec uses as codes or companions: their codes are values.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
 
-// The numbers of a tensor whose bytes are codes or blocks, as a whole source that the view calls
-// `number`; and what gives them.
+// Returns the decoded values of codes or blocks, as a whole source that the view calls `number`,
+// and adds their decoding.
 [[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);
 [[nodiscard]] Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype);
 

@@ -1,4 +1,4 @@
-// Dimensions of boxes: their order, and what stands one after the other on both sides.
+// Dimensions of boxes: their order, and contiguous runs on both sides.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@ namespace loadstone {
 // those of extent 1.
 inline constexpr std::size_t box_rank_max = 64;
 
-// Whether the steps of `outer` go on where those of `inner` end, on both sides; then `outer`
-// becomes one dimension of both.
+// Joins `outer` with `inner` if its steps continue where those of `inner` end, on both sides.
+// Returns true if it did.
 [[nodiscard]] bool run_on(BoxDim& outer, const BoxDim& inner) noexcept;
 
 // Joins neighbours that run on, outermost first. Returns how many dimensions are left at the front.
@@ -35,7 +35,7 @@ template <typename Dim>
 // Extents of 1 dropped, largest target stride first, neighbours joined.
 void normalise(std::vector<BoxDim>& dims);
 
-// The same without memory of its own. Value type.
+// The same without an allocation. Value type.
 class BoxDims {
  public:
   // False: too many dimensions. Extents of 1 are dropped.
@@ -52,26 +52,26 @@ class BoxDims {
   std::size_t count_ = 0;
 };
 
-// The innermost dimensions, as far as their elements stand one after the other on both sides.
+// The innermost dimensions whose elements are contiguous on both sides.
 struct InnerRun {
   std::uint64_t elements = 1;
-  std::size_t outer_dims = 0;  // those that are no part of it
+  std::size_t outer_dims = 0;  // number of other dimensions
 };
 [[nodiscard]] InnerRun inner_run(std::span<const BoxDim> dims) noexcept;
-// As far as a reader of the source goes through them at once, over holes of at most so many
-// elements; from the first element to the last. `dims` are sorted by source.
+// Returns the run that a reader of the source reads at once, over holes of at most `hole` elements,
+// from the first element to the last. `dims` are sorted by source.
 [[nodiscard]] InnerRun source_run(std::span<const BoxDim> dims, std::uint64_t hole_max) noexcept;
 
 [[nodiscard]] bool is_empty(const Box& box) noexcept;
 // Returns true if the box copies all `elements` of a tensor in their order.
 [[nodiscard]] bool copies_all(const Box& box, std::uint64_t elements) noexcept;
 
-// Elements of 4 or 6 bits: a run whose ends stand between bytes, as a run of bytes.
+// For elements of 4 or 6 bits: returns a run with ends between bytes as a run of bytes.
 [[nodiscard]] std::optional<Box> as_bytes(const Box& box, unsigned bits);
-// Whether a box can be moved in whole bytes between elements of `bits` bits on both sides.
+// Returns true if a box consists of whole bytes on both sides, for elements of `bits` bits.
 [[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits);
 
-// Of elements in C order; an extent of 0 counts as 1.
+// Strides of elements in C order; an extent of 0 counts as 1.
 [[nodiscard]] std::vector<std::uint64_t> row_strides(const Shape& shape);
 
 }  // namespace loadstone

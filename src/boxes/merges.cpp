@@ -14,12 +14,12 @@ namespace loadstone {
 
 namespace {
 
-// Numbers that are made in one go: they stay in the nearer caches.
+// Values that are made at once: they stay in the nearer caches.
 constexpr std::uint64_t piece_elements = 128 << 10;
 // Right matrices are read again where all of a target's are larger.
 constexpr std::uint64_t right_elements_kept = 2 << 20;
 
-// Whether [begin, begin + count) lies in [0, size).
+// Returns true if [begin, begin + count) is inside [0, size).
 bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
   return begin <= size && count <= size - begin;
 }
@@ -85,7 +85,7 @@ std::optional<Problem> check_operand(const Operand& operand, std::uint64_t eleme
     const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
     const CastKind way = cast_kind(encoding, Dtype::f32);
     if (way == CastKind::same || way == CastKind::cast) continue;
-    return Problem{.message = "these are no numbers that F32 could hold",
+    return Problem{.message = "F32 cannot represent these values",
                    .found = std::string(encoding.name()),
                    .expected = "a floating dtype",
                    .box = b};
@@ -110,9 +110,9 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
     return Problem{.message = "a merge has terms, or a factor", .field = "terms"};
   }
   if (auto found = check_form(merge)) return found;
-  // Pieces are whole rows, whether or not a product needs them.
+  // Pieces are whole rows, even if no product needs them.
   if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
-    return Problem{"the target's elements are no whole rows", std::to_string(elements),
+    return Problem{"the target's elements do not fill whole rows", std::to_string(elements),
                    fmt::format("rows of {}", merge.row_elements), "row_elements"};
   }
   const auto not_finite = [](std::string field) {
@@ -125,7 +125,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
     if (!std::isfinite(term.factor)) return not_finite(field + ".factor");
     if (!term.low_rank) continue;
     auto found = term.boxes.empty() ? check_place(merge, *term.low_rank, elements)
-                                    : Problem{"a product has no boxes beside it"};
+                                    : Problem{"a product needs boxes, too"};
     if (!found) continue;
     found->field = field;
     return found;
@@ -160,7 +160,7 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   for (const Term& term : merge.terms) {
     if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
   }
-  // As many rows as their left matrix takes no more than the numbers themselves; at least one.
+  // As many rows as need no more memory for their left matrix than for their values; at least one.
   const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
   const std::uint64_t rows = std::min(most, elements / columns);
   sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);

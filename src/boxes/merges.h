@@ -24,7 +24,7 @@ namespace loadstone {
 [[nodiscard]] std::string_view name(MergeOp op) noexcept;
 [[nodiscard]] std::string_view name(Pruning pruning) noexcept;
 
-// Numbers that a merge reads as F32, beside those of the recipe's own boxes.
+// Values that a merge reads as F32, in addition to those of the recipe's own boxes.
 struct Operand {
   const std::vector<Box>& boxes;
   std::uint64_t elements = 0;  // 0: as many as the target has
@@ -49,7 +49,7 @@ void for_each_operand(const Merge& merge, const Visit& visit) {
   }
 }
 
-// All boxes that a recipe or a value reads: its own, and those of its terms.
+// Visits all boxes that a recipe or a value reads: its own, and those of its terms.
 template <typename Boxes, typename Visit>
 void for_each_box(const Boxes& recipe, const Visit& visit) {
   for (const Box& box : recipe.boxes) visit(box);
@@ -65,20 +65,20 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
                                                  const std::vector<TensorInfo>& sources,
                                                  std::span<const Decoding> decodings);
 
-// Whether something has to be known of whole values before any number can be computed.
+// Returns true if whole values must be measured before any result can be computed.
 [[nodiscard]] constexpr bool is_measured(const Merge& merge) noexcept {
   return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest;
 }
 
-// Whether rows have to be there as a whole: to have norms.
+// Returns true if rows must be complete, to have norms.
 [[nodiscard]] bool needs_whole_rows(const Merge& merge) noexcept;
 
 // Memory in which a thread computes a merge, in F32 numbers. It follows from the merge and its
 // target alone, so no byte depends on windows.
 struct MergeSizes {
-  std::uint64_t piece = 0;    // made in one go
-  std::uint64_t buffers = 2;  // of so many numbers each: the sum, and what is added to it
-  std::uint64_t left = 0;     // rows of left matrices that such a piece needs
+  std::uint64_t piece = 0;    // values made at once
+  std::uint64_t buffers = 2;  // of one piece each: the sum, and the term to add
+  std::uint64_t left = 0;     // rows of left matrices for such a piece
   std::uint64_t right = 0;    // right matrices that are kept
   std::uint64_t counts = 0;   // while magnitudes are counted, of 64 bits each
 

@@ -15,8 +15,8 @@ namespace loadstone {
 [[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
                                    std::span<const Decoding> decodings) noexcept;
 
-// All tensors that the boxes need, each once, in the order of the boxes. Those that do not exist
-// are left out. `merge`: of boxes that have more terms; null where they have none.
+// Returns all tensors that the boxes need, each once, in the boxes' order, without those that do
+// not exist. `merge`: further terms of the boxes; may be null.
 [[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
                                                     std::span<const Decoding> decodings,
                                                     const Merge* merge = nullptr);

@@ -1,9 +1,9 @@
-// How it is decided. Sorted by their first element, regions fall into groups whose spans do not
-// meet; each group must fill its span. In a group of several, the widest stride S is a row: every
-// region is cut into rectangles of rows, rows with the same regions are looked at once, and what is
-// left inside a row is the same question with smaller strides. Fused, stacked and interleaved
-// tensors take one or two such steps. What does not nest (or would take too much work) is painted
-// into a bitmap; where that would be too large the answer is a refusal, so a pass is always exact.
+// Method: sorted by their first element, regions form groups with disjoint spans; each group must
+// fill its span. In a group of several, the widest stride S is a row: every region is cut into
+// rectangles of rows, rows with the same regions are examined once, and the remainder inside a row
+// is the same problem with smaller strides. Fused, stacked and interleaved tensors take one or two
+// such steps. Regions that do not nest (or take too much work) are painted into a bitmap; if that
+// would be too large they are rejected, so a positive result is always exact.
 #include "boxes/tiling.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ bool run_on(RegionDim& outer, const RegionDim& inner) noexcept {
 
 namespace {
 
-// Regions looked at: so many always, and so many more for each region.
+// Limit on examined regions: a base, plus an amount per region.
 constexpr std::uint64_t work_base = std::uint64_t{1} << 20;
 constexpr std::uint64_t work_per_region = 64;
 constexpr unsigned depth_max = 128;
@@ -123,7 +123,7 @@ class Tiler {
       if (++work_ > work_max_) return false;
       const std::uint64_t position = region.offset + i * outer.stride;
       const std::uint64_t inside = position % row;
-      if (inside + rest_span >= row) {  // one step of it crosses the end of a row
+      if (inside + rest_span >= row) {  // a step crosses the end of a row
         if (!cut({position, rest}, row, parts)) return false;
         ++i;
         continue;

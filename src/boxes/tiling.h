@@ -1,4 +1,4 @@
-// Whether strided regions tile a range: cover each of its elements exactly once.
+// Checks that strided regions tile a range: cover each of its elements exactly once.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct Region {
   std::vector<RegionDim> dims;
 };
 
-// What is wrong, in words; nothing when the regions tile [0, elements). They must lie inside, and
-// their volumes must sum up to `elements`.
+// Describes the defect; nullopt if the regions tile [0, elements). They must be inside, and their
+// volumes must add up to `elements`.
 [[nodiscard]] std::optional<std::string> tiling_defect(std::vector<Region> regions,
                                                        std::uint64_t elements);
 

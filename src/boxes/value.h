@@ -16,10 +16,10 @@
 
 namespace loadstone {
 
-// The engine's way to make a value.
+// The method by which the engine makes a value.
 enum class Making : std::uint8_t {
   none,      // not at all
-  in_order,  // in its place in host memory, as the files come
+  in_order,  // in place in host memory, in file order
   windows,   // window by window: quantized, merged, without a source or without such a place
 };
 
@@ -35,7 +35,7 @@ struct Value {
   std::string_view name{};  // for errors and findings
   const Shape* shape = nullptr;
   Dtype dtype = Dtype::f32;                          // the final one, or before quantizing
-  std::span<const Box> boxes{};                      // none: the constant, or filled
+  std::span<const Box> boxes{};                      // empty: the constant, or a fill
   const Merge* merge = nullptr;                      // null: the boxes are all there is
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
   Fill fill = fill_zeros;                            // without boxes and a constant
@@ -51,7 +51,7 @@ struct Value {
     return Encoding(dtype).byte_count(count).value_or(0);
   }
   [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
-  // Written where it stays, without reading: filled, or a constant, in host memory.
+  // Returns true if it is written in place, without reading: a fill or a constant in host memory.
   [[nodiscard]] bool is_filled_in_place() const noexcept {
     return boxes.empty() && quantization == nullptr && has_place;
   }

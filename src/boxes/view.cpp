@@ -14,13 +14,13 @@ namespace loadstone {
 namespace {
 
 Problem no_such_dim(std::int64_t dim, const Shape& shape) {
-  return {fmt::format("there is no dimension {}", dim), shape.text(),
+  return {fmt::format("dimension {} does not exist", dim), shape.text(),
           fmt::format("a dimension from {} to {}", -static_cast<std::int64_t>(shape.rank()),
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
 
-// Keeps the part of a piece that lies in [begin, end) of one dimension, whose factors are cut as
-// the dimensions of a box are.
+// Keeps the part of a piece in [begin, end) of one dimension; its factors are cut like the
+// dimensions of a box.
 void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
                std::vector<ViewPiece>& kept) {
   Box box;
@@ -89,7 +89,7 @@ std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& orde
     const auto index = dim_index(dim, rank);
     if (!index) return no_such_dim(dim, view.shape);
     if (to[*index] != UINT32_MAX) {
-      return Problem{fmt::format("dimension {} stands twice in the order", dim)};
+      return Problem{fmt::format("dimension {} is repeated in the order", dim)};
     }
     to[*index] = static_cast<std::uint32_t>(from.size());
     from.push_back(*index);
@@ -134,7 +134,7 @@ std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
   extents[*index] = size;
   std::vector<ViewPiece> kept;
   if (view.shape.numel() == 0u || size == 0) {
-    // Nothing to copy: the pieces stay as the names of their sources.
+    // Nothing to copy: the pieces only name their sources.
     for (ViewPiece& piece : view.pieces) {
       piece.begin.assign(extents.size(), 0);
       piece.factors = {{static_cast<std::uint32_t>(*index), 0, 1, 1}};

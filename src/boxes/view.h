@@ -1,5 +1,5 @@
-// A tensor that does not exist yet, as a picture of where its elements stand in the sources. All
-// rules are functions on views; boxes are what a view comes to in the end.
+// A virtual tensor: the places of its elements in the sources. All rules are functions on views,
+// which finally become boxes.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct ViewPiece {
   std::uint32_t source = 0;
   std::uint64_t source_offset = 0;
   std::vector<std::uint64_t> begin;  // one index for each dimension
-  std::vector<Factor> factors;       // extents above 1, or 0 where the piece is empty
+  std::vector<Factor> factors;       // extents above 1, or 0 if the piece is empty
 };
 
 // The pieces cover each element once. Value type.
@@ -41,7 +41,7 @@ struct View {
 inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
 [[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
-// The same of a tensor in a file, whose elements need not stand in C order.
+// The same for a tensor in a file, which may be strided.
 [[nodiscard]] View source_view(std::uint32_t source, const TensorInfo& tensor);
 
 // Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a
@@ -55,7 +55,7 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
                                             View& result);
 [[nodiscard]] std::optional<Problem> stack(std::vector<View> parts, std::int64_t dim, View& result);
 
-// The index that a dimension counted from either end stands for; nothing outside the rank.
+// Returns the index of a dimension counted from either end; nullopt outside of the rank.
 [[nodiscard]] std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept;
 
 // The answer to a view of more than pieces_max.

@@ -30,7 +30,7 @@ class Dealer {
   }
 
  private:
-  // Makes one piece of it, or says which step is in the way.
+  // Turns the box into one piece, or reports the step that prevents it.
   bool deal_whole(const Box& box) {
     ViewPiece piece;
     piece.source = box.source;
@@ -78,7 +78,7 @@ class Dealer {
     return d;
   }
 
-  // In two, where the step in the way meets the end of a row if there is one inside.
+  // Splits the box in two, at the end of a row if one is inside that step.
   void split(const Box& box, std::vector<Box>& work) const {
     const BoxDim& dim = box.dims[blocker_];
     const std::uint64_t rest = limit_ - box.target_offset % limit_;

@@ -37,7 +37,7 @@ constexpr std::uint64_t adapter_config_bytes_max = 16u << 20;
       {.field = std::move(field), .found = printable(found), .expected = std::move(expected)});
 }
 
-// Nothing where the field is not there, or null.
+// nullopt if the field is missing or null.
 template <typename Value>
 std::optional<Value> typed_member(const dom::object& object, const std::string& field) {
   const auto element = object[field];
@@ -47,7 +47,7 @@ std::optional<Value> typed_member(const dom::object& object, const std::string& 
   return value;
 }
 
-// peft also takes 0, which adds nothing, and numbers below it, which subtract.
+// peft also accepts 0, which adds nothing, and negative values, which subtract.
 double alpha_of(double number, const std::string& field) {
   if (std::isfinite(number)) return number;
   refuse_adapter("alpha is a finite number", field, fmt::format("{}", number));
@@ -80,8 +80,8 @@ void refuse_other_base(const dom::object& object, const std::string& field) {
                  std::string(*method), "an adapter that peft has converted to LoRA");
 }
 
-// Fields that make something else of an adapter than products that are added: peft's variants of
-// LoRA, layers that the base lacks, tensors that are no product.
+// Fields that make an adapter more than added products: peft's variants of LoRA, layers that the
+// base lacks, tensors that are not products.
 constexpr std::string_view refused_fields =
     "megatron_config corda_config lora_ga_config velora_config monteclora_config kasa_config "
     "arrow_config use_bdlora use_qalora alora_invocation_tokens layer_replication lora_bias "
@@ -111,7 +111,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
   if (json.fault) {
     throw Error(
         adapter_code,
-        fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
+        fmt::format("the adapter's configuration is not a JSON object: {}", json.fault->message),
         {.field = field, .byte_offset = json.fault->offset});
   }
   if (json.has_infinite) {
@@ -119,7 +119,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
   }
   const auto result = parsed_json(parser, json.text);
   const auto object = json_as<dom::object>(result);
-  if (!object) refuse_adapter("the adapter's configuration is no JSON object", field);
+  if (!object) refuse_adapter("the adapter's configuration is not a JSON object", field);
   if (auto twice = repeated_field(result.value_unsafe())) {
     refuse_adapter("a field appears twice in the adapter's configuration", *std::move(twice));
   }
@@ -237,7 +237,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
 
 namespace {
 
-// Messages say in which file.
+// The caller adds the file to messages.
 AdapterConfig config_in(const std::string& path, std::string_view text, std::string_view prefix) {
   try {
     return AdapterConfig(text, prefix);

@@ -1,4 +1,4 @@
-// The scales of an adapter's products, which stand beside its tensors.
+// The scales of an adapter's products, from its configuration.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ namespace loadstone {
 // A configuration of LoRA as peft writes it. Not thread-safe: it counts comparisons and doubts.
 class AdapterConfig {
  public:
-  // Throws Error "format.adapter" for text that is no such configuration. `prefix`: of the fields
-  // that belong to it; the others are passed over.
+  // Throws Error "format.adapter" for an invalid configuration. `prefix`: of the fields that belong
+  // to it; others are ignored.
   AdapterConfig(std::string_view text, std::string_view prefix);
 
-  // Of the modules that it is about, in the names of the file; empty: all.
+  // Prefix of the modules that it describes, in the file's names; empty: all.
   [[nodiscard]] const std::string& prefix() const noexcept { return prefix_; }
-  // The factor of a module's product: alpha / rank, or alpha / sqrt(rank). Throws Error
-  // "format.adapter" where the configuration gives the module another rank.
+  // Returns the factor of a module's product: alpha / rank, or alpha / sqrt(rank). Throws Error
+  // "format.adapter" if the configuration has a different rank for the module.
   [[nodiscard]] float scale(const std::string& module, std::uint64_t rank) const;
-  // Weights stand [in, out].
+  // Weights are stored as [in, out].
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
   // Every module has magnitudes.
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
-  // Names, or ends of names, of modules whose tensors the adapter holds whole (`modules_to_save`).
+  // Names, or suffixes of names, of modules with full tensors in the adapter (`modules_to_save`).
   [[nodiscard]] const std::vector<std::string>& saved_modules() const noexcept {
     return saved_modules_;
   }
@@ -38,7 +38,7 @@ class AdapterConfig {
   [[nodiscard]] std::vector<std::string> doubts() const;
 
  private:
-  // Numbers of the modules whose name a pattern matches.
+  // Values for the modules whose name a pattern matches.
   struct Rules {
     ModulePatterns patterns;
     std::vector<double> numbers;
@@ -69,17 +69,17 @@ inline constexpr const char* adapter_config_name = "adapter_config.json";
 // The key of the metadata in which diffusers writes them.
 inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
 
-// Those of an adapter: those that diffusers writes into the metadata of the file, one for each
-// model of a pipeline, and behind them, for all other modules, that of adapter_config.json in the
-// folder. None: there is neither.
+// Returns an adapter's configurations: those that diffusers writes into the file's metadata, one
+// per model of a pipeline, and then, for all other modules, adapter_config.json of the folder.
+// Empty if there is neither.
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
 // The one number of a small tensor, such as an alpha. Throws Error "format.adapter" for a tensor of
 // another size or of a dtype that is neither a float nor an integer.
 [[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
 
-// The scale of a product with this stored alpha. A scale that the configuration gives as well may
-// differ by the rounding of the alpha; otherwise throws Error "format.adapter".
+// Returns the scale of a product with this stored alpha. If the configuration has a scale too, it
+// must agree up to the rounding of the alpha; otherwise throws Error "format.adapter".
 [[nodiscard]] float stored_scale(const Catalog& adapter, const TensorInfo& alpha,
                                  std::uint64_t rank, std::optional<float> configured);
 

@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// Thread-safe: what it knows never changes, and its files are.
+// Immutable, with thread-safe files, so thread-safe.
 class AssembledFile final : public ByteSource {
  public:
   AssembledFile(Storage& storage, const Shard& shard, std::shared_ptr<const Assembly> assembly)
@@ -65,8 +65,8 @@ class AssembledFile final : public ByteSource {
     return after == tensors.begin() ? after : after - 1;
   }
 
-  // The files' ranges that these bytes of tensors stand in: of a chunk one, from the first to the
-  // last byte that is among them.
+  // Visits the files' ranges with these bytes of tensors: one per chunk, from the first to the last
+  // byte.
   template <typename Visit>
   void for_each_range(std::uint64_t offset, std::uint64_t bytes, const Visit& visit) noexcept {
     const std::uint64_t end = offset + bytes;
@@ -105,8 +105,7 @@ class AssembledFile final : public ByteSource {
     }
   }
 
-  // Those of the chunk's runs that meet the tensor's bytes from `begin` on, in one read of the file
-  // for many of them.
+  // Reads the chunk's runs that overlap the tensor's bytes from `begin`, many in one read.
   void read_chunk(const AssembledChunk& chunk, std::uint64_t begin,
                   std::span<std::byte> into) const {
     const std::uint64_t end = begin + into.size();

@@ -1,4 +1,4 @@
-// Tensors that lie in pieces in several files, read as if they stood one after the other in one.
+// Tensors stored in pieces in several files, read as if they were contiguous in one.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@
 
 namespace loadstone {
 
-// A box of a tensor, whose elements stand one after the other in a file: runs of bytes that have a
-// place each in the tensor.
+// A box of a tensor, contiguous in a file: runs of bytes, each with a place in the tensor.
 struct AssembledChunk {
   struct Dim {
     std::uint64_t extent;
@@ -21,16 +20,16 @@ struct AssembledChunk {
 
   std::uint32_t file = 0;        // index into Assembly::files
   std::uint64_t file_begin = 0;  // of the first run
-  std::uint64_t first = 0;       // byte of the tensor that the first run stands at
+  std::uint64_t first = 0;       // offset of the first run in the tensor
   std::uint64_t run_bytes = 0;
-  std::vector<Dim> dims;  // outermost first; none: one run
+  std::vector<Dim> dims;  // outermost first; empty: one run
 
   [[nodiscard]] std::uint64_t runs() const noexcept;
-  // Byte of the tensor that run `index` stands at; it grows with the index.
+  // Returns the offset of run `index` in the tensor; ascending.
   [[nodiscard]] std::uint64_t run_begin(std::uint64_t index) const noexcept;
   // The first run that ends behind byte `place` of the tensor.
   [[nodiscard]] std::uint64_t run_at(std::uint64_t place) const noexcept;
-  // How many of the chunk's bytes stand before it.
+  // Returns the number of the chunk's bytes before that offset.
   [[nodiscard]] std::uint64_t bytes_before(std::uint64_t place) const noexcept;
 };
 
@@ -50,13 +49,13 @@ struct Assembly {
 
   std::vector<File> files;
   std::vector<AssembledChunk> chunks;
-  std::vector<AssembledTensor> tensors;  // one after the other, without gaps; those with bytes
+  std::vector<AssembledTensor> tensors;  // contiguous, without empty tensors
 };
 
-// That of the shard's file, with the latest of the times.
+// Returns the identity of the shard's file, with the latest of all times.
 [[nodiscard]] FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly);
 
-// Of the shard as a file, however it is opened.
+// Returns the size of the shard as a file, assembled or not.
 [[nodiscard]] std::uint64_t shard_bytes(const Catalog& catalog, std::uint32_t shard) noexcept;
 
 // The shard as a file: the one at its path, or one that is assembled. All that reads a shard opens

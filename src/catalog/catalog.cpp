@@ -39,7 +39,7 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
   index_.reserve(tensors_.size());
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
     const TensorInfo& tensor = tensors_[i];
-    // Byte ranges lie within files and do not overlap, so their sum fits.
+    // Byte ranges are inside files and disjoint, so their sum does not overflow.
     total_bytes_ += tensor.byte_count();
     const auto [found, is_new] = index_.emplace(tensor.name, i);
     if (is_new) continue;
@@ -58,10 +58,10 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
 
 Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
     : storage_(nullptr), checkpoints_(std::move(checkpoints)) {
-  if (checkpoints_.empty()) refuse_option("checkpoints", "there is no checkpoint to join");
+  if (checkpoints_.empty()) refuse_option("checkpoints", "the list of checkpoints is empty");
   std::uint64_t tensors = 0;
   for (const auto& each : checkpoints_) {
-    if (each == nullptr) refuse_option("checkpoints", "there is no catalog");
+    if (each == nullptr) refuse_option("checkpoints", "the catalog is null");
     if (!each->checkpoints().empty()) refuse_option("checkpoints", "checkpoints are joined once");
     if (&each->storage() != &checkpoints_.front()->storage()) {
       refuse_option("checkpoints", "checkpoints are read through one storage");

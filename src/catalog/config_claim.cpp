@@ -108,7 +108,7 @@ void refuse_two_formats(const dom::object& section, const std::string& path) {
                .expected = "one format"});
 }
 
-// Auto-round before 0.5 names its packing here. Its own form has other zero points than GPTQ's.
+// Auto-round before 0.5 declares its packing here. Its own format has other zero points than GPTQ.
 std::string_view own_backend(const dom::object& section) {
   const auto backend = member<std::string_view>(section, {"backend"}).value_or("");
   const auto has = [&](std::string_view word) { return backend.find(word) != backend.npos; };
@@ -121,7 +121,7 @@ std::string method_of(const dom::object& section) {
   return method == "compressed_tensors" ? "compressed-tensors" : method;
 }
 
-// Adds the words of GPTQ and AWQ.
+// Reads the fields of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const dom::object& section) {
   claim.method = method_of(section);
   claim.layout = member<std::string_view>(
@@ -148,7 +148,7 @@ void for_each_group(const dom::object& section, const Visit& visit) {
   }
 }
 
-// Keeps a word that all groups have alike.
+// Keeps a field that is equal in all groups.
 template <typename Value>
 void join(Value& known, const Value& word, bool is_first) {
   if (is_first) known = word;
@@ -184,12 +184,12 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
                                 const char* name) {
   const auto text = find_config(opener, folder, name);
   if (!text) return {};
-  // One that may not be read may make one.
+  // A file that cannot be read may make a claim.
   if (text->empty()) return {.is_made = true, .digest = "unread"};
   return quantization_claim(*text, join_path(folder, name));
 }
 
-// Returns an empty claim unless the file is of the method.
+// Returns an empty claim unless the file belongs to the method.
 QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string& folder,
                                     const OwnConfig& own) {
   const auto text = find_config(opener, folder, own.name);
@@ -226,7 +226,7 @@ void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::st
        .expected = std::move(expected)});
 }
 
-// The words that each file may have, by their names in it.
+// Visits the fields of each file, with their names there.
 template <typename Visit>
 void visit_words(const Visit& visit) {
   visit("bits", &QuantizationClaim::bits);

@@ -1,4 +1,4 @@
-// The word of the configs beside a checkpoint on how it is quantized.
+// The quantization that a checkpoint's configs declare.
 #pragma once
 
 #include <array>
@@ -14,14 +14,14 @@
 
 namespace loadstone {
 
-// The members of a config that say it: at the top, or below where a model has several parts.
+// Members of a config that declare it: at the top, or in the configs of a model's parts.
 inline constexpr std::array<std::string_view, 3> quantization_members = {
     "quantization_config", "compression_config", "quantization"};
 
 // The section as a separate file, written by AutoGPTQ, GPTQModel and AutoAWQ.
 struct OwnConfig {
   std::string_view name;
-  std::string_view method;  // other programs have files of these names too
+  std::string_view method;  // other programs use these file names too
 };
 inline constexpr std::array<OwnConfig, 2> own_configs = {
     {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
@@ -30,7 +30,7 @@ inline constexpr std::array<OwnConfig, 2> own_configs = {
 inline constexpr std::array<std::string_view, 4> claiming_files = {
     "config.json", "hf_quant_config.json", own_configs[0].name, own_configs[1].name};
 
-// How many objects and lists around such a member are looked into.
+// Maximal depth of objects and lists around such a member.
 inline constexpr unsigned config_depth_max = 32;
 
 // Throws Error "q.config" for a config that contradicts itself, and those of check_config().
@@ -55,16 +55,16 @@ struct ConfigList {
   // The section's; of hf_quant_config.json "modelopt". diffusers reads lists of bitsandbytes
   // differently than transformers: method_of_diffusers.
   std::string method;
-  std::string key;  // "ignore", "targets" (those of all groups) ...
+  std::string key;  // "ignore", "targets" (of all groups) ...
   std::vector<std::string> entries;
 };
 
-// Words of the configs that decide no value; empty where groups differ. See contradictions().
+// Fields of the configs that affect no value; empty if groups differ. See contradictions().
 struct ConfigWords {
-  std::string file = {};                                   // the first that makes a claim
-  bool has_groups = false;                                 // those of compressed-tensors
+  std::string file = {};                                   // the first with a claim
+  bool has_groups = false;                                 // compressed-tensors' groups
   std::string code_type = {};                              // "int" or "float"
-  std::string strategy = {};                               // the numbers that share a scale
+  std::string strategy = {};                               // values per scale
   std::string sparsity = {};                               // the format of sparsity_config
   std::string algorithm = {};                              // ModelOpt's
   std::optional<std::uint64_t> group_size = std::nullopt;  // the algorithm's

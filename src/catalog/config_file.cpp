@@ -68,7 +68,7 @@ std::optional<std::string> find_config(const FileOpener& opener, const std::stri
     return read_config(*opener.open(join_path(folder, name), folder));
   } catch (const Error& error) {
     if (error.code() == "io.not_found") return std::nullopt;
-    // Hosts deny what they lack, if nobody may list it.
+    // Hosts deny missing files if listing is not allowed.
     const bool is_denied = error.code() == "io.denied" && is_remote(folder);
     if (!is_denied && error.code() != "ix.path_escape") throw;
     return std::string();

@@ -17,9 +17,9 @@ void check_config(std::string_view text, const std::string& path);
 // for a file of more than 64 MiB, and "io.*".
 [[nodiscard]] std::string read_config(ByteSource& file);
 
-// Reads a file of the folder in the same way. Nothing if there is no such file; an empty text if a
-// link leads out of the folder, or the host denies it. Throws Error "ix.not_regular" for a folder
-// of this name.
+// Reads a file of the folder in the same way; nullopt if it is missing; an empty text if a link
+// leads out of the folder or the host denies it. Throws Error "ix.not_regular" for a folder of this
+// name.
 [[nodiscard]] std::optional<std::string> find_config(const FileOpener& opener,
                                                      const std::string& folder,
                                                      std::string_view name);

@@ -27,13 +27,13 @@ const Family* family_of(std::string_view encoding) {
   return nullptr;
 }
 
-// The words of compressed-tensors for one encoding; empty: it has none.
+// The fields of compressed-tensors for one encoding; empty: unsupported.
 struct Words {
   std::string_view format{};
   std::string_view code_type{};
   std::string_view strategy{};
   unsigned bits = 0;
-  unsigned group_size = 0;  // where all files have the same
+  unsigned group_size = 0;  // if it is the same in all files
 };
 
 Words words_of(std::string_view encoding, const Family& family) {
@@ -48,7 +48,7 @@ Words words_of(std::string_view encoding, const Family& family) {
   return {.format = written->compressed.format,
           .code_type = written->code_type,
           .strategy = is_written ? written->compressed.strategy : std::string_view(),
-          .bits = written->code_type == "float" ? written->bits : 0,  // int8 holds fewer, too
+          .bits = written->code_type == "float" ? written->bits : 0,  // int8 stores fewer, too
           .group_size = has_block ? written->compressed.group_size : 0};
 }
 
@@ -81,8 +81,8 @@ Finding not_compared(const ConfigList& list, std::string entries, std::string_vi
   return finding;
 }
 
-// The tensors, as far as a config can contradict them. A word is wrong where none of them bears it
-// out: models are mixed, and their configs have one word for several encodings.
+// The facts about tensors that a config can contradict. A field is wrong if no tensor confirms it:
+// models are mixed, and their configs have one field for several encodings.
 class Judge {
  public:
   Judge(const TensorTable& table, const ConfigWords& words, std::string stored,
@@ -126,7 +126,7 @@ class Judge {
     std::string_view method;  // its family's
   };
 
-  // Nothing for stacks and for weights of other modules than linear layers.
+  // nullopt for stacks, and for weights of modules other than linear layers.
   static std::optional<std::string_view> module_of(const QuantizedTensor& tensor) {
     constexpr std::string_view weight = ".weight";
     const std::string_view name = tensor.name;
@@ -139,8 +139,8 @@ class Judge {
     findings_.push_back(contradiction(path, std::move(found), stored_));
   }
 
-  // A method with layouts of its own is wrong where none of them is there, and another one where
-  // all are such layouts.
+  // A method with its own layouts is wrong if none of them occurs, and other methods if only such
+  // layouts occur.
   [[nodiscard]] bool is_method() const {
     return std::ranges::any_of(methods_, [&](std::string_view each) { return is_of_claim(each); });
   }
@@ -176,7 +176,7 @@ class Judge {
     }
   }
 
-  // False where the words of one of the encodings are not known.
+  // Returns false if the fields of one of the encodings are unknown.
   template <typename Value, typename Set>
   static bool is_wrong(const Value& claimed, const Set& stored) {
     return !stored.contains({}) && !stored.contains(claimed);
@@ -221,7 +221,7 @@ class Judge {
   const ConfigWords& words_;
   std::string stored_;
   std::vector<Module> modules_;
-  std::set<std::string_view> methods_;  // of families that have one of their own, else empty
+  std::set<std::string_view> methods_;  // of families with their own; otherwise empty
   std::set<std::string_view> encodings_;
   std::set<std::string_view> formats_;
   std::set<std::string_view> code_types_;

@@ -19,10 +19,10 @@ namespace loadstone {
 // Returns the encodings of the readable tensors and the name of one, or nothing.
 [[nodiscard]] std::string described(std::span<const QuantizedTensor> tensors);
 
-// Returns warnings where no tensor bears out the configs: the method, ModelOpt's algorithm
-// and its groups, of compressed-tensors the format, bits, kind of codes, strategy, symmetry and
-// sparsity, and lists of modules that leave quantized ones plain.
-// Methods and words that loadstone does not know are not judged. Values follow from the tensors.
+// Returns warnings if no tensor confirms the configs: the method; ModelOpt's algorithm and groups;
+// compressed-tensors' format, bits, type of codes, strategy, symmetry and sparsity; lists of
+// modules that exclude quantized ones. Skips methods and fields that loadstone does not know.
+// Values depend only on the tensors.
 [[nodiscard]] std::vector<Finding> contradictions(const TensorTable& table,
                                                   std::span<const QuantizedTensor> tensors,
                                                   const FileOpener& opener,

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 6> model_types = {
 
 constexpr std::array<std::string_view, 4> conv1d_modules = {"c_attn", "q_attn", "c_proj", "c_fc"};
 
-// A config has parts, such as the decoder of an encoder-decoder, and these have none.
+// A config has parts, such as the decoder of an encoder-decoder, without further parts.
 constexpr unsigned levels = 2;
 
 bool describes_conv1d(const dom::object& config, unsigned level) {

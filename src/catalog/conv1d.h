@@ -9,11 +9,11 @@
 
 namespace loadstone {
 
-// Return true if the model that this config.json describes, or a part of it, has such layers. A
-// text that cannot be read describes none.
+// Returns true if the model of this config.json, or a part of it, has such layers. Returns false
+// for an invalid text.
 [[nodiscard]] bool has_conv1d(std::string_view config);
 
-// The same for the config.json in the checkpoint's folder; nothing if there is none.
+// The same for the config.json in the checkpoint's folder; nullopt if there is none.
 [[nodiscard]] std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage);
 
 // Return true for the name of such a weight, in a model that has_conv1d().

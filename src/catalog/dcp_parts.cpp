@@ -40,7 +40,7 @@ void require_no_dcp_part(const FileHeader& header) {
   const auto* text = std::get_if<std::string>(&found->second.value);
   dom::parser parser;
   dom::object all;
-  // Text of another program under this key says nothing of parts.
+  // Another program's text under this key does not describe parts.
   if (text == nullptr || parsed_json(parser, *text).get(all) != simdjson::SUCCESS) return;
   for (const auto& [name, info] : all) {
     if (!begins_inside(info)) continue;
@@ -59,8 +59,8 @@ void require_common_dcp_metadata(const std::string& folder, const std::vector<st
   for (const std::string& name : names) {
     if (!is_rank_metadata(name)) continue;
     refuse(folder, {"dcp.unsupported",
-                    "each rank saved metadata of its own part, without coordination, "
-                    "and nothing says what the whole is",
+                    "each rank saved metadata of its part, without coordination, "
+                    "and no metadata describes the whole",
                     "folder", "'" + name + "'", "'.metadata' (save with use_collectives=True)"});
   }
 }

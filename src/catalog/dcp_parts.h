@@ -8,15 +8,15 @@
 
 namespace loadstone {
 
-// A file's metadata about its own tensors, as JSON.
+// Key of a file's JSON metadata about its tensors.
 inline constexpr const char* dcp_sharding_key = "DCP_SHARDING_INFO";
 
-// Throws Error "dcp.unsupported" where a tensor of the file is a part of a larger one, as
-// HuggingFaceStorageWriter leaves them for a later step to join. Of whole tensors nothing is said.
+// Throws Error "dcp.unsupported" if a tensor of the file is a part of a larger one, as written by
+// HuggingFaceStorageWriter before consolidation.
 void require_no_dcp_part(const FileHeader& header);
 
-// Throws the same where names of a folder are those of ranks that saved without coordination: each
-// has metadata of its own part, "__0.metadata", and nothing says what the whole is.
+// Throws the same if a folder has files of ranks that saved without coordination: each has metadata
+// of its part, "__0.metadata", and no metadata describes the whole.
 void require_common_dcp_metadata(const std::string& folder, const std::vector<std::string>& names);
 
 }  // namespace loadstone

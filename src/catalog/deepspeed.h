@@ -1,4 +1,4 @@
-// What DeepSpeed's ZeRO leaves in files, and what to do about it.
+// Files of DeepSpeed's ZeRO, and advice about them.
 #pragma once
 
 #include <string_view>

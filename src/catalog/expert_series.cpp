@@ -25,7 +25,7 @@ constexpr std::size_t partners_max = 64;
 struct Place {
   std::string_view prefix;   // "model.layers.0.mlp.experts"
   std::string_view number;   // "3"
-  std::string_view partner;  // "up_proj", whatever its numbers are packed in
+  std::string_view partner;  // "up_proj", in any packing
 };
 
 std::optional<Place> place_of(std::string_view name) {
@@ -43,7 +43,7 @@ std::optional<Place> place_of(std::string_view name) {
   if (dot == std::string_view::npos || !is_digits(place.number)) return std::nullopt;
   place.partner = rest.substr(dot + 1);
   if (place.partner.ends_with(".bias")) return place;
-  // Scales and states need not stand beside all weights: some may be plain numbers.
+  // Some weights may be plain, so scales and states need not exist for all.
   for (const std::string_view suffix : {".weight", ".weight_packed", ".qweight"}) {
     if (!place.partner.ends_with(suffix)) continue;
     place.partner.remove_suffix(suffix.size());
@@ -60,7 +60,7 @@ struct Layer {
   std::vector<std::uint32_t> tensors;  // of members
 };
 
-// A part of a checkpoint that says so: shards "NAME-00002-of-00003" that are not all there.
+// Recognises a partial checkpoint by its shard names "NAME-00002-of-00003".
 bool is_partial(const Catalog& catalog) {
   static const re2::RE2 pattern(R"(-\d{5,}-of-(\d{5,18})\.)");
   return std::ranges::any_of(catalog.shards(), [&](const Shard& shard) {
@@ -86,7 +86,7 @@ std::vector<std::uint32_t> kinds_of(const Layer& layer) {
   return kinds;
 }
 
-// Like check_series(), except that an expert needs only the partners of its own kind.
+// Like check_series(), except that an expert needs only the partners of its kind.
 SeriesCheck check_kinds(const Layer& layer, std::uint64_t first) {
   const auto partners = static_cast<std::uint32_t>(layer.partners.size());
   SeriesCheck check = check_series(layer.members, partners, {.first = first});

@@ -1,4 +1,4 @@
-// Experts that stand one by one in a checkpoint: whether every one of them is whole.
+// Experts stored one by one in a checkpoint: checks that each is complete.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace loadstone {
 std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
                                                        std::vector<Finding>& findings);
 
-// How many tensors stacks of experts may be cut into: each takes memory of its own, and a header
-// can claim any number of them.
+// Maximal number of tensors from cut stacks of experts: each takes memory, and a header can claim
+// any number of them.
 [[nodiscard]] std::uint64_t cut_experts_max(const Catalog& catalog) noexcept;
 
 }  // namespace loadstone

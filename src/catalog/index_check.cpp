@@ -48,7 +48,7 @@ Finding warning(std::string code, std::string message) {
 
 void check_total_size(const std::string& index_path, const std::string& said,
                       std::uint64_t listed_bytes, std::vector<Finding>& findings) {
-  // Some writers make it 24.0.
+  // Some writers write 24.0.
   double number = 0;
   const char* end = said.data() + said.size();
   const auto [stop, problem] = std::from_chars(said.data(), end, number);
@@ -158,7 +158,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
       if (each == here) continue;
       replaced.emplace(each->second - tensors.data(), here->second);
     }
-    // Of a view with strides, what its elements would take by themselves.
+    // For a strided view, the bytes of its elements alone.
     const TensorInfo& tensor = *here->second;
     const auto bytes = tensor.encoding.byte_count(tensor.shape.numel().value_or(0));
     listed_bytes += bytes.value_or(tensor.byte_count());
@@ -169,7 +169,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
 }
 
 std::vector<std::string> missing_parts(const std::vector<std::string>& names) {
-  // Sets are told apart by all that stands around the number.
+  // A set is identified by the text around the number.
   std::map<std::tuple<std::string, std::string, std::uint64_t, int>, std::set<std::uint64_t>> sets;
   for (const std::string& name : names) {
     const std::size_t dot = name.rfind('.');

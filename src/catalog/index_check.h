@@ -1,4 +1,4 @@
-// What an index and its shards must agree on.
+// Checks that an index and its shards agree.
 #pragma once
 
 #include <string>
@@ -19,13 +19,13 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
                  const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings);
 
-// The part numbers that a set of names leaves out: "model-00002-of-00003.safetensors" ...
+// Returns missing part numbers of a set of names: "model-00002-of-00003.safetensors" ...
 [[nodiscard]] std::vector<std::string> missing_parts(const std::vector<std::string>& names);
 
 // "no file 'a'", "no files 'a', 'b'": all of the names, up to a thousand.
 [[nodiscard]] std::string no_files_text(const std::vector<std::string>& missing);
 
-// A finding "ix.gap" where missing_parts() has something to say.
+// Adds finding "ix.gap" for missing_parts().
 void warn_about_gaps(const std::string& path, const std::vector<std::string>& names,
                      std::vector<Finding>& findings);
 

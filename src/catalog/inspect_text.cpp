@@ -115,7 +115,7 @@ static void visit_fields(JsonWriter& json, const QuantizedTensor& quantized,
   json.end_object();
 }
 
-// Blocks hold their scales.
+// Blocks contain their scales.
 static void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
   json.begin_object();
   json.member("name", tensor.name);

@@ -29,7 +29,7 @@ std::optional<ExpertName> expert_name(std::string_view name) {
   return found;
 }
 
-// "layer 3", or the name of what is incomplete.
+// Returns "layer 3", or the name of the incomplete target.
 std::string where(std::string_view prefix, std::string_view target) {
   static const re2::RE2 pattern(R"((?:^|\.)(?:layers?|h|blocks?)\.(\d{1,18})\.)");
   std::string number;

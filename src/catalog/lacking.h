@@ -21,7 +21,7 @@ struct SeriesGaps {
   std::vector<std::string> stray{};
 
   [[nodiscard]] bool ok() const noexcept { return absent_count == 0 && stray.empty(); }
-  // "plan.missing", or "plan.series" if nothing is missing.
+  // "plan.missing", or "plan.series" if no tensor is missing.
   [[nodiscard]] const char* code() const noexcept;
 };
 
@@ -40,7 +40,7 @@ class LackingSeries {
     std::string target;
     SeriesGaps gaps;
   };
-  std::map<std::string, std::size_t, std::less<>> index_;  // by what comes before the number
+  std::map<std::string, std::size_t, std::less<>> index_;  // by the part before the number
   std::vector<Layer> layers_;
 };
 

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::string_view safetensors_suffix = ".safetensors";
 constexpr std::string_view gguf_suffix = ".gguf";
-// Files that training programs leave beside the weights.
+// Other files that training programs write into the folder.
 constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "optimizer.",
                                                           "scheduler.", "scaler.", "rng_state"};
 // The names that transformers and diffusers gave files of torch, with and without an index.
@@ -65,7 +65,7 @@ std::vector<PartSet> part_sets(const std::vector<std::string>& names, std::strin
   return all;
 }
 
-// "model.fp16" beside "model" is the same weights again in another precision.
+// "model.fp16" next to "model" has the same weights in another precision.
 bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   const std::size_t dot = set.stem.rfind('.');
   if (dot == std::string::npos || dot + 1 == set.stem.size()) return false;
@@ -75,7 +75,7 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
-// A host that lists nothing may also deny missing files.
+// A host without listings may also deny missing files.
 bool has_beside_index(Storage& storage, const std::string& path) {
   try {
     return has_remote(storage, path);
@@ -142,7 +142,7 @@ class FolderSearch {
     for (const std::string& name : names_) {
       if (name == dcp_metadata_name) has_dcp_ = true;
       if (name.starts_with('.'))
-        continue;  // macOS leaves "._model.safetensors" beside the real one
+        continue;  // macOS writes "._model.safetensors" next to the real file
       if (is_index_name(name)) indexes_.push_back(name);
       if (name.ends_with(safetensors_suffix)) safetensors_.push_back(name);
       if (name.ends_with(gguf_suffix)) ggufs_.push_back(name);
@@ -188,7 +188,7 @@ class FolderSearch {
     }
   }
 
-  // A folder of torch.distributed.checkpoint. torch's files beside it are those of a trainer.
+  // A folder of torch.distributed.checkpoint. Other torch files there belong to a trainer.
   bool take_dcp() {
     if (!has_dcp_) return false;
     std::vector<std::string> others = safetensors_;
@@ -209,7 +209,7 @@ class FolderSearch {
     const std::vector<std::string> usual = among(indexes_, usual_indexes);
     const std::vector<std::string>& candidates = usual.empty() ? indexes_ : usual;
     if (candidates.empty()) return false;
-    // An index of another kind beside a plain model.safetensors is that of a variant.
+    // An index of another kind next to a plain model.safetensors belongs to a variant.
     if (usual.empty() && !among(safetensors_, usual_files).empty()) return false;
     if (candidates.size() > 1) {
       refuse("the folder holds several indexes; name the one that is meant", candidates);
@@ -250,7 +250,7 @@ class FolderSearch {
     if (sets.size() > 1) {
       refuse("the folder holds several GGUF files; name the one that is meant", ggufs_);
     }
-    files_.files = {sets.front().names.front()};  // its split says which others belong to it
+    files_.files = {sets.front().names.front()};  // its split metadata identify the other parts
     ignore_others({});
   }
 
@@ -307,7 +307,7 @@ class FolderSearch {
 
   const std::string& folder_;
   CheckpointFiles files_;
-  std::vector<std::string> names_;  // of all files, whatever they are
+  std::vector<std::string> names_;  // all files
   std::vector<std::string> indexes_;
   std::vector<std::string> safetensors_;
   std::vector<std::string> ggufs_;
@@ -344,7 +344,7 @@ std::vector<std::string> expand_pattern(Storage& storage, const std::string& pat
           }
         }
       } catch (const Error&) {
-        continue;  // no folder, or none that can be read: nothing matches below it
+        continue;  // not a readable folder: nothing matches below it
       }
     }
     found = std::move(next);
@@ -447,7 +447,7 @@ CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> p
     while (files.root != "." && files.root != "/" && !is_below(path, files.root)) {
       files.root = parent_path(files.root);
     }
-    // A bare name beside an absolute path: they share no folder that can be named.
+    // A bare name and an absolute path have no common folder that can be named.
     if (files.root == "/" && !path.starts_with('/')) files.root = ".";
     if (is_remote(path) && !is_remote(files.root)) files.root = ".";
   }

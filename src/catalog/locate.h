@@ -1,4 +1,4 @@
-// Which files a path means. The rules, in words: docs/formats/sharded-index.md.
+// The files that a path means. docs/formats/sharded-index.md describes the rules.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ inline constexpr std::array<std::string_view, 2> usual_files = {
 
 struct CheckpointFiles {
   std::string root;                // the folder that all paths below are relative to
-  std::vector<std::string> files;  // in order; empty where the index says them
+  std::vector<std::string> files;  // in order; empty if the index determines them
   std::optional<std::string> index;
-  std::vector<std::string> ignored;    // other weights of the folder; may list the index's shards
+  std::vector<std::string> ignored;  // other weights of the folder; may include the index's shards
   std::vector<std::string> preferred;  // what transformers or diffusers reads from it instead
   // The files are the whole set of one folder, so that a number missing from it is missing.
   bool numbered_set = false;

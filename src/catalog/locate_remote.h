@@ -1,4 +1,4 @@
-// Which file of another machine a path means.
+// The remote files that a path means.
 #pragma once
 
 #include <optional>
@@ -10,17 +10,17 @@
 namespace loadstone {
 
 struct RemotePlace {
-  std::string folder;  // of one revision, where the path names a moving one
+  std::string folder;  // pinned to a revision, if the path has a branch
   std::string file;    // a name below the folder; empty: the folder is meant
 };
 
-// Paths that end in a slash, and those of whole repositories, are folders. Throws Error "io.*".
+// Paths that end in a slash, and those of repositories, are folders. Throws Error "io.*".
 [[nodiscard]] RemotePlace find_remote(Storage& storage, const std::string& path);
 
-// False where the host says that there is no such file.
+// Returns false if the host reports that the file does not exist.
 [[nodiscard]] bool has_remote(Storage& storage, const std::string& path);
 
-// Names in the folder; nothing where the host lists none, or not for us.
+// Returns the names in the folder; nullopt if the host does not list them or denies it.
 [[nodiscard]] std::optional<std::vector<std::string>> list_remote(Storage& storage,
                                                                   const std::string& folder);
 

@@ -14,9 +14,9 @@
 
 namespace loadstone {
 
-// PEFT's rule: the first key for which Python's `re.match(rf"(.*\.)?({key})$", module)` finds
-// something, else the key that is the module's name. A key that is a name, in which "." may be any
-// character, is looked up; the others are tried one after the other. Not thread-safe: it counts.
+// PEFT's rule: the first key for which Python's `re.match(rf"(.*\.)?({key})$", module)` matches,
+// otherwise the key that equals the module's name. Keys that are names, in which "." may be any
+// character, are looked up; others are tried one by one. Not thread-safe: it counts comparisons.
 class ModulePatterns {
  public:
   static constexpr std::size_t keys_max = 100'000;
@@ -28,10 +28,11 @@ class ModulePatterns {
   // re2_of_python() refuses.
   ModulePatterns(const std::vector<std::string_view>& keys, const char* code, std::string field);
 
-  // The key's index. Throws Error for a name that is not plain where there are keys, and when all
-  // calls together take more than `comparisons_max`.
+  // Returns the key's index. Throws Error for a name that is not plain if there are keys, and if
+  // all calls together take more than `comparisons_max`.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view module) const;
-  // The indices of all keys that match, in order: find() returns the first. Throws as find() does.
+  // Returns the indices of all matching keys, in order; find() returns the first. Throws like
+  // find().
   [[nodiscard]] std::vector<std::size_t> find_all(std::string_view module) const;
 
   // Look-ups and tried patterns of all calls.

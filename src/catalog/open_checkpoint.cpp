@@ -136,7 +136,7 @@ class CheckpointReader {
     check_index(index_path, index, shards_, tensors_, findings_);
   }
 
-  // Nothing where there is no such file.
+  // nullopt: the file does not exist.
   std::optional<FileHeader> read_shard(const std::string& index_path, const std::string& shard) {
     std::shared_ptr<ByteSource> source;
     try {
@@ -179,7 +179,7 @@ class CheckpointReader {
             ? parse_part_name(std::string_view(file).substr(0, file.size() - extension.size()))
             : std::nullopt;
     if (!part)
-      refuse_split(header, "the file is a part of a split, but its name does not say which",
+      refuse_split(header, "the file is a part of a split, but its name has no part number",
                    "'" + file + "'", "NAME-00001-of-00003.gguf");
     if (part->count != split->count) {
       refuse_split(header, "the name and split.count disagree", std::to_string(split->count),
@@ -203,7 +203,7 @@ class CheckpointReader {
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
       refuse_split(known, "a part of the split is missing", "no file '" + file + "'",
-                   "all parts beside each other");
+                   "all parts in one folder");
     }
   }
 
@@ -214,7 +214,7 @@ class CheckpointReader {
            {"gg.split", std::move(message), field, std::move(found), std::move(expected)});
   }
 
-  // Each part knows its number and how many there are; all must say the same.
+  // Each part has its number and the count, which must be the same in all.
   void order_splits() {
     std::vector<std::pair<std::uint64_t, FileHeader>> parts;
     std::optional<GgufSplit> first;
@@ -225,13 +225,13 @@ class CheckpointReader {
           header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
       if (!split) {
         if (first)
-          refuse_split(header, "the file is no part of the split", "no split.count",
+          refuse_split(header, "the file is not a part of the split", "no split.count",
                        std::to_string(first->count));
         continue;
       }
       if (!first && &header != &headers_.front()) {
-        refuse_split(header, "a part of a split among files that are none",
-                     std::to_string(split->count), "no split.count");
+        refuse_split(header, "a part of a split among other files", std::to_string(split->count),
+                     "no split.count");
       }
       if (!first) first = split;
       tensors += header.tensors.size();
@@ -270,8 +270,8 @@ class CheckpointReader {
   void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
                   std::set<std::uint64_t>& numbers) const {
     if (split.count != first.count || split.count != headers_.size()) {
-      refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
-                   std::to_string(split.count));
+      refuse_split(header, "the number of parts differs from its metadata",
+                   std::to_string(headers_.size()), std::to_string(split.count));
     }
     if (split.tensors != first.tensors) {
       refuse_split(
@@ -343,13 +343,13 @@ class CheckpointReader {
   std::string root_;
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
-  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // none, or one for each shard
+  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // empty, or one per shard
   std::vector<TensorInfo> tensors_;
   Metadata metadata_;
   std::vector<Finding> findings_;
 };
 
-// The index next to files that it names, all of them and no others. Libraries hand over such lists.
+// Finds the index that names exactly these files: libraries pass such lists.
 std::optional<CheckpointFiles> indexed(Storage& storage, const OpenOptions& options,
                                        const CheckpointFiles& files) {
   const std::set<std::string> names(files.files.begin(), files.files.end());
@@ -387,8 +387,7 @@ std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
 std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
                                                const OpenOptions& options) {
   return only_errors([&]() -> std::shared_ptr<const Catalog> {
-    if (paths.empty())
-      throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
+    if (paths.empty()) throw Error("format.no_checkpoint", "the list of files is empty");
     if (paths.size() == 1) return open_checkpoint(paths.front(), options);
     Storage& storage = storage_of(options);
     const CheckpointFiles files = as_checkpoint_files(storage, paths);

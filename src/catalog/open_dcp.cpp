@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-// A part of a file, as a file. Thread-safe where the file is.
+// A part of a file, as a file. Thread-safe if the file is.
 class FilePart final : public ByteSource {
  public:
   FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
@@ -45,7 +45,7 @@ class FilePart final : public ByteSource {
   std::uint64_t begin_;
 };
 
-// Objects of an optimizer are many, and each takes a few reads: others are not looked into.
+// An optimizer has many objects, and each takes a few reads: further ones are not opened.
 constexpr std::size_t objects_max = 1024;
 
 // The same, of an item: a tensor's, and counted from the beginning of its file.
@@ -91,7 +91,7 @@ class DcpFolder {
     NameMap<std::size_t> names;
   };
 
-  // Opens the files that hold a part of a tensor.
+  // Opens the files that contain parts of tensors.
   void open_files() {
     std::vector<std::string> missing;
     for (const std::string& name : metadata_.files) {
@@ -114,10 +114,10 @@ class DcpFolder {
                    is_one ? "a file that the metadata name is missing"
                           : "files that the metadata name are missing",
                    "relative_path", no_files_text(missing),
-                   is_one ? "the file beside .metadata" : "the files beside .metadata"});
+                   is_one ? "the file next to .metadata" : "the files next to .metadata"});
   }
 
-  // SerializationFormat.SAFETENSORS: the file says where its tensors are, and DCP does not.
+  // SerializationFormat.SAFETENSORS: the file has the offsets of its tensors, and DCP does not.
   static void read_names(File& file) {
     file.tensors = read_safetensors(*file.source).tensors;
     for (std::size_t i = 0; i < file.tensors.size(); ++i) {
@@ -125,12 +125,12 @@ class DcpFolder {
     }
   }
 
-  // Whoever names one item for many tensors could ask for any amount of memory.
+  // Many tensors that refer to one item could ask for any amount of memory.
   void require_apart() const {
     using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
     std::vector<Range> ranges;
     for (const DcpTensor& tensor : metadata_.tensors) {
-      std::set<std::uint32_t> named;  // a file of safetensors holds one chunk of a name
+      std::set<std::uint32_t> named;  // a safetensors file has one chunk per name
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
@@ -143,7 +143,7 @@ class DcpFolder {
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
           refuse(file.source->path(),
-                 {"dcp.item_bounds", "an item does not lie in its file", "length",
+                 {"dcp.item_bounds", "an item is outside of its file", "length",
                   fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
                   "a part of " + bytes_text(bytes)},
                  tensor.name);
@@ -165,7 +165,7 @@ class DcpFolder {
     }
   }
 
-  // By where they begin, so that what is read in this order reads each file from front to back.
+  // By their first byte, so that reading them in order reads each file from front to back.
   void sort_tensors() {
     const auto place = [](const DcpTensor& tensor) {
       std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
@@ -209,14 +209,14 @@ class DcpFolder {
     header_.tensors.push_back(std::move(info));
   }
 
-  // Another order of the elements stays as it is where the item is the whole tensor.
+  // Keeps strides if the item is the whole tensor.
   void take_strides(const DcpTensor& tensor, const TensorInfo& item, TensorInfo& info) const {
     const std::uint64_t bytes =
         info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
     if (tensor.chunks.size() > 1 || item.byte_count() != bytes) {
       refuse(path_,
-             {"dcp.unsupported", "the elements of a chunk do not stand in C order", "stride",
-              Shape(item.strides).text(), "contiguous chunks, as DTensor and FSDP2 save them"},
+             {"dcp.unsupported", "a chunk is not contiguous", "stride", Shape(item.strides).text(),
+              "contiguous chunks, as DTensor and FSDP2 save them"},
              tensor.name);
     }
     info.strides = item.strides;
@@ -230,7 +230,7 @@ class DcpFolder {
                              std::string expected) {
       if (fits) return;
       refuse(file.source->path(),
-             {code, "an item is not what the metadata say", field, std::move(found),
+             {code, "an item differs from the metadata", field, std::move(found),
               std::move(expected), chunk.item_begin},
              tensor.name);
     };
@@ -249,7 +249,7 @@ class DcpFolder {
            tensor.name);
   }
 
-  // Returns whether torch.save wrote memory of tensors with the object: DCP leaves tuples whole.
+  // Returns true if torch.save wrote memory of tensors with the object: DCP does not split tuples.
   [[nodiscard]] bool holds_tensors(const DcpObject& object) const {
     const auto name = std::ranges::find(metadata_.files, object.file);
     if (name == metadata_.files.end()) return false;
@@ -307,7 +307,7 @@ class DcpFolder {
     }
     if (header.tensors.size() != 1) {
       refuse(file.source->path(),
-             {"dcp.item", "an item is not what the metadata say", "data.pkl",
+             {"dcp.item", "an item differs from the metadata", "data.pkl",
               fmt::format("{} tensors", header.tensors.size()), "one tensor", chunk.item_begin},
              tensor.name);
     }
@@ -323,7 +323,7 @@ class DcpFolder {
     AssembledChunk made = {.file = chunk.file, .file_begin = file_begin};
     std::uint64_t stride = element_bytes(tensor.dtype);
     made.run_bytes = stride;
-    bool is_run = true;  // all dims so far are whole
+    bool is_run = true;  // all previous dims are complete
     std::vector<AssembledChunk::Dim> dims;
     for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
       const std::uint64_t extent = chunk.sizes[d];

@@ -1,4 +1,4 @@
-// Opening a file of a checkpoint: regular files only, and only such links as stay at home.
+// Opens files of a checkpoint: regular files only, and only links within the folder.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ struct FileOpener {
                                                  const std::string& folder) const;
 };
 
-// Reads the header by the format that the name says, or else the content. Throws Error
-// "format.unknown", and those of the format.
+// Reads the header, by the format of the name's suffix or else of the content. Throws Error
+// "format.unknown", and the format's errors.
 [[nodiscard]] FileHeader read_header(ByteSource& source, std::uint32_t gguf_rank_max);
 
 }  // namespace loadstone

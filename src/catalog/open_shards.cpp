@@ -36,8 +36,8 @@ std::string identity_text(const FileIdentity& identity, const FileIdentity& othe
   return fmt::format("its status changed at {} ns", identity.changed_ns);
 }
 
-// Catches a file that has the same size and time. A header of 16 MB costs milliseconds, so it is
-// hashed once a catalog. A version, which the storage compares at every read, says as much.
+// Detects a replaced file of the same size and time. A header of 16 MB costs milliseconds, so it is
+// hashed once per catalog. A version, which the storage compares at every read, is enough.
 void check_header(const Shard& shard, ByteSource& source) {
   if (shard.header_digest.empty() || !shard.identity.version.empty()) return;
   const std::string found = header_digest(source, shard);

@@ -1,4 +1,4 @@
-// The files that are read from, and whether they still are what the headers said.
+// Opens the files to read, and checks that they still match their headers.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,7 @@
 
 namespace loadstone {
 
-// Throws Error "io.changed" where size, times, inode or device are others than when the catalog was
-// made.
+// Throws Error "io.changed" if size, times, inode or device differ from those in the catalog.
 void check_identity(const Shard& shard, const FileIdentity& now);
 
 // Reads the configs again if tensors of the catalog depend on them. Throws Error "io.changed" if
@@ -23,17 +22,16 @@ void check_claims(const Catalog& catalog, Storage& storage);
 // Shards of a catalog, opened once and shared by all threads. Thread-safe.
 class OpenShards {
  public:
-  // Opens all of them, or those that hold the `tensors`. Throws Error "io.changed" where one has
-  // another identity or header than the catalog says, and what opening throws. The catalog must
-  // live as long.
+  // Opens all shards, or those that contain the `tensors`. Throws Error "io.changed" if identity or
+  // header differ from the catalog's, and errors of opening. The catalog must outlive it.
   OpenShards(const Catalog& catalog, Storage* storage);
   OpenShards(const Catalog& catalog, Storage* storage, std::span<const std::uint32_t> tensors);
 
-  // Throws Error "io.changed" where a shard was written to since the catalog was made: what was
-  // read of it may be neither the old nor the new.
+  // Throws Error "io.changed" if a shard was written since the catalog was made: bytes read from it
+  // may then be old or new.
   void require_unchanged() const;
 
-  // Of the tensor's range in the file.
+  // Reads from the tensor's range in the file.
   void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
     sources_[tensor.shard]->read(tensor.offset_begin + begin, into);
   }

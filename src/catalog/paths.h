@@ -1,4 +1,4 @@
-// Paths as text: nothing here asks the file system.
+// Paths as text, without access to the file system.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 namespace loadstone {
 
 [[nodiscard]] std::string join_path(std::string_view folder, std::string_view name);
-// The folder that a path stands in; "." for a bare name.
+// Returns the folder of a path; "." for a bare name.
 [[nodiscard]] std::string parent_path(std::string_view path);
 [[nodiscard]] std::string_view file_name(std::string_view path) noexcept;
-// Whether `path` is `folder` or lies below it; both absolute and without links.
+// Returns true if `path` is `folder` or below it; both must be absolute and without links.
 [[nodiscard]] bool is_below(std::string_view path, std::string_view folder) noexcept;
 
 }  // namespace loadstone

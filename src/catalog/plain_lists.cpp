@@ -135,8 +135,8 @@ class Expression {
   std::vector<Pattern> excluded_;
 };
 
-// Embeddings are modules of a class of their own. A name may only look like one, so each counts as
-// linear if it is listed among targets.
+// Embeddings have a separate class. A name may only look like one, so a module counts as linear if
+// targets list it.
 bool may_be_embedding(std::string_view module) {
   const std::string_view last = module.substr(module.rfind('.') + 1);
   return last.find("embed") != last.npos || last == "wte" || last == "wpe";

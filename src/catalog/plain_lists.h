@@ -11,7 +11,7 @@
 
 namespace loadstone {
 
-// Quantized modules that a list leaves plain.
+// Quantized modules that a list excludes.
 struct LeftPlain {
   std::vector<std::string> entries;  // those that match, or all of a list of quantized modules
   std::vector<std::string> modules;
@@ -22,12 +22,12 @@ struct LeftPlain {
   std::string reason;  // of the first
 };
 
-// Returns the modules that a reader of the list takes for plain; none for a list that loadstone
-// does not know. If an entry of a list of targets matches none of the modules, the list counts only
-// for modules whose siblings it names: a library may have other names. Expressions that need more
-// than RE2 are unread, unless no module matches without the look-around in them; all are if they
-// would take long. The known classes are Linear, Embedding and Module; patterns are not compared
-// with names that are not ASCII.
+// Returns the modules that a reader of the list leaves plain; empty for an unknown list. If an
+// entry of a list of targets matches no module, the list counts only for modules whose siblings it
+// names: a library may use other names. Expressions that need more than RE2 are unread, unless no
+// module matches without their look-around; all are unread if they would take long. The known
+// classes are Linear, Embedding and Module; patterns are not compared with names that are not
+// ASCII.
 [[nodiscard]] LeftPlain left_plain(const ConfigList& list,
                                    std::span<const std::string_view> modules);
 

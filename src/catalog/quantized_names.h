@@ -5,7 +5,7 @@
 
 namespace loadstone {
 
-// As find_quantized_tensors(), but nothing is read: what depends on states has no decoding.
+// Like find_quantized_tensors() without reading: tensors that depend on states have no decoding.
 [[nodiscard]] QuantizedTensors name_quantized_tensors(const Catalog& catalog);
 
 }  // namespace loadstone

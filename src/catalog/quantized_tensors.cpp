@@ -32,7 +32,7 @@ namespace {
 
 class CatalogTable final : public TensorTable {
  public:
-  // `storage` null: nothing is read.
+  // `storage`: null: nothing is read.
   CatalogTable(const Catalog& catalog, Storage* storage)
       : catalog_(catalog), storage_(storage), sources_(catalog.shards().size()) {}
 
@@ -111,7 +111,7 @@ class CatalogTable final : public TensorTable {
     return has_conv1d_.value_or(false);
   }
 
-  // Only where is_read().
+  // Requires is_read().
   [[nodiscard]] std::vector<Finding> contradictions_of(
       std::span<const QuantizedTensor> tensors) const {
     return contradictions(*this, tensors, {*storage_}, catalog_.root());
@@ -134,7 +134,7 @@ class CatalogTable final : public TensorTable {
   mutable std::vector<Finding> notes_;
 };
 
-// Codes have a float of one byte or less, fill words, or are blocks of GGUF with a scale.
+// Codes are floats of at most one byte, fill words, or are blocks of GGUF with a scale.
 bool may_hold_codes(const TensorInfo& tensor) {
   const Encoding encoding = tensor.encoding;
   const bool is_integer = encoding.is_dtype() && kind(encoding.dtype()) == DtypeKind::integer;
@@ -192,7 +192,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   return found;
 }
 
-// Of each tensor whether it belongs to codes. Empty where there are none.
+// Marks the tensors that belong to codes. Empty if there are none.
 std::vector<bool> mark_companions(const TensorTable& table,
                                   const std::vector<QuantizedTensor>& found) {
   std::vector<bool> marks;
@@ -203,7 +203,7 @@ std::vector<bool> mark_companions(const TensorTable& table,
     if (each.data != TensorTable::none) is_data[each.data] = true;
     for (const std::uint32_t companion : each.companions()) marks[companion] = true;
   }
-  // Tables, by their own names.
+  // Tables, by their names.
   for (std::size_t i = 0; i < marks.size(); ++i) {
     const std::string& name = table.tensors()[i].name;
     const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
@@ -218,8 +218,8 @@ std::vector<bool> mark_companions(const TensorTable& table,
   return marks;
 }
 
-// Adds codes that no family knows, found by companions that no known codes use, in their order;
-// returns true if there are any.
+// Adds codes of unknown families, found by their unused companions, in order; returns true if there
+// are any.
 bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
                  std::vector<bool> is_used) {
   is_used.resize(table.tensors().size());
@@ -241,7 +241,7 @@ bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
   return true;
 }
 
-// One finding is enough: scales of what cannot be read are not told to be scales of nothing.
+// One finding is enough: scales of unreadable tensors are not reported as unused.
 std::vector<Finding> report_unused(const TensorTable& table,
                                    const std::vector<QuantizedTensor>& found,
                                    const std::vector<bool>& is_companion) {
@@ -281,7 +281,7 @@ QuantizedTensors find_all(const CatalogTable& table) {
   if (table.is_read()) {
     std::ranges::move(table.contradictions_of(found), std::back_inserter(warnings));
   }
-  // Last: the scales of other codes in such a module are found before.
+  // Last, because scales of other codes in such a module are found before.
   for (const QuantizedTensor& each : found) {
     if (each.is_readable()) continue;
     for (const std::uint32_t index : floats_beside(table, each)) marks[index] = true;
@@ -289,7 +289,7 @@ QuantizedTensors find_all(const CatalogTable& table) {
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};
 }
 
-// Checkpoints are looked at one by one: nothing in one of them belongs to codes of another.
+// Examines checkpoints separately: no tensor belongs to codes of a different checkpoint.
 QuantizedTensors find_joined(const Catalog& catalog) {
   std::vector<QuantizedTensor> tensors;
   std::vector<Finding> warnings;

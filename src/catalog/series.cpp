@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t digits_max = 18;
 constexpr std::uint64_t wish_max = std::uint64_t{1} << 31;  // times partners fits 64 bits
 
-// Partner by partner, each from the same first number on: what nearly every series is, seen without
-// memory. False says nothing.
+// Checks partner by partner from the same first number, without memory: the case of nearly every
+// series. False is inconclusive.
 bool is_plainly_whole(std::span<const SeriesMember> members, std::uint32_t partners,
                       const SeriesWish& wish, SeriesCheck& check) {
   if (partners == 0 || members.size() % partners != 0) return false;

@@ -1,5 +1,5 @@
-// Series: tensors that are told apart by a number in their names, such as the experts of a layer.
-// A series has partners (gate, up and down), and each partner has one tensor of each number.
+// Series: tensors distinguished by a number in their names, such as the experts of a layer. A
+// series has partners (gate, up and down), and each partner has one tensor per number.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ struct SeriesCheck {
   std::uint64_t end = 0;           // one more than the last number
   std::vector<SeriesGap> absent;   // by number, then by partner; the first series_listed_max()
   std::uint64_t absent_count = 0;  // all of them
-  // Members whose number is none of the series: with leading zeros, given twice, or larger than so
-  // few tensors can be numbered. Indices, in order.
+  // Indices, in order, of members with an invalid number: with leading zeros, repeated, or larger
+  // than the number of tensors allows.
   std::vector<std::size_t> stray;
 
   [[nodiscard]] bool ok() const noexcept { return absent_count == 0 && stray.empty(); }
@@ -38,15 +38,15 @@ struct SeriesCheck {
 
 // Demands beyond the rule below.
 struct SeriesWish {
-  std::uint64_t count = 0;  // so many numbers at least; 0: as many as there are
-  std::uint64_t first = 0;  // where numbers begin
+  std::uint64_t count = 0;  // expected minimum; 0: the actual count
+  std::uint64_t first = 0;  // the first number
 };
 
-// The number that a text is in its only spelling: digits, no leading zeros. Nothing for others, and
+// Parses a number in its only spelling: digits without leading zeros. nullopt for other texts, and
 // above 10^18.
 [[nodiscard]] std::optional<std::uint64_t> series_number(std::string_view text) noexcept;
 
-// How many absent tensors are listed for a series of so many.
+// Returns the maximal number of missing tensors to list for a series of this size.
 [[nodiscard]] constexpr std::uint64_t series_listed_max(std::size_t members) noexcept {
   return 16 + 2 * std::uint64_t{members};
 }

@@ -1,4 +1,4 @@
-// The metadata of several files as those of one checkpoint.
+// Joins the metadata of several files of one checkpoint.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace loadstone {
 
-// Adds the metadata of the file at `path`. Markers of quantized layers are joined. Of other keys
-// the first file's value stays: returns the keys that have another one in this file.
-// Throws Error "q.config" if two files mark a layer differently, "gg.duplicate" for two shapes of a
-// tensor, "format.adapter" for two configurations of adapters.
+// Adds the metadata of the file at `path`. Joins markers of quantized layers; for other keys the
+// first file's value stays. Returns the keys with a different value in this file. Throws Error
+// "q.config" if two files mark a layer differently, "gg.duplicate" for two shapes of a tensor,
+// "format.adapter" for two configurations of adapters.
 [[nodiscard]] std::vector<std::string> join_metadata(Metadata& all, Metadata more,
                                                      const std::string& path);
 

@@ -95,7 +95,7 @@ class Owners {
   }
 
  private:
-  // "a.b." of "a.b.c" and "a.b.c."; nothing of "a".
+  // Returns "a.b." for "a.b.c" and "a.b.c."; an empty text for "a".
   static std::string_view around(std::string_view name) {
     if (name.ends_with('.')) name.remove_suffix(1);
     return name.substr(0, name.rfind('.') + 1);
@@ -135,7 +135,7 @@ bool may_be_learned(const Row& row, const TensorInfo& tensor) {
   return row.place == Place::attention && !is_fp8(tensor) && tensor.shape.numel() != 1u;
 }
 
-// The markers of the header's metadata, by module. A text that is not such JSON has none.
+// The markers of the header's metadata, by module; empty for a text that is not such JSON.
 std::map<std::string, std::string, std::less<>> markers_in_metadata(const TensorTable& table) {
   std::map<std::string, std::string, std::less<>> markers;
   const std::string_view text = table.metadata(layers_metadata_key);

@@ -19,12 +19,12 @@ inline constexpr std::string_view layers_metadata_key = "_quantization_metadata"
 // Returns whether it is one of a single module, such as "P.input_scale" of "P.weight".
 [[nodiscard]] bool is_module_companion(std::string_view name);
 
-// Returns the numbers that a companion of this name scales. Markers scale none.
+// The kind of values that a companion with this name scales. Markers scale none.
 enum class ScalesOf : std::uint8_t { none, activations, cache };
 [[nodiscard]] ScalesOf scales_of(std::string_view name);
 
-// Adds each companion to `unneeded` of the quantized tensor that it goes with, and marks it. A
-// companion above modules goes with the nearest of them.
+// Adds each companion to `unneeded` of its quantized tensor, and marks it. A companion above
+// modules belongs to the nearest of them.
 void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
                        std::vector<bool>& marks);
 

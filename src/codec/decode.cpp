@@ -17,7 +17,7 @@ const DecodeKernel* find_decode_kernel(std::string_view name) noexcept {
   return nullptr;
 }
 
-// Scales and codes of one number are as many wherever it stands, but for streams of bits.
+// Bytes for one value; constant, except in streams of bits.
 std::uint64_t Decoder::bytes_of_one() const noexcept {
   std::uint64_t bytes = 0;
   for (std::size_t part = 0; part < parts_max; ++part) bytes += part_bytes(part, 0, 1).size();

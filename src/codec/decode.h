@@ -1,6 +1,5 @@
-// Components of a quantized tensor to its numbers, with the bits that the libraries which wrote
-// them give: docs/plan-json.md says for each kernel how its tensors look and in which order it
-// rounds.
+// Decodes components of a quantized tensor to values, with the bits of the libraries that wrote
+// them: docs/plan-json.md specifies the tensors and the order of rounding of each kernel.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +17,14 @@
 
 namespace loadstone {
 
-// A tensor that a kernel is given: first the codes, then scales, then whatever else it needs.
+// An input of a kernel: first the codes, then scales, then everything else.
 struct DecodePart {
   Encoding encoding = Dtype::u8;
   Shape shape;
 };
 
-// A kernel made ready for one quantized tensor, whose numbers are counted row by row. Immutable, so
-// thread-safe. Ranges of numbers are not empty.
+// A kernel prepared for one quantized tensor, with elements in row-major order. Immutable, so
+// thread-safe. Ranges of elements are not empty.
 class Decoder {
  public:
   static constexpr std::size_t parts_max = 6;
@@ -35,13 +34,13 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
   virtual ~Decoder() = default;
 
-  // Bytes of a part that the numbers [begin, end) need; none of a part that there is not.
+  // Bytes of a component that the elements [begin, end) need; empty for an absent component.
   [[nodiscard]] virtual ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                              std::uint64_t end) const noexcept = 0;
   // The most bytes, of all parts together, that one number needs.
   [[nodiscard]] virtual std::uint64_t bytes_of_one() const noexcept;
-  // Writes the numbers [begin, end). `parts` hold the bytes that part_bytes() names. The same
-  // bytes however the numbers are cut.
+  // Writes the elements [begin, end). `parts` contain the bytes of part_bytes(). The division into
+  // ranges does not change the bytes.
   virtual void decode(std::uint64_t begin, std::uint64_t end,
                       std::span<const std::byte* const> parts,
                       std::byte* target) const noexcept = 0;
@@ -51,7 +50,7 @@ class Decoder {
 struct PreparedDecoder {
   using Range = ByteRange;
 
-  Dtype dtype = Dtype::f32;  // of the numbers
+  Dtype dtype = Dtype::f32;  // of the decoded tensor
   std::uint64_t elements = 0;
   std::shared_ptr<const Decoder> decoder;
 
@@ -61,28 +60,27 @@ struct PreparedDecoder {
   }
 };
 
-// The least memory that a reader decodes in: for one number, and for what it is made of.
+// The least memory in which a reader can decode: for one value with its components.
 [[nodiscard]] std::uint64_t decoding_bytes_least(const PreparedDecoder& form) noexcept;
 
-// The parts that a kernel is given, and the numbers that it should make of them.
+// The inputs of a kernel, and the tensor to make.
 struct DecodeRequest {
   std::span<const DecodePart> parts;
-  const Shape& shape;        // of the numbers
-  Dtype dtype;               // of the numbers
-  float offset;              // added to nested scales; else 0
-  std::uint64_t group_size;  // numbers with one scale; 0: told by the shapes
+  const Shape& shape;        // of the decoded tensor
+  Dtype dtype;               // of the decoded tensor
+  float offset;              // added to nested scales; otherwise 0
+  std::uint64_t group_size;  // values per scale; 0: determined by shapes
 };
 
-// `prepare` fills in the decoder, or returns the problem. It is asked for F32, F16 or
-// BF16, or for any dtype where it `makes_bytes`, and for a number of elements that is above 0 and
-// sound.
+// `prepare` sets the decoder or returns the problem. The dtype is F32, F16 or BF16, or any dtype if
+// it `makes_bytes`; the number of elements is positive and does not overflow.
 struct DecodeKernel {
   std::string_view name;
   std::optional<Problem> (*prepare)(const DecodeRequest& request, PreparedDecoder& form);
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
-  // Of numbers that were rounded to the nearest code, without zero points. Null: none is known.
+  // For values rounded to the nearest code, without zero points. Null: unknown.
   const ErrorBound* error = nullptr;
   // Names of the sources, the data first. None: "scale" and "scale_2".
   std::span<const std::string_view> components{};
@@ -92,11 +90,11 @@ struct DecodeKernel {
   bool has_table_scales = false;
   // Scales are divided by the third component, and not multiplied with it.
   bool divides_by_outer = false;
-  // The data stands in any dtype, whose values mean nothing.
+  // The data may have any dtype, whose values are meaningless.
   bool packs_any_dtype = false;
 };
 
-// Null where there is none of this name.
+// Returns null for an unknown name.
 [[nodiscard]] const DecodeKernel* find_decode_kernel(std::string_view name) noexcept;
 
 [[nodiscard]] std::optional<Problem> prepare_decoding(std::string_view kernel,
@@ -105,8 +103,8 @@ struct DecodeKernel {
                                                       PreparedDecoder& form,
                                                       std::uint64_t group_size = 0);
 
-// Writes the elements [begin, end) to `target`. `parts` hold the bytes that part_bytes() names;
-// null where there are none. Thread-safe.
+// Writes the elements [begin, end) to `target`. `parts` contain the bytes of part_bytes(), null for
+// absent components. Thread-safe.
 inline void decode(const PreparedDecoder& form, std::uint64_t begin, std::uint64_t end,
                    std::span<const std::byte* const> parts, std::byte* target) noexcept {
   form.decoder->decode(begin, end, parts, target);

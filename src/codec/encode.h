@@ -1,6 +1,6 @@
-// The writing half of codecs: one descriptor for each encoding that numbers are quantized to. It
-// says how components are laid out, what they are called in files and what configs say of them.
-// Nothing else in the tree compares names of encodings that are written.
+// The writing half of codecs: one descriptor per encoding, with the layout of components, their
+// names in files and their description in configs. No other code compares names of written
+// encodings.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace loadstone {
 
-// Whose names components have in files.
+// The naming style of components in files.
 enum class NamingStyle : std::uint8_t {
   unified,     // ModelOpt's exports
   compressed,  // compressed-tensors
@@ -29,7 +29,7 @@ enum class NamingStyle : std::uint8_t {
   gguf  // GGUF: the tensor's own name, and a block format for its encoding
 };
 
-// The shape that a style gives to a component.
+// The shape of a component in a style.
 enum class ComponentShape : std::uint8_t {
   same,      // as the encoder has it
   flat,      // [rows] in place of [rows, 1]
@@ -42,10 +42,10 @@ struct ComponentName {
   std::string_view component;  // "data", "scale": one of QuantizedLayout::parts
   std::string_view suffix;     // after the module's name and a dot
   ComponentShape shape = ComponentShape::same;
-  bool is_inverted = false;  // files hold 1 / the component's numbers
+  bool is_inverted = false;  // files store the reciprocal
 };
 
-// A tensor that stands beside the components and whose bytes depend on no numbers.
+// A tensor next to the components whose bytes do not depend on values.
 struct ConstantComponent {
   std::string suffix;
   Shape shape;
@@ -53,32 +53,33 @@ struct ConstantComponent {
   std::shared_ptr<const std::vector<std::byte>> bytes;
 };
 
-// How much ModelOpt's section says of numbers beside the algorithm's name. Without calibration
-// nothing is known of activations: "FP8" is what ModelOpt calls weights of FP8 with or without
-// them.
+// The detail of ModelOpt's section in addition to the algorithm's name. Without calibration nothing
+// is known about activations: ModelOpt's "FP8" means FP8 weights with or without quantized
+// activations.
 enum class Described : std::uint8_t { nothing, weights, weights_and_activations };
 
 // Members of ModelOpt's sections.
 struct UnifiedConfig {
   std::string_view algorithm;
   Described described = Described::nothing;
-  unsigned group_size = 0;  // 0: it is not said
+  unsigned group_size = 0;  // 0: not written
   std::string_view strategy{};
   bool is_awq = false;
-  bool has_groups = false;  // "config_groups" are written where it is the only encoding
+  bool has_groups = false;  // write "config_groups" if it is the only encoding
 };
 
 // Members of compressed-tensors' section.
 struct CompressedConfig {
   std::string_view format;
   std::string_view strategy;
-  // The strategy of activations, which servers quantize as they come; empty: they stay as they are.
+  // The strategy of activations, which servers quantize at run time; empty: not quantized.
   std::string_view activations;
   unsigned group_size = 0;
   std::string_view scale_dtype{};
 };
 
-// Whose bytes, the default first. ModelOpt's: one rounding, and those of its compressed models.
+// Variants of the bytes, the default first. ModelOpt's: with one rounding, and of compressed
+// models.
 inline constexpr std::array<std::string_view, 2> scaled_dialects = {"exact", "modelopt-compat"};
 
 // An encoding that numbers are quantized to. Only constants of a family; immutable.
@@ -88,8 +89,8 @@ struct WrittenEncoding {
   unsigned bits;               // of a code
   std::string_view code_type;  // "float" or "int", for configs
   std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
-  // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
-  // set, or says what does not fit. The dialect is empty or one of `dialects`.
+  // Sets dialect, geometry and components of a form with kind, dtype and number of elements, or
+  // returns the problem. The dialect is empty or one of `dialects`.
   std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
                                     QuantizedLayout& form);
 
@@ -98,7 +99,7 @@ struct WrittenEncoding {
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};
   std::span<const ComponentName> gguf_names{};
-  // Makes the other tensors that files hold for a weight of this shape and dtype. Null: none.
+  // Makes the other tensors of a weight with this shape and dtype in files. Null: none.
   std::vector<ConstantComponent> (*constants)(const Quantization& quantization, const Shape& shape,
                                               Dtype dtype) = nullptr;
 
@@ -111,12 +112,12 @@ struct WrittenEncoding {
   // The dialect of files that ModelOpt exports, which is not always that of a compressed model.
   // Empty: its files have the bytes of "exact".
   std::string_view exported_dialect{};
-  // Of values that a load brings to CUDA devices, where no dialect is named: the bytes that the
-  // library makes there. Empty: the first.
+  // The dialect for values that a load sends to CUDA devices, if none is specified: the library's
+  // bytes on such devices. Empty: the first.
   std::string_view cuda_dialect{};
   bool takes_block_size = false;  // users may choose Quantization::block_size
   bool needs_importance = false;  // `prepare` refuses a Quantization without one
-  // Servers want rows of whole blocks, though a kernel may take others.
+  // Servers need rows of whole blocks, although a kernel may accept others.
   std::uint64_t row_block = 1;
   // Shapes of some weights fit another encoding as well. Null: of none. A conversion writes the
   // encoding's name under `metadata_key` of the header's metadata then.
@@ -130,26 +131,26 @@ struct WrittenEncoding {
   [[nodiscard]] bool is_gguf() const noexcept { return !gguf_names.empty(); }
 };
 
-// Fills in `form` and returns nothing, or says what does not fit.
+// Sets `form` and returns nullopt, or returns the problem.
 [[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
                                                           const Shape& shape, Dtype dtype,
                                                           QuantizedLayout& form);
-// Whether the largest magnitude of the value's group is its own too.
+// Returns true if the group's largest magnitude is this tensor's.
 [[nodiscard]] inline bool shares_scale(const Quantization& quantization,
                                        const QuantizedLayout& form) noexcept {
   return form.needs_amax && !quantization.group.empty();
 }
 
-// Null where there is none of this name.
+// Returns null for an unknown name.
 [[nodiscard]] const WrittenEncoding* find_written_encoding(std::string_view name) noexcept;
-// Of a quantization that has been prepared; Error "internal" for others.
+// Requires a prepared quantization; Error "internal" for others.
 [[nodiscard]] const WrittenEncoding& written_encoding(const Quantization& quantization);
 // All of them, in the order of families.
 [[nodiscard]] std::vector<const WrittenEncoding*> written_encodings();
 // "nf4", "fp4", "int8", "fp8" ...
 [[nodiscard]] std::vector<std::string> written_encoding_names();
 
-// Null where the style has no such component.
+// Returns null if the style has no such component.
 [[nodiscard]] const ComponentName* find_component(const WrittenEncoding& encoding,
                                                   NamingStyle style, std::string_view component);
 [[nodiscard]] Shape shape_in_file(ComponentShape in_file, const Shape& shape);

@@ -1,7 +1,7 @@
-// How far a number can be from what its code means. Nothing here is measured or chosen: all bounds
-// follow from the codes and from how their scales are rounded, for encoders that take the nearest
-// code. They hold for every number. The root of mean squares of ordinary weights' errors is 2 to 5
-// times smaller.
+// Bounds on the distance of a value from its decoded code. Nothing here is measured or tuned: all
+// bounds follow from the codes and the rounding of scales, for encoders that choose the nearest
+// code. They apply to every value; the root mean square error of ordinary weights is 2 to 5 times
+// smaller.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,19 @@
 
 namespace loadstone {
 
-// |number - meaning| <= relative * |number| + of_reach * reach + of_outer * outer + constant.
-// `reach` is the magnitude of the largest code with the scale that the number has. Where scales are
-// codes themselves `outer` is that of the largest code with the largest code of a scale. Both are
+// |value - decoded| <= relative * |value| + of_reach * reach + of_outer * outer + constant.
+// `reach` is the magnitude of the largest code with the value's scale. If scales are codes
+// themselves, `outer` is that of the largest code with the largest code of a scale. Both are
 // decoded from stored scales, with all codes replaced by `top_code`, and by `top_scale`: so they
-// are known exactly for blocks that are read in part, for scales that several tensors share and for
-// scales of scales. A wrong scale does not hide itself: a factor k adds |k - 1| * |number| to the
-// error, and multiplies only of_reach * reach in the bound, which is a small part of it.
+// are exact for partly read blocks, shared scales and scales of scales. A wrong scale is still
+// detected: a factor k adds |k - 1| * |value| to the error, and multiplies only of_reach * reach in
+// the bound, a small part of it.
 struct ErrorBound {
   double relative = 0;
   double of_reach = 0;
   double of_outer = 0;
   double constant = 0;
-  // Of the data that the bound is for; U8: codes of 4 bits, in whatever dtype their bytes stand.
+  // Dtype of the data with this bound; U8: codes of 4 bits, in bytes of any dtype.
   Dtype data = Dtype::u8;
   std::byte top_code{};
   std::byte top_scale{};
@@ -39,13 +39,13 @@ constexpr double power_of_two(int exponent) noexcept {
   return value;
 }
 
-// ModelOpt rounds quotients to BF16 before they get a code (2^-9 of the number), and its export
-// rounds a scale once more than the numbers saw it (2^-8).
+// ModelOpt rounds quotients to BF16 before it encodes them (2^-9 of the value), and its export
+// rounds a scale again (2^-8).
 inline constexpr double rounded_on_the_way = power_of_two(-7);
 
-// Floats are half a step from their neighbours: with p digits that is 2^-p of the number, and among
-// subnormals half the smallest. As a part of the largest, which ends in all ones; one less where
-// these are NaN.
+// Floats are at most half a step from the nearest: 2^-p of the value with p digits, and half the
+// smallest among subnormals. Expressed as a part of the largest, whose digits are all ones; one
+// less if that code is NaN.
 constexpr ErrorBound of_floats(Dtype dtype, std::byte top_code, Dtype data) noexcept {
   const FloatFormat format = dtype_info(dtype).format;
   const double last = power_of_two(1 - format.digits);
@@ -85,8 +85,8 @@ constexpr ErrorBound of_table(std::array<float, count> values, std::byte top_cod
   return {.relative = relative + rounded_on_the_way, .of_reach = near_zero, .top_code = top_code};
 }
 
-// Numbers can be `over` times the reach, and have the largest code all the same. The error of the
-// largest of them is over - 1 of the reach.
+// Values of up to `over` times the reach still get the largest code. The error of the largest is
+// then over - 1 of the reach.
 constexpr ErrorBound clamped(ErrorBound bound, double over) noexcept {
   bound.relative = std::max(bound.relative, (over - 1 - bound.of_reach) / over);
   return bound;

@@ -115,7 +115,7 @@ std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
                      fmt::format("one of {}", tensors.size())};
     }
     if (!tensors[source].strides.empty()) {
-      return Problem{"what is decoded has to stand in C order",
+      return Problem{"a tensor to decode must be contiguous",
                      "'" + printable(tensors[source].name) + "', a view with strides",
                      "a contiguous tensor"};
     }

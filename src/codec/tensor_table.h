@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// Not thread-safe: what is read may be kept.
+// Not thread-safe: it may cache what it reads.
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;
@@ -28,18 +28,18 @@ class TensorTable {
   virtual ~TensorTable() = default;
 
   [[nodiscard]] virtual const std::vector<TensorInfo>& tensors() const noexcept = 0;
-  // Null where none has the name.
+  // nullopt: no tensor has the name.
   [[nodiscard]] virtual std::optional<std::uint32_t> index_of(std::string_view name) const = 0;
   // In the order of names, the first tensor that begins so, and those behind it.
   [[nodiscard]] virtual std::vector<std::uint32_t> beginning_with(std::string_view stem,
                                                                   std::size_t count_max) const = 0;
   [[nodiscard]] virtual const QuantizationClaim& claim() const noexcept = 0;
-  // A text of the header's metadata; empty where there is none.
+  // A text of the header's metadata, or an empty text.
   [[nodiscard]] virtual std::string_view metadata(std::string_view key) const = 0;
   // The first bytes of a tensor that is read as headers are: a state, a table, an order of columns.
   // Throws Error.
   [[nodiscard]] virtual std::string read(std::uint32_t tensor, std::uint64_t bytes) const = 0;
-  // Something to say about the whole checkpoint, once.
+  // Adds a finding about the whole checkpoint, once.
   virtual void note(Finding finding) const = 0;
 
   // All bytes; Error "q.quant_state" for a tensor that is larger than what one would expect.
@@ -52,7 +52,7 @@ class TensorTable {
   [[nodiscard]] const TensorInfo& operator[](std::uint32_t tensor) const {
     return tensors()[tensor];
   }
-  // `none` where none has the name.
+  // Returns `none` if no tensor has the name.
   [[nodiscard]] std::uint32_t find(const std::string& name) const {
     return index_of(name).value_or(none);
   }
@@ -67,22 +67,22 @@ class TensorTable {
 [[nodiscard]] bool is_foreign_float(const TensorInfo& tensor) noexcept;
 [[nodiscard]] std::string without_suffix(const std::string& name, std::string_view suffix);
 
-// ---- how a recogniser says what it found
+// ---- Results of a recogniser
 
-// An entry for codes that stand in `data`, and for scales that are there.
+// Returns an entry for codes in `data` with existing scales.
 [[nodiscard]] QuantizedTensor quantized_tensor(std::string name, std::uint32_t data,
                                                std::initializer_list<std::uint32_t> scales);
 
-// Nothing gives the numbers. `what` follows the name: "has no scales"; `sources` are named behind
-// it.
+// Marks a tensor that cannot be decoded. `what` follows the name: "has no scales"; then `sources`
+// are named.
 void refuse(QuantizedTensor& quantized, std::string code, std::string_view what,
             std::vector<std::string> sources, std::string found = {}, std::string expected = {});
 
 // A component could not be read.
 void refuse(QuantizedTensor& quantized, const Error& error, const std::string& component);
 
-// The kernel and the sources give numbers of this shape; unless they do not fit each other, which
-// is the defect "q.scale_shape" then.
+// Sets kernel and sources for values of this shape; if they do not fit each other, sets the defect
+// "q.scale_shape".
 void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::string_view encoding,
                   Decoding decoding);
 

@@ -32,7 +32,7 @@ namespace {
 
 struct Scheme {
   std::string numbers;  // "8-bit float, dynamic", or "none"
-  std::string extent;   // "token", "group of 128": all that share a scale; empty: not declared
+  std::string extent;   // values per scale: "token", "group of 128"; empty: not declared
 
   [[nodiscard]] bool agrees(const Scheme& other) const {
     const bool may_differ = extent.empty() || other.extent.empty();
@@ -45,7 +45,7 @@ struct Scheme {
 
 struct Declared {
   std::vector<Scheme> activations;  // each once; empty: not declared
-  std::string cache;                // empty: it is not quantized
+  std::string cache;                // empty: not quantized
 };
 
 template <typename Value>
@@ -58,7 +58,7 @@ std::string text_at(const dom::object& object, std::string_view key) {
   return std::string(member_or(object, key, std::string_view()));
 }
 
-// Reads an object of compressed-tensors, and adds the defaults of the library.
+// Reads an object of compressed-tensors and adds the library's defaults.
 Scheme scheme_of(const dom::element& value) {
   dom::object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
@@ -140,7 +140,7 @@ Declared declared_in(const std::string& config) {
   return declared;
 }
 
-// Completes config.json from ModelOpt's own file.
+// Completes config.json by ModelOpt's own file.
 Declared declared_in(const ModelFolder& folder, WritableStorage& storage) {
   Declared declared = declared_in(folder.config);
   for (const ExtraFile& file : folder.files) {
@@ -167,7 +167,7 @@ std::string schemes_text(const std::vector<Scheme>& schemes) {
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-// The scales that no tensor of the output has.
+// Returns the scales that no tensor of the output has.
 std::vector<std::string> lost_scales(const Plan& plan, ScalesOf kind) {
   const Catalog& catalog = *plan.catalog;
   std::vector<bool> is_used(catalog.tensors().size());
@@ -225,19 +225,20 @@ std::string wildcard(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '*') {
       pattern += ".*";
-    } else if (text.substr(i, 2) != ".*") {  // else that of an expression
+    } else if (text.substr(i, 2) != ".*") {  // otherwise the dot of an expression
       pattern += re2::RE2::QuoteMeta(piece(text.substr(i, 1)));
     }
   }
   return pattern + "$";
 }
 
-using Place = std::pair<std::size_t, std::size_t>;  // a list, and an entry of it
+using Place = std::pair<std::size_t, std::size_t>;  // index of a list, index of its entry
 
-// The entries of all lists, as any of the libraries looks for them: an expression ("re:", "-:",
-// "+:" or its characters), a pattern with "*", or a name and all that is inside it. Any change of
-// the selection counts, whichever library reads the list. catalog/plain_lists.h, which claims that
-// a list is wrong, has the rule of each library, and leaves out lists of others.
+// The entries of all lists, with the matching rules of all libraries: an expression ("re:", "-:",
+// "+:" or its special characters), a pattern with "*", or a name with everything inside it. Any
+// change of the selection counts, regardless of the library that reads the list.
+// catalog/plain_lists.h, which reports that a list is wrong, has the rule of each library and skips
+// lists of others.
 class Entries {
  public:
   explicit Entries(const std::vector<List>& lists) {
@@ -246,8 +247,7 @@ class Entries {
     }
   }
 
-  // Returns the entries that match. A config may list as many modules as there are, so names are
-  // looked up.
+  // Returns the matching entries, by lookup: a config may list as many modules as there are.
   [[nodiscard]] std::set<Place> find(std::string_view module) const {
     std::set<Place> found;
     for (std::size_t begin = 0; begin < module.size(); ++begin) {
@@ -265,7 +265,7 @@ class Entries {
   }
 
  private:
-  // Leaves out what a reader rejects too, or what needs more than RE2.
+  // Skips entries that readers reject too, or that need more than RE2.
   void add(std::string_view name, Place place) {
     bool is_expression = name.find_first_of("\\()[]^$|+") != name.npos;
     for (const std::string_view prefix : {"re:", "-:", "+:"}) {
@@ -308,7 +308,7 @@ void add_lists(std::vector<List>& lists, const dom::element& value) {
     const std::string key(field.key);
     if (!is_word(key, list_keys)) {
       add_lists(lists, field.value);
-    } else if (field.value.is_object()) {  // each name has settings of its own
+    } else if (field.value.is_object()) {  // settings by name
       for (const auto each : field.value.get_object()) {
         lists.push_back({key, {std::string(each.key)}});
       }
@@ -333,7 +333,7 @@ std::string_view module_around(std::string_view tensor) {
   return tensor.substr(0, tensor.rfind('.'));
 }
 
-// A module of the source and what rules call it in the output.
+// A module of the source, with its name in the output after rules.
 using Renamed = std::set<std::pair<std::string_view, std::string_view>>;
 
 Renamed renamed_modules(const Plan& plan) {
@@ -353,8 +353,8 @@ bool selects(const std::set<Place>& found, std::size_t list) {
   return first != found.end() && first->first == list;
 }
 
-// Returns, by the keys of lists, the entries for which a list selects a module before it is renamed
-// and not after it, or after it and not before.
+// Returns, by the key of each list, entries that select a module only before or only after it is
+// renamed.
 std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<List>& lists,
                                                               const Renamed& renamed) {
   std::map<std::string_view, std::set<std::string>> old;
@@ -362,7 +362,7 @@ std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<
   for (const auto& [before, after] : renamed) {
     const std::set<Place> first = entries.find(before);
     const std::set<Place> second = entries.find(after);
-    std::vector<Place> only;  // match one of both
+    std::vector<Place> only;  // entries that match only one of the names
     std::ranges::set_symmetric_difference(first, second, std::back_inserter(only));
     for (const auto& [list, entry] : only) {
       if (selects(first, list) == selects(second, list)) continue;

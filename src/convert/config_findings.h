@@ -9,13 +9,13 @@
 
 namespace loadstone {
 
-// Warns ("convert.activations") of what an output with other configs does not have. A cache: the
-// scheme that the source's configs declare, and its scales. Activations of codes: their scales, and
-// for `--style` alone a scheme that differs from the source's. `source` has the source's configs.
+// Warns ("convert.activations") of information that an output with other configs lacks. For a
+// cache: the scheme in the source's configs, and its scales. For activations: their scales, and for
+// `--style` alone a scheme that differs from the source's. `source` has the source's configs.
 void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
                   std::vector<Finding>& findings);
-// Warns ("convert.lists") of each list of the output's configs, such as "ignore", that selects
-// other modules of the output than it does of the source.
+// Warns ("convert.lists") of each list in the output's configs, such as "ignore", that selects
+// different modules in the output than in the source.
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings);
 
 }  // namespace loadstone

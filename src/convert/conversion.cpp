@@ -1,4 +1,4 @@
-// What a conversion will do: tensors, their places in files, and what it takes.
+// Plans a conversion: tensors, their places in files, and the resources it needs.
 
 #include <fmt/format.h>
 
@@ -38,7 +38,7 @@ namespace loadstone {
 
 namespace {
 
-// An option that goes with no other, or with nothing.
+// An option that excludes others, or is never allowed.
 struct Refusal {
   bool applies;
   const char* field;
@@ -52,14 +52,14 @@ void refuse_first(std::initializer_list<Refusal> refusals) {
   }
 }
 
-// Codes that go out as they are keep their names and the layout of their experts.
+// Codes that are kept retain their names and the layout of their experts.
 void check_repack(const ConvertOptions& options) {
   const std::string style(name(*options.quantize.style));
   refuse_first({
       {options.dequantize || options.merge, "style",
        "nothing is to be quantized, so nothing has a style", style},
-      {options.format != FileFormat::safetensors, "style",
-       "a GGUF file has one style of its own: name none", style},
+      {options.format != FileFormat::safetensors, "style", "a GGUF file has a fixed style: omit it",
+       style},
       {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
        "codes get the components of another style, or other names and layouts: convert twice",
        style},
@@ -90,7 +90,7 @@ void check_options(const ConvertOptions& options) {
        "rules and recipes name the tensors of the file: convert twice"},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
-       "include and exclude choose what is quantized, and nothing is to be (quantize)"},
+       "include and exclude select tensors to quantize, and quantize is missing"},
   });
   if (repacks(options)) check_repack(options);
   const bool has_importance = quantize.importance != nullptr;
@@ -114,15 +114,15 @@ void add_error(Conversion& conversion, Finding finding) {
   conversion.plan.findings.push_back(std::move(finding));
 }
 
-// The file that declares an encoding for the tensors of the catalog, or of the first model of it.
-// Empty: none does for certain, as other programs have files of some of the names too.
+// Returns the file that declares an encoding for the tensors of the catalog, or of its first model.
+// Empty: no reliable one, because other programs write files with some of these names too.
 std::string_view certain_claim(const Catalog& catalog, const ModelFolder& folder) {
   const std::string_view file = claiming_file(folder);
   const bool is_certain = file == "config.json" || file == claim_name || may_hold_codes(catalog);
   return is_certain ? file : std::string_view();
 }
 
-// A claim that no tensor bears out: the tensors may be codes.
+// Handles a claim that no tensor confirms: the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& all = *conversion.plan.catalog;
   const Catalog& catalog = all.checkpoints().empty() ? all : *all.checkpoints().front();
@@ -135,7 +135,7 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
   if (!file.empty()) add_error(conversion, unread_claim(file));
 }
 
-// Floats and complex numbers that no request changes, as no cast to or from them is known.
+// Reports floats and complex values that the request leaves unchanged because they have no casts.
 void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
                  std::vector<Finding>& findings) {
   std::vector<std::string> names;
@@ -157,7 +157,7 @@ void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
                       .message = std::move(message)});
 }
 
-// Tensors that may be codes, where numbers are changed: scales of nothing, and floats without
+// Reports tensors that may be codes when values change: scales without codes, and floats without
 // casts.
 void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
                    std::vector<Finding>& findings) {
@@ -173,8 +173,8 @@ void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
   if (!options.merge) tell_uncast(catalog, options, findings);
 }
 
-// Transforms of activations are in the config alone: outputs with another config lose them.
-// Returns false if they would.
+// Checks transforms of activations, which only the config declares: outputs with another config
+// lose them. Returns false in that case.
 bool check_transforms(Conversion& conversion, const ConvertOptions& options, bool has_values) {
   const Catalog& catalog = *conversion.plan.catalog;
   const bool is_rewritten = has_values || !options.quantize.formats.empty() || repacks(options) ||
@@ -196,7 +196,7 @@ void check_claims(Conversion& conversion, const ConvertOptions& options, bool ha
   }
 }
 
-// The encodings that tensors of the output get, like tensors in one row.
+// Adds rows about the encodings of the output, one per group of similar tensors.
 void add_rows(Conversion& conversion, const Choices& choices) {
   std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, QuantizeRow>
       rows;
@@ -217,10 +217,10 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (auto& [key, row] : rows) conversion.quantize_rows.push_back(std::move(row));
 }
 
-// Where shapes fit two encodings, the header's metadata says which of them it is.
+// If shapes fit two encodings, records the actual one in the header's metadata.
 void name_ambiguous(Conversion& conversion, bool is_decoded) {
   auto& metadata = conversion.metadata;
-  std::map<std::string_view, std::set<std::string_view>> names;  // by the metadata's key
+  std::map<std::string_view, std::set<std::string_view>> names;  // by metadata key
   for (const WrittenEncoding* const encoding : written_encodings()) {
     if (encoding->is_ambiguous != nullptr) names[encoding->metadata_key];
   }
@@ -235,14 +235,14 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
     }
   }
   for (const auto& [key, encodings] : names) {
-    // Where there are several they are refused by name when they are read.
+    // Several encodings are an error when they are read.
     if (encodings.size() != 1) continue;
     metadata.insert_or_assign(std::string(key),
                               MetadataValue{.value = std::string(*encodings.begin())});
   }
 }
 
-// Writes into the metadata all that gives the output's tensors their meaning.
+// Writes the metadata that are needed to interpret the output's tensors.
 void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool is_decoded) {
   if (container_of(conversion.format).holds_blocks()) add_folded_shapes(conversion);
   name_ambiguous(conversion, is_decoded);
@@ -251,14 +251,14 @@ void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool
 
 }  // namespace
 
-// Keeps codes that are not encoded again, if the files hold them.
+// Keeps codes that are not encoded again, if the files can store them.
 static void keep_codes(const Catalog& catalog, const ConvertOptions& options,
                        const Choices& choices, bool are_decoded, Recipes& recipes) {
   if (options.dtype || options.dequantize) return;
   const bool asks_for_numbers = are_decoded || names_are_given(options);
   const auto stays = [&](const TargetRecipe& recipe) {
     if (choices.kept.contains(recipe.target)) return true;
-    // Numbers of codes are kept as codes where nobody asked for numbers.
+    // Codes stay codes unless values are requested.
     if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
     return !choices.quantize.contains(recipe.target) && !choices.numbers.contains(recipe.target);
   };
@@ -275,7 +275,7 @@ static Choices choose_formats(const Catalog& catalog, const ConvertOptions& opti
   return choices;
 }
 
-// Returns whether blocks of the source may be those of the output.
+// Returns true if the output may keep blocks of the source.
 static bool keeps_blocks(const ConvertOptions& options) {
   return container_of(options.format).holds_blocks() && !options.dtype && !options.dequantize &&
          !options.merge && options.quantize.formats.empty();
@@ -308,9 +308,8 @@ static std::string usual_stem(const Catalog& catalog, std::string_view config) {
   return is_of_diffusers ? "diffusion_pytorch_model" : "model";
 }
 
-// The options with the format for all tensors as the last one, and with the config of the source,
-// or of the first that is merged, which decides as much where the source is a file, and where the
-// output has no place for it.
+// Returns the options with the format for all tensors last, and with the config of the source or of
+// the first merged model: it matters even if the source is a file, or the output has no config.
 static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
   std::ranges::stable_partition(options.quantize.formats,
                                 [](const QuantizeFormat& each) { return !each.pattern.empty(); });
@@ -330,7 +329,7 @@ static bool quantizes_any(const Plan& plan) {
       plan.targets, [](const PlannedTarget& target) { return target.quantization.has_value(); });
 }
 
-// Settles the facts that an existing config at the target must agree with.
+// Records the facts that an existing config at the target must match.
 static void settle_config(Conversion& conversion, const ConvertOptions& options, bool has_values,
                           bool is_untied) {
   const Plan& plan = conversion.plan;
@@ -344,7 +343,7 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
   conversion.has_tie = !is_untied && (config.empty() || untied_head(plan, config).has_value());
 }
 
-// Compares the source's configs with those of the output, which are copies or new ones.
+// Compares the source's configs with the output's, which are copies or new ones.
 static void tell_configs(Conversion& conversion, const ConvertOptions& options, bool has_decoded) {
   auto& findings = conversion.plan.findings;
   const bool is_new = options.merge || has_decoded || !conversion.repacked.empty() ||
@@ -356,22 +355,21 @@ static void tell_configs(Conversion& conversion, const ConvertOptions& options, 
   }
 }
 
-// Extra states and tensors in lists, which alone are named as sources of these findings, are lost
-// in every output.
+// Extra states and tensors in lists, the only sources of these findings, are lost in every output.
 static void settle_findings(std::vector<Finding>& findings) {
   for (Finding& each : findings) {
     const bool is_ignored = each.code == "pt.ignored" || each.code == "dcp.ignored";
     if (is_ignored && !each.sources.empty()) each.severity = Severity::warning;
   }
   sort_findings(findings);
-  // The plan and the conversion may both report what the catalog found.
+  // The plan and the conversion may both report the catalog's findings.
   const auto twice = std::ranges::unique(findings);
   findings.erase(twice.begin(), twice.end());
 }
 
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
-  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+  if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
   check_options(given);
   const ConvertOptions options = settled(*catalog, given);
   check_source(*catalog, options);
@@ -387,7 +385,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
-  plan_options.strip_prefixes.emplace();  // none: recipes have said what each output is called
+  plan_options.strip_prefixes.emplace();  // empty: recipes already have the output's names
   plan_options.allow_non_finite = options.quantize.allow_non_finite;
   const bool is_decoded = decodes(*catalog, options);
   Values outputs = output_recipes(catalog, options, is_decoded, findings);
@@ -404,7 +402,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   }
   std::vector<std::string>& known = plan_options.caller.known_sources;
   known = tensor_names(*catalog, outputs.dropped);
-  // A source that has stood in the way once is not reported again as left over.
+  // A source with an error is not also reported as unused.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
     known.insert(known.end(), finding.sources.begin(), finding.sources.end());
@@ -413,7 +411,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
-  // Recipes may make values of all codes too, without an option.
+  // Recipes may decode all codes too, without an option.
   const bool has_values = is_decoded || (plan.catalog->quantized().has_readable() &&
                                          conversion.repacked.empty() && !moves_codes(plan));
   check_claims(conversion, options, has_values);

@@ -1,4 +1,4 @@
-// Doing what a conversion says: the engine with files for a sink, and what comes before and after.
+// Executes a conversion: the engine with files as its sink, and the steps before and after.
 #include "loadstone/convert.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ namespace loadstone {
 
 namespace {
 
-// Watches whether sources stay as they are while something is made of them. Thread-safe.
+// Detects changes of sources during a run. Thread-safe.
 class SourceWatch {
  public:
   SourceWatch(const OpenShards& shards, WritableStorage& storage)
@@ -47,7 +47,7 @@ class SourceWatch {
     }
   }
 
-  // Throws Error "io.changed" where a file's size or time is another, or another file has its name.
+  // Throws Error "io.changed" if a file has another size or time, or another file has its name.
   void check() const {
     shards_.require_unchanged();
     for (std::size_t i = 0; i < named_.size(); ++i) {
@@ -65,10 +65,10 @@ class SourceWatch {
  private:
   const OpenShards& shards_;
   WritableStorage& storage_;
-  std::vector<std::optional<FileStatus>> named_;  // nothing: not a file of this machine
+  std::vector<std::optional<FileStatus>> named_;  // nullopt: not a local file
 };
 
-// Opens what the wanted files are made of: all of it where tensors of several files share scales.
+// Opens the sources of the wanted files: all sources if tensors of several files share scales.
 // Throws Error "io.changed".
 OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
                        Storage* storage) {
@@ -103,8 +103,8 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
-// The files of the run that no earlier one has finished. Finished shards are trusted by their
-// digests only.
+// Returns the files of the run that no earlier run finished. Only digests make a finished shard
+// trusted.
 std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& work,
                              const ConvertRun& run, Storage& storage, Output& output,
                              ConvertReport& report) {
@@ -168,7 +168,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   output.record(nullptr);
 }
 
-// The bytes after the header of one file.
+// The data of one file, without its header.
 class MemoryFiles final : public OutputFiles {
  public:
   MemoryFiles(std::span<std::byte> data, std::uint64_t header_bytes)
@@ -200,8 +200,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   ConvertReport report;
   report.findings = conversion.plan.findings;
   std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
-    return std::ranges::count(conversion.plan.findings, each) ==
-           0;  // a caller may have put it there
+    return std::ranges::count(conversion.plan.findings, each) == 0;  // the caller may have set it
   });
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {

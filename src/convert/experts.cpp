@@ -37,7 +37,7 @@ std::string with_block(std::string name, std::string_view before, std::string_vi
   return name;
 }
 
-// ---- stacks
+// ---- Stacks
 
 std::vector<Box> cut(const std::vector<Box>& boxes, std::uint64_t begin, std::uint64_t end) {
   std::vector<Box> found;
@@ -48,8 +48,8 @@ std::vector<Box> cut(const std::vector<Box>& boxes, std::uint64_t begin, std::ui
   return found;
 }
 
-// The rows of a product that lie in the rows [begin, begin + rows) of its target; nothing where
-// none does.
+// Returns the rows of a product inside the rows [begin, begin + rows) of its target; nullopt if
+// there are none.
 std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std::uint64_t rows) {
   const std::uint64_t first = std::max(product.row_begin, begin);
   const std::uint64_t last = std::min(product.row_begin + product.rows, begin + rows);
@@ -65,7 +65,7 @@ std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std:
   return part;
 }
 
-// Null: nothing is left of it but the boxes.
+// Null: only the boxes remain.
 std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, std::uint64_t begin,
                                      std::uint64_t rows) {
   Merge part = merge;
@@ -82,7 +82,7 @@ std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, 
   return std::make_shared<const Merge>(std::move(part));
 }
 
-// The elements [begin, end) of the stack, as a matrix.
+// Returns the elements [begin, end) of the stack, as a matrix.
 TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t begin,
                      std::uint64_t rows) {
   const std::uint64_t columns = stack.shape[2];
@@ -102,8 +102,8 @@ Finding cannot_cut(const TargetRecipe& stack, const std::string& why, const char
           .found = stack.shape.text()};
 }
 
-// Shapes of the stacks [experts, hidden, inner] by their module. Beside "gate_up_proj" they tell
-// which way both lie.
+// Returns the shapes of stacks [experts, hidden, inner] by module. Together with "gate_up_proj"
+// they determine the orientation of both.
 std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   static const re2::RE2 pattern(R"(^(.*\.experts)\.down_proj(?:\.weight)?$)");
   std::map<std::string, Shape> shapes;
@@ -116,7 +116,7 @@ std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   return shapes;
 }
 
-// The rule whose stack the recipe is, and its module. Null: it is none that can be cut.
+// Returns the rule for a recipe's stack, and its module; null if it cannot be cut.
 const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   if (recipe.shape.rank() != 3 || recipe.shape.numel().value_or(0) == 0) return nullptr;
   if (recipe.constant != nullptr) return nullptr;
@@ -137,7 +137,7 @@ const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   return nullptr;
 }
 
-// The weights of a stack's experts.
+// Adds the weights of a stack's experts.
 void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::string& prefix,
                ExpertWords words, std::vector<TargetRecipe>& targets) {
   const std::uint64_t rows = stack.shape[1] / (rule.second ? 2 : 1);
@@ -159,7 +159,7 @@ Recipes values_in(const std::shared_ptr<const Catalog>& catalog, ExpertLayout la
   options.dequantize = true;
   options.block_dtype = Dtype::f32;
   options.folder.config = "{\"model_type\": \"" + std::string(model_type) + "\"}";
-  std::vector<Finding> findings;  // of the conversion, which is not to be judged here
+  std::vector<Finding> findings;  // of the conversion; ignored here
   Recipes recipes = output_recipes(catalog, options, true, findings).recipes;
   if (layout == ExpertLayout::keep) {
     const auto is_wanted = [](const TargetRecipe&) { return true; };
@@ -240,7 +240,7 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
   const ExpertNaming naming = expert_naming(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
   std::vector<TargetRecipe> targets;
-  std::set<std::string, std::less<>> blocks;  // of stacks that were cut
+  std::set<std::string, std::less<>> blocks;  // that contained cut stacks
   std::uint64_t made = 0;
   std::size_t stacks = 0;
   targets.reserve(recipes.targets.size());
@@ -254,10 +254,11 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
     const std::uint64_t parts = rule->second ? 2 : 1;
     const auto down = downs.find(module);
     if (parts == 2 && down != downs.end() && recipe.shape[2] == 2 * down->second[1]) {
-      findings.push_back(cannot_cut(recipe,
-                                    "lies [experts, hidden, 2 * inner], and its experts are "
-                                    "quantized as [2 * inner, hidden]",
-                                    "convert with --experts separate, and quantize the result"));
+      findings.push_back(
+          cannot_cut(recipe,
+                     "has the layout [experts, hidden, 2 * inner], and its experts are "
+                     "quantized as [2 * inner, hidden]",
+                     "convert with --experts separate, and quantize the result"));
     }
     if (recipe.shape[0] > (tensors_max - made) / parts) {
       findings.push_back(cannot_cut(recipe,
@@ -283,7 +284,7 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
 
 std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog) {
   std::vector<Recipes> layouts;
-  // Two model types whose blocks of experts differ, then one for each ExpertNaming.
+  // Two model types with different blocks of experts, then one per ExpertNaming.
   for (const std::string_view model_type : {"", "lfm2_moe"}) {
     layouts.push_back(values_in(catalog, ExpertLayout::fused, model_type));
   }

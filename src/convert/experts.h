@@ -1,4 +1,4 @@
-// Weights of experts: what checkpoints call single ones, and stacks of them cut into these.
+// Weights of experts: their names in checkpoints, and stacks of experts cut into single ones.
 #pragma once
 
 #include <array>
@@ -26,10 +26,10 @@ enum class ExpertWords : std::uint8_t {
   mixtral  // "block_sparse_moe.experts.3.w1", "w3", "w2"
 };
 
-// The names that readers of a model look for.
+// The names that a model's readers expect.
 struct ExpertNaming {
   ExpertWords words = ExpertWords::usual;  // of single experts
-  // "block_sparse_moe" is "mlp" where the experts are one tensor.
+  // Rename "block_sparse_moe" to "mlp" if the experts are one tensor.
   bool renames_block = true;
 };
 // `model_type` is a member of config.json.
@@ -38,7 +38,7 @@ struct ExpertNaming {
 // "gate_proj", "w1"
 [[nodiscard]] std::string_view name(ExpertRole role, ExpertWords words) noexcept;
 
-// Ends the name of a layer's gates and ups, if its experts are one tensor in a known layout.
+// Suffix of a layer's gates and ups, if its experts are one tensor in a known layout.
 inline constexpr std::string_view fused_gate_up = ".experts.gate_up_proj";
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
@@ -50,33 +50,33 @@ struct ExpertName {
 };
 [[nodiscard]] std::optional<ExpertName> expert_name(std::string_view name);
 
-// The module of an expert by the usual words, by which servers ask for it; nothing if it has them,
-// or is not an expert's.
+// Returns an expert's module with the usual names, by which servers look it up; nullopt if it has
+// these names already or is not an expert.
 [[nodiscard]] std::optional<std::string> usual_module(const std::string& module);
 
-// A name in the block of experts, as a model has it whose experts are one tensor.
+// Returns a name in the block of experts as in a model with fused experts.
 [[nodiscard]] std::string fused_name(std::string name, const ExpertNaming& naming);
-// The reverse: as a model with single experts has it.
+// The reverse: as in a model with single experts.
 [[nodiscard]] std::string separate_name(std::string name, const ExpertNaming& naming);
 
-// The module that holds a layer's experts and their router, with a dot: "model.layers.0.mlp." of
-// "model.layers.0.mlp.experts".
+// Returns the module that contains a layer's experts and router, with a dot: "model.layers.0.mlp."
+// for "model.layers.0.mlp.experts".
 [[nodiscard]] std::string_view block_of(std::string_view prefix) noexcept;
-// Returns true if the name is of a tensor in one of these blocks.
+// Returns true if the tensor is in one of these blocks.
 [[nodiscard]] bool is_in_block(const std::set<std::string, std::less<>>& blocks,
                                std::string_view name);
 
-// Replaces each recipe of a tensor [experts, rows, columns] that a StackRule names, and that is
-// `wanted`, by those of its experts' weights, which with the rest of their block get the model's
-// words: "experts.3.gate_proj.weight". Models whose stacks are turned keep them. More than
-// `tensors_max` new tensors are an error among the findings. Returns how many stacks were cut.
+// Replaces each recipe of a tensor [experts, rows, columns] that matches a StackRule and is
+// `wanted` by recipes for its experts' weights. These, and the rest of their block, get the model's
+// names: "experts.3.gate_proj.weight". Models with transposed stacks keep them. More than
+// `tensors_max` new tensors are an error among the findings. Returns the number of cut stacks.
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings);
 
-// All values of a checkpoint, by the recipes of conversions that take experts apart, under either
-// set of words, or join them. What is quantized is F32. A layout that fits nothing has the values
-// as they are.
+// Returns recipes for all values of a checkpoint: with separated experts under either set of names,
+// and with joined experts. Quantized tensors are F32. A layout that does not apply has the values
+// unchanged.
 [[nodiscard]] std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog);
 
 }  // namespace loadstone

@@ -18,7 +18,7 @@ namespace loadstone {
 
 namespace {
 
-// The place of a member: from the quote of its key to the end of its value. An array's items have
+// The place of a member: from the quote of its key to the end of its value. Items of an array have
 // no key.
 struct Span {
   std::size_t begin = 0;
@@ -31,7 +31,7 @@ bool is_space(char character) {
   return character == ' ' || character == '\t' || character == '\n' || character == '\r';
 }
 
-// Goes through text that is known to be JSON.
+// Scans text that is known to be JSON.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -40,7 +40,7 @@ class Scanner {
     std::vector<Span> members;
     skip_space();
     const bool is_array = at_ < text_.size() && text_[at_] == '[';
-    ++at_;  // the brace or bracket
+    ++at_;  // skip the brace or bracket
     for (;;) {
       skip_space();
       if (at_ >= text_.size() || text_[at_] == '}' || text_[at_] == ']') break;
@@ -54,7 +54,7 @@ class Scanner {
       member.key_end = at_;
       if (!is_array) {
         skip_space();
-        ++at_;  // the colon
+        ++at_;  // skip the colon
         skip_space();
       }
       member.value = at_;
@@ -66,7 +66,7 @@ class Scanner {
     return members;
   }
 
-  // Of the closing brace or bracket, once members() was called.
+  // Position of the closing brace or bracket, after members().
   [[nodiscard]] std::size_t close() const noexcept { return close_; }
 
  private:
@@ -113,7 +113,7 @@ std::string quoted(std::string_view text) {
   return json.take();
 }
 
-// Keys may be written with escapes. Empty for an item of an array.
+// Decodes escapes in keys. Empty for an item of an array.
 std::string key_of(std::string_view text, const Span& member) {
   if (member.key_end == member.begin) return {};
   const std::string_view quoted_key = text.substr(member.begin, member.key_end - member.begin);
@@ -136,7 +136,7 @@ std::string without_members_of_level(std::string_view text,
   for (std::size_t i = 0; i < members.size(); ++i) {
     const Span& member = members[i];
     if (drops(key_of(text, member), level)) continue;
-    // With the comma before it.
+    // Includes the comma before it.
     if (!is_first) kept += text.substr(members[i - 1].end, member.begin - members[i - 1].end);
     is_first = false;
     kept += text.substr(member.begin, member.value - member.begin);
@@ -229,7 +229,7 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   }
   const std::string added = quoted(key) + ": " + std::string(value);
   if (members.empty()) return replaced(scanner.close(), scanner.close(), "\n  " + added + "\n");
-  // Indented like the last one.
+  // Indented like the last member.
   const Span& last = members.back();
   const std::size_t before =
       members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;

@@ -22,13 +22,13 @@ namespace {
 
 constexpr std::string_view bytes_kernel = "bytes";
 
-// Units of the elements that a box counts, and what becomes of one.
+// Replaces `many` of the elements that a box counts by one unit.
 struct Units {
   std::uint64_t before;
   std::uint64_t after;
 };
 
-// Counts whole blocks in other units. False: the box moves less than whole blocks.
+// Counts whole blocks in other units. Returns false if the box moves less than whole blocks.
 bool recount(Box& box, Units units) {
   const auto is_whole = [&](std::uint64_t count) { return count % units.before == 0; };
   const auto counted = [&](std::uint64_t count) { return count / units.before * units.after; };
@@ -53,12 +53,12 @@ bool recount(Box& box, Units units) {
   return true;
 }
 
-// The decoding that a box copies from; null: a source.
+// Returns the decoding that a box copies from; null: a source.
 const Decoding* decoding_of(const std::vector<Decoding>& decodings, const Box& box) {
   return box.decoding < decodings.size() ? &decodings[box.decoding] : nullptr;
 }
 
-// The one format that all boxes copy; nothing where there are several, or numbers.
+// Returns the only format that all boxes copy; nullopt for several formats, or values.
 template <typename FormatOf>
 std::optional<BlockFormat> format_of(const std::vector<Box>& boxes, FormatOf format_of_box) {
   std::optional<BlockFormat> format;
@@ -84,12 +84,12 @@ bool is_whole_source(const Catalog& catalog, const TargetRecipe& recipe) {
          copies_all(box, recipe.shape.numel().value_or(0));
 }
 
-// The boxes of a recipe in bytes; nothing where they are no whole blocks of the format.
-// `is_whole_source`: they are a tensor as it is, whose rows may cut blocks.
+// Returns the boxes of a recipe in bytes; nullopt if they split blocks of the format.
+// `is_whole_source`: they copy a tensor unchanged, whose rows may split blocks.
 std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetRecipe& recipe,
                                                bool is_whole_source) {
   const auto& extents = recipe.shape.extents();
-  if (recipe.merge != nullptr) return std::nullopt;  // it is of numbers
+  if (recipe.merge != nullptr) return std::nullopt;  // merges need values
   if (recipe.boxes.empty() || extents.empty() || recipe.shape.numel() == 0u) return std::nullopt;
   const BlockLayout block = layout(format);
   if (extents.back() % block.elements != 0 && !is_whole_source) return std::nullopt;
@@ -123,7 +123,7 @@ std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
 
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes) {
-  // Decodings that give bytes, by source and by the decoding that they replace.
+  // Decodings that yield bytes, by source and by the decoding that they replace.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> known;
   const auto bytes_of = [&](const Box& box) {
     const auto [made, is_new] = known.try_emplace(
@@ -148,7 +148,7 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
   }
 }
 
-// Returns all that belongs to blocks of the first checkpoint that do not stay.
+// Returns all companions of blocks of the first checkpoint that are not kept.
 static std::vector<std::uint32_t> companions_of_blocks(const Catalog& catalog,
                                                        const std::vector<bool>& kept) {
   std::vector<std::uint32_t> found;
@@ -180,14 +180,14 @@ std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog, Recipes& re
   return dropped;
 }
 
-// Of the blocks whose bytes a decoding gives.
+// Returns the format of the blocks whose bytes a decoding yields.
 static std::optional<BlockFormat> format_given(const Catalog& catalog, const Decoding& decoding) {
   if (gives_mxfp4_blocks(decoding)) return BlockFormat::mxfp4;
   if (decoding.kernel != bytes_kernel || decoding.sources.empty()) return std::nullopt;
   return format_of_source(catalog, decoding.sources.front());
 }
 
-// The shape of a kept tensor that files store folded. Null: they store it as it is.
+// Returns the shape of a kept tensor that files store folded; null: stored with its own shape.
 static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.size() != 1) return nullptr;
   const Decoding* const made = decoding_of(plan.decodings, target.recipe.boxes.front());
@@ -196,7 +196,7 @@ static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target
   return has_cut_blocks(source.encoding, source.shape) ? &source.shape : nullptr;
 }
 
-// Nothing for a target that keeps no blocks.
+// Returns nullopt for a target that keeps no blocks.
 static std::optional<StoredType> kept_blocks(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.empty()) return std::nullopt;
   const auto format = format_of(target.recipe.boxes, [&](const Box& box) {
@@ -207,7 +207,7 @@ static std::optional<StoredType> kept_blocks(const Plan& plan, const PlannedTarg
   if (!format || extents.empty()) return std::nullopt;
   const BlockLayout block = layout(*format);
   if (extents.back() % block.bytes != 0) return std::nullopt;
-  // Recipes of a caller may cut bytes anywhere.
+  // A caller's recipes may split bytes anywhere.
   for (Box box : target.recipe.boxes) {
     if (!recount(box, {block.bytes, block.elements})) return std::nullopt;
   }
@@ -264,7 +264,7 @@ std::vector<Finding> check_numbers(const Plan& plan) {
         {.severity = Severity::error,
          .code = "convert.lossy",
          .target = target.name,
-         .message = fmt::format("'{}' {} is no whole blocks of MXFP4 in GGUF as its codes lie",
+         .message = fmt::format("the codes of '{}' {} do not fill whole blocks of MXFP4 in GGUF",
                                 printable(target.name), target.shape.text()),
          .suggestion = "make numbers of them with --dequantize, or name a type with --quantize"});
   }

@@ -29,7 +29,8 @@ namespace loadstone {
 
 namespace {
 
-// Targets that go into one file together: partners at the place of the first, or one alone.
+// Returns groups of targets for the same file: those that share a scale at the place of the first,
+// or a single target.
 std::vector<std::vector<std::uint32_t>> units_of(const Plan& plan) {
   std::vector<std::vector<std::uint32_t>> units;
   std::map<std::string_view, std::size_t> unit_of;
@@ -76,7 +77,7 @@ void fill_files(Conversion& conversion, const ConvertOptions& options) {
   }
 }
 
-// A part may have the name of another tensor.
+// Reports a component with the name of a different tensor.
 void check_names(Conversion& conversion) {
   NameSet names;
   for (const OutputFile& file : conversion.files) {
@@ -95,21 +96,21 @@ void check_names(Conversion& conversion) {
 
 constexpr const char* file_type_key = "general.file_type";
 
-// Counts values in matrices by the name of their encoding.
+// Number of values in matrices, by the name of their encoding.
 using EncodingCounts = std::map<std::string_view, std::uint64_t>;
 
 void count_values(EncodingCounts& counts, const Encoding& encoding, const Shape& shape) {
   if (shape.rank() >= 2) counts[encoding.name()] += shape.numel().value_or(0);
 }
 
-// The encoding of most; empty without a matrix.
+// Returns the most frequent encoding; empty without a matrix.
 std::string_view main_encoding(const EncodingCounts& counts) {
   const auto most = std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; });
   return most == counts.end() ? std::string_view() : most->first;
 }
 
-// Corrects a general.file_type that came from the source and is not true of the output's tensors;
-// removes it where no file type is. One that the caller gave, or a mix has set, stays.
+// Corrects a general.file_type of the source that does not describe the output, or removes it if no
+// file type does. One that the caller gave, or that a mix set, stays.
 void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
   const Metadata& before = conversion.plan.catalog->metadata();
   const auto source = before.find(file_type_key);
@@ -149,7 +150,7 @@ void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
   }
 }
 
-// Warns of vectors of a language model that get a dtype in which llama.cpp does not compute them.
+// Warns of a language model's vectors with a dtype in which llama.cpp cannot compute.
 void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) {
   if (!options.dtype || *options.dtype == Dtype::f32 || !mix_model(conversion.metadata)) return;
   std::vector<std::string> names;
@@ -170,20 +171,21 @@ void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) 
        .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
 }
 
-// Window and staging of a thread: fewer threads if each would get less, and more is not faster.
+// Window and staging per thread. If each would get less, fewer threads are used: more would not be
+// faster.
 constexpr std::uint64_t thread_bytes_wanted = 1 << 20;
 constexpr std::uint64_t thread_bytes_max = 32 << 20;
-// Other memory of a thread: its stack, and the allocator's reserve for it.
+// Other memory per thread: its stack, and the allocator's reserve for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
 
-// A thread's copies of parts of blocks that are hashed once the bytes before them have come. A part
-// that finds no room is read again, so little is enough if memory is short.
+// Parts of blocks that a thread keeps until the bytes before them can be hashed. A part without
+// room is read again, so little is enough if memory is short.
 constexpr std::uint64_t thread_digest_bytes = 1 << 20;
 constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
-// They have any size, so the allocator keeps about twice as much in addition, as measured.
+// They have different sizes, so the allocator keeps about twice as much in addition, as measured.
 constexpr std::uint64_t kept_by_allocator = 3;
 
-// A tensor's entry in a header without its name: shape, dtype, place.
+// A tensor's entry in a header, without its name: shape, dtype, offsets.
 constexpr std::uint64_t info_bytes = 96;
 
 std::uint64_t list_bytes_of(const std::vector<Box>& boxes) {
@@ -199,7 +201,7 @@ std::uint64_t importance_bytes(const Quantization& quantization) {
 // A generous estimate of the memory of lists of tensors.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
-  constexpr std::uint64_t per_digest = 1536;  // of a source tensor, and its place in a receipt
+  constexpr std::uint64_t per_digest = 1536;  // per source tensor, with its place in a receipt
   std::uint64_t bytes = 1 << 20;
   for (const TensorInfo& tensor : conversion.plan.catalog->tensors()) {
     bytes += 512 + per_digest + 2 * tensor.name.size();
@@ -229,7 +231,7 @@ std::uint64_t list_bytes(const Conversion& conversion) {
     }
     metadata = std::max(metadata, file.header_bytes - std::min(infos, file.header_bytes));
   }
-  // A vocabulary is held by the catalog and by the conversion, and grows into a header.
+  // A vocabulary exists in the catalog, in the conversion and in a header.
   bytes += 3 * metadata;
   for (const ExtraFile& file : conversion.extras) bytes += 2 * file.text.size();
   return bytes + 2 * header;
@@ -277,7 +279,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
   }
 }
 
-// The largest first, each to the share that has the least.
+// The largest first, each to the smallest share.
 std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
   return only_errors([&] {
     if (part.count == 0 || part.index == 0 || part.index > part.count) {
@@ -288,7 +290,7 @@ std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const Con
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, std::ranges::greater(),
                              [&](std::uint32_t file) { return files[file].byte_count(); });
-    // More shares than files have nothing to do.
+    // More shares than files stay empty.
     std::vector<std::uint64_t> bytes(std::min<std::size_t>(part.count, files.size()), 0);
     std::vector<std::uint32_t> mine;
     for (const std::uint32_t file : order) {
@@ -307,7 +309,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const ValueSet values = values_of(conversion.plan, SinkKind::files);
   const Limits limits(values);
-  // A block that is read again to be hashed has a buffer.
+  // Reading a block again to hash it needs a buffer.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +
            limits.box_bytes() + reading_bytes(catalog, 1) - reading_once;

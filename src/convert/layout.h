@@ -1,16 +1,15 @@
-// The files of an output, and what writing them takes.
+// The files of an output, and the resources to write them.
 #pragma once
 
 #include "loadstone/convert.h"
 
 namespace loadstone {
 
-// Fills in files, index_name and bytes_to_write. Partners of one scale get one file, so that each
-// file can be made by itself.
+// Sets files, index_name and bytes_to_write. Tensors that share a scale are in one file, so that
+// each file can be made on its own.
 void lay_out(Conversion& conversion, const ConvertOptions& options);
 
-// Fills in the budget and the values derived from it; a finding where memory_bytes_max is too
-// little.
+// Sets the budget and values derived from it; adds a finding if memory_bytes_max is too small.
 void choose_sizes(Conversion& conversion, const ConvertOptions& options);
 
 }  // namespace loadstone

@@ -31,10 +31,10 @@ namespace loadstone {
 
 namespace {
 
-// In the order of MergeMethod.
+// Indexed by MergeMethod.
 struct MethodRow {
   std::string_view name;
-  bool has_base;  // the first model, which the others are compared with
+  bool has_base;  // the first model is the base of differences
   Pruning pruning;
   bool elects_signs;
 };
@@ -61,7 +61,7 @@ void check_method(const MergeOptions& merge) {
                   "at least 2");
   }
   if (merge.method != MergeMethod::linear && merge.weights.front() != 1) {
-    refuse_option("weights", "the base of a method has no weight of its own",
+    refuse_option("weights", "the base of a method has no weight",
                   fmt::format("{}", merge.weights.front()), "1");
   }
   const double density = merge.density.value_or(1);
@@ -80,15 +80,15 @@ void check_method(const MergeOptions& merge) {
   }
 }
 
-// Weights that are so close to adding up to nothing cannot divide what they made larger.
+// Returns true if weights nearly cancel, so that dividing by their sum would magnify errors.
 bool cancel(double sum, double magnitudes) noexcept {
   constexpr double growth_max = 1000;
   return !(std::abs(sum) * growth_max >= magnitudes) || magnitudes == 0;
 }
 
-// Of all of them together, and where differences are elected of each choice of them.
+// Checks the sum of all weights, and with elections of each subset.
 void check_divisors(std::span<const float> weights, bool elects_signs) {
-  constexpr std::size_t choices_max = 16;  // weights of which each choice is looked at
+  constexpr std::size_t choices_max = 16;  // weights for which all subsets are checked
   const auto refuse_sum = [](double sum) {
     refuse_option("normalise", "weights that are to divide add up to nothing, or nearly",
                   fmt::format("{}", sum), "weights of one sign, or normalise off");
@@ -103,7 +103,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   }
   if (cancel(all, all_magnitudes)) refuse_sum(all);
   if (!elects_signs) return;
-  // A difference whose weight is 0 has no sign, and is never elected.
+  // A difference with weight 0 has no sign and is never elected.
   std::vector<float> chosen;
   std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
   if (chosen.size() > choices_max) {
@@ -122,7 +122,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   }
 }
 
-// The operation, without its terms.
+// Returns the operation without terms.
 Merge merge_of(const MergeOptions& options) {
   Merge merge = {.factor = options.weights.front()};
   if (options.method == MergeMethod::linear) return merge;
@@ -144,7 +144,7 @@ Merge merge_of(const MergeOptions& options) {
   return merge;
 }
 
-// Those of a linear merge add up to 1 where that is asked for.
+// Returns the weights, which add up to 1 for a normalised linear merge.
 std::vector<float> weights_of(const MergeOptions& options) {
   std::vector<float> weights = options.weights;
   if (options.method != MergeMethod::linear || !options.normalise.value_or(false)) return weights;
@@ -232,7 +232,7 @@ class Merger {
                          .expected = std::move(expected)});
   }
 
-  // A product of means is not the mean of products.
+  // The product of means is not the mean of products.
   bool refuses_factors() {
     if (weights_.size() == 1 && weights_.front() == 1) return false;
     const auto& models = catalog_.checkpoints();
@@ -286,7 +286,7 @@ class Merger {
     }
   }
 
-  // Complex numbers are weights too, as integers are not.
+  // Complex tensors are weights, unlike integers.
   void tell_complex() {
     for (const auto& [name, draft] : drafts_.items) {
       if (draft.source.is_number || kind(draft.source.dtype) != DtypeKind::complex) continue;
@@ -296,8 +296,8 @@ class Merger {
     }
   }
 
-  // Names of a tie that the file holds stay equal if they were: random pruning drops the same
-  // elements of all tensors that have a row for each token and one shape.
+  // Tied names in the file stay equal if they were: random pruning draws the same elements for all
+  // tensors of one shape with a row per token.
   void draw_ties_once() {
     std::map<std::string, std::string> firsts;
     for (auto& [name, draft] : drafts_.items) {
@@ -314,7 +314,7 @@ class Merger {
     }
   }
 
-  // Heads that the config ties to embeddings get drafts of their own, or the embedding's name.
+  // Adds drafts for heads that the config ties to embeddings, or ties them to the embedding.
   void add_ties() {
     const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
     for (const auto& [name, draft] : drafts_.items) {
@@ -344,7 +344,7 @@ class Merger {
         drafts_.items.erase(tie.back());
       }
     } else {
-      // Both names change, and the file holds both.
+      // Both names change, and the file has both.
       for (const auto& [head, base] : kept_heads_) {
         drafts_.items.emplace(head, changed_alike(base, drafts_.at(head)));
       }
@@ -352,7 +352,7 @@ class Merger {
     if (options_.merge->tie == TiePolicy::split) refuse_unknown_ties();
   }
 
-  // A head that the file holds, changed as the embedding is: products are added to its own value.
+  // A head in the file that changes like the embedding: products are added to its own value.
   static MergeDraft changed_alike(const MergeDraft& head, const MergeDraft& root) {
     MergeDraft draft = root.is_replaced ? root : head;
     draft.source = head.source;
@@ -366,7 +366,7 @@ class Merger {
     return draft;
   }
 
-  // An embedding that the config ties to names nobody here knows must not change alone.
+  // An embedding that the config ties to unknown names must not change alone.
   void refuse_unknown_ties() {
     for (const auto& [name, draft] : drafts_.items) {
       const bool is_known = std::ranges::any_of(
@@ -387,7 +387,7 @@ class Merger {
     }
   }
 
-  // The base's tensor, with all that belongs to its codes.
+  // Drops the base's tensor, with its components.
   void drop(const MergeSource& source, std::vector<std::uint32_t>& dropped) const {
     dropped.push_back(source.tensor);
     const QuantizedTensor* const codes = catalog_.quantized().find(source.tensor);
@@ -400,7 +400,7 @@ class Merger {
     return !catalog_.tensors()[source.tensor].encoding.is_dtype();
   }
 
-  // As a conversion has it: blocks that become blocks again are not rounded in between.
+  // As in a conversion: blocks that become blocks again are not rounded in between.
   [[nodiscard]] Dtype dtype_of(const MergeSource& source) const {
     if (!source.is_decoded) return source.dtype;
     const bool makes_blocks =
@@ -409,8 +409,7 @@ class Merger {
     return decoded_dtype(options_.dtype.value_or(options_.block_dtype));
   }
 
-  // Tensors that stay as they are get no recipe, and blocks then become what a conversion makes of
-  // them.
+  // Unchanged tensors get no recipe; the conversion then decides about blocks.
   Values values() {
     Values values;
     for (auto& [name, draft] : drafts_.items) {
@@ -439,7 +438,7 @@ class Merger {
     const std::uint32_t end = catalog_.tensors_of(0).end;
     for (const QuantizedTensor& each : catalog_.quantized().tensors()) {
       const bool is_block = each.data < end && !catalog_.tensors()[each.data].encoding.is_dtype();
-      if (is_block) continue;  // they may stay
+      if (is_block) continue;  // may be kept
       for (const std::uint32_t source : each.unneeded) {
         if (source < end) values.dropped.push_back(source);
       }
@@ -455,9 +454,9 @@ class Merger {
   std::vector<float> weights_;
   TiedHead head_;
   std::vector<DraftTie> ties_;                 // embedding and head
-  std::set<std::string, std::less<>> stored_;  // heads that the file holds
+  std::set<std::string, std::less<>> stored_;  // heads in the file
   std::map<std::string, MergeDraft> kept_heads_;
-  TieRoots roots_;  // names of ties that are split
+  TieRoots roots_;  // names of split ties
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The values of models that become one.
+// Values of merged models.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,8 @@
 
 namespace loadstone {
 
-// Returns the values of merged and decoded tensors of joined checkpoints; the other tensors of the
-// first one stay as they are. Throws Error "plan.options" for options that do not go with the
-// catalog.
+// Returns the merged and decoded tensors of joined checkpoints; other tensors of the first one are
+// unchanged. Throws Error "plan.options" for options that do not fit the catalog.
 [[nodiscard]] Values merged_values(const std::shared_ptr<const Catalog>& catalog,
                                    const ConvertOptions& options, std::vector<Finding>& findings);
 

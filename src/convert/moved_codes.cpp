@@ -30,12 +30,12 @@ namespace {
 constexpr std::string_view advice =
     "make numbers of them with --dequantize (and --quantize them again), or leave them under their "
     "own names";
-// Advice on codes that cannot be read, so that --dequantize has no effect.
+// Advice for codes that cannot be decoded, for which --dequantize has no effect.
 constexpr std::string_view advice_on_unreadable = "leave them under their own names";
 
 using Sources = std::vector<std::uint32_t>;
 
-// Recognises codes by names, dtypes and shapes alone, so that source and output are comparable.
+// Recognises codes only by names, dtypes and shapes, so that source and output are comparable.
 QuantizedTensors quantized_by_name(std::vector<TensorInfo> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].shard = 0;
@@ -61,7 +61,7 @@ bool is_unknown_layout(const QuantizedTensor* quantized) {
   return quantized != nullptr && quantized->defect.code == "plan.encoding";
 }
 
-// Returns the name that a component `name` of `before` has as one of `after`.
+// Returns the name, next to `after`, of a component called `name` next to `before`.
 std::string name_next_to(const QuantizedTensor& after, const QuantizedTensor& before,
                          const std::string& name) {
   const std::string module = before.name.substr(0, before.name.rfind('.') + 1);
@@ -94,7 +94,7 @@ class Check {
   }
 
  private:
-  // The sources that the target gets codes of which something belongs to.
+  // Returns the sources of the target that are codes with other components.
   [[nodiscard]] Sources codes_in(const PlannedTarget& target) const {
     Sources codes;
     for (const Box& box : target.recipe.boxes) {
@@ -110,7 +110,7 @@ class Check {
            !catalog_.tensors()[box.source].encoding.is_dtype();
   }
 
-  // Returns whether blocks stay whole, and their scale under the name that goes with theirs.
+  // Returns true if blocks stay whole, with their scale under the matching name.
   [[nodiscard]] bool block_keeps_scale(const PlannedTarget& target) const {
     constexpr std::string_view weight = "weight";
     const std::vector<Box>& boxes = target.recipe.boxes;
@@ -126,8 +126,8 @@ class Check {
            whole_sources(*scale) == before_.find(boxes.front().source)->companions();
   }
 
-  // The target's sources in order, where it is one of them, whole, or a stack of several: nothing
-  // else means the same with scales that were moved alike.
+  // Returns the target's sources in order if it is one whole source or a stack of several: nothing
+  // else keeps its meaning with scales that move the same way.
   [[nodiscard]] std::optional<Sources> whole_sources(const PlannedTarget& target) const {
     const std::uint64_t count = target.recipe.boxes.size();
     if (count == 0 || target.quantization) return std::nullopt;
@@ -153,7 +153,7 @@ class Check {
     return sources;
   }
 
-  // Returns true if the layout of the codes is unknown from names alone in the source too. Merged
+  // Returns true if names alone do not determine the codes' layout in the source either. Merged
   // checkpoints may share names.
   [[nodiscard]] bool was_unknown_layout(std::uint32_t codes) {
     const bool is_one = catalog_.checkpoints().empty();
@@ -161,8 +161,8 @@ class Check {
     return is_unknown_layout(named_->find(codes));
   }
 
-  // Whether a reader of the output finds each of the codes, and all that belongs to them, in the
-  // same order.
+  // Returns true if readers of the output find each of the codes with all components in the same
+  // order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
                                            const QuantizedTensors& after) {
     if (keeps_block(plan_.targets[target].recipe.boxes.front())) {
@@ -185,7 +185,7 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // Returns whether readers find the markers, tables and scales of activations with the codes.
+  // Returns true if readers find markers, tables and scales of activations with the codes.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
@@ -226,13 +226,13 @@ class Check {
   }
 
   const Plan& plan_;
-  const std::set<std::string_view>& components_;  // whose meaning is known
+  const std::set<std::string_view>& components_;  // with a known meaning
   std::string_view advice_;
   const Catalog& catalog_;
   const QuantizedTensors& before_;
-  std::optional<QuantizedTensors> named_;          // as before_, by names alone
-  std::optional<std::uint32_t> lost_;              // what readers do not find with the last codes
-  std::map<std::uint32_t, std::uint32_t> copies_;  // targets by the source that they have
+  std::optional<QuantizedTensors> named_;          // like before_, by names alone
+  std::optional<std::uint32_t> lost_;              // missing component of the last codes
+  std::map<std::uint32_t, std::uint32_t> copies_;  // target by source
 };
 
 // The module of the target that gets the codes of each weight, by the weight's source.
@@ -248,7 +248,7 @@ std::map<std::uint32_t, std::string> modules_by_source(const Plan& plan) {
   return modules;
 }
 
-// The object with its layers renamed, or nothing where none is left. False: it is as it was.
+// Returns the object with its layers renamed, or nullopt if none is left. False: unchanged.
 bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std::string>& renamed) {
   const auto modules = modules_by_source(plan);
   bool is_changed = false;

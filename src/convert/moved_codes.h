@@ -1,4 +1,4 @@
-// Codes that an output gets as they are.
+// Codes that an output copies unchanged.
 #pragma once
 
 #include <vector>
@@ -9,17 +9,16 @@
 
 namespace loadstone {
 
-// Returns true if a target gets codes of the source as they are, whatever their container.
+// Returns true if a target copies codes of the source, in any container.
 [[nodiscard]] bool moves_codes(const Plan& plan);
-// An error for each target that holds codes which readers of the output would take for something
-// else: experts that are joined while their scales stay one by one, say, or a weight that was
-// renamed without them. `repacked` have the components that readers look for.
+// Returns an error for each target whose codes readers of the output would misinterpret, such as
+// joined experts with separate scales, or a weight that was renamed without its scales. `repacked`
+// have the components that readers expect.
 [[nodiscard]] std::vector<Finding> check_moved_codes(const Plan& plan,
                                                      const std::vector<RepackedTensor>& repacked,
                                                      bool dequantizes);
-// Keeps, in the header's metadata that names the encoding of each layer, the layers whose codes the
-// plan moves as they are, under the names that they get; `drops_all`: no codes stay. Values that
-// the caller gave are not changed.
+// Renames layers in header metadata that declare their encodings, and keeps only layers whose codes
+// the plan copies; `drops_all`: no codes are copied. The caller's values stay unchanged.
 void keep_layer_metadata(Conversion& conversion, const ConvertOptions& options, bool drops_all);
 
 }  // namespace loadstone

@@ -35,7 +35,7 @@ constexpr std::string_view generation_name = "generation_config.json";
 // Values as JSON, by field: "rope_scaling.factor".
 using Fields = std::map<std::string, std::string, std::less<>>;
 
-// Returns true for fields that change no number of a model, or that a conversion sets.
+// Returns true for fields that change no value of a model, or that a conversion sets.
 bool is_ignored_field(std::string_view key) {
   constexpr std::string_view names =
       "_name_or_path _commit_hash transformers_version unsloth_version unsloth_fixed architectures "
@@ -77,7 +77,7 @@ void add_fields(Fields& fields, const std::string& name, const dom::element& val
   }
 }
 
-// Returns the values of a text; nothing if it is not JSON.
+// Returns the members of a JSON text; nullopt if it is not JSON.
 std::optional<Fields> fields_in(const std::string& text) {
   dom::parser parser;
   dom::element root;
@@ -89,15 +89,15 @@ std::optional<Fields> fields_in(const std::string& text) {
 
 Fields fields_of(const std::string& config) { return fields_in(config).value_or(Fields()); }
 
-// All of the text is one value if it is not JSON.
+// If the text is not JSON, it is one value.
 Fields fields_of(const ExtraFile& file, WritableStorage& storage) {
   std::string text = text_of(file, storage);
   auto fields = fields_in(text);
   return fields ? *std::move(fields) : Fields{{"text", std::move(text)}};
 }
 
-// Skips tokens, which are compared on their own, merges, and keys that describe the file. The
-// architecture stays: it gives rows their order.
+// Skips tokens, which are compared separately, merges, and keys that describe the file. Keeps the
+// architecture, which determines the order of rows.
 Fields fields_of(const Metadata& metadata) {
   Fields fields;
   for (const auto& [key, value] : metadata) {
@@ -130,7 +130,7 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
   return found;
 }
 
-// The parts of a tokenizer's file that give tokens their numbers.
+// The parts of a tokenizer's file that assign ids to tokens.
 std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts,
                       WritableStorage& storage) {
   dom::parser parser;
@@ -143,8 +143,8 @@ std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> 
   return text;
 }
 
-// Returns true for a file, next to a model, that gives tokens their numbers. Of a module's folder,
-// all files are compared.
+// Returns true for a file, next to a model, that assigns ids to tokens. In a module's folder all
+// files are compared.
 bool is_token_file(std::string_view name) {
   constexpr std::string_view endings =
       "tokenizer.json tokenizer_config.json added_tokens.json tekken.json .model .spm .tiktoken "
@@ -158,8 +158,8 @@ std::string merges_in(const ExtraFile& file, WritableStorage& storage) {
   return text.starts_with("#version") ? text.substr(std::min(text.find('\n'), text.size())) : text;
 }
 
-// Returns true if tokens have other numbers. Settings, such as truncation, and the merges of
-// tokenizer.json, which releases write differently, do not count.
+// Returns true if tokens have different ids. Ignores settings, such as truncation, and the merges
+// of tokenizer.json, whose form depends on the release.
 bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other,
                            WritableStorage& storage) {
   if (have_same_bytes(first, other, storage)) return false;
@@ -241,15 +241,15 @@ bool is_of_writer(std::string_view name) {
   return is_word(name, names) || starts_with_word(name, beginnings);
 }
 
-// Returns true for fields that count if the output lacks them. Other settings have defaults, which
-// some releases write and others do not.
+// Returns true for fields whose absence in the output matters. Other settings have defaults, which
+// only some releases write.
 bool counts_alone(std::string_view file, std::string_view name) {
   const bool is_token = name.ends_with("_token") || name.ends_with("_tokens");
   return (is_token && !name.starts_with("add_")) || name == template_key ||
          name.starts_with("prompts.") || file == generation_name || file == modules_name;
 }
 
-// Parts of tokenizer.json that decide how a text becomes tokens.
+// Parts of tokenizer.json that determine how a text becomes tokens.
 bool is_part_of_tokenizer(std::string_view name) {
   return is_word(name.substr(0, name.find('.')), "normalizer pre_tokenizer post_processor");
 }
@@ -276,7 +276,7 @@ Fields settings_of(const ExtraFile& file, WritableStorage& storage) {
   return fields;
 }
 
-// By file; all of a tokenizer's, which releases put into several files, under one name.
+// By file; all files of a tokenizer under one name, because releases divide them differently.
 using Settings = std::map<std::string, Fields, std::less<>>;
 
 bool has_settings(std::string_view name) {
@@ -339,7 +339,7 @@ void add_differences(const std::string& name, Fields ours, Fields theirs,
 }
 
 // The output has the first model's files. Releases write a vocabulary into several files; the one
-// that all read decides.
+// that all of them read decides.
 void tell_files(const DescribedModel& first, const Settings& settings, const DescribedModel& other,
                 std::vector<Finding>& findings) {
   if (other.is_gguf()) return;
@@ -348,7 +348,7 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
   for (auto& [name, theirs] : all) {
     const auto ours = settings.find(name);
     if (ours == settings.end()) continue;
-    if (first.is_gguf()) {  // its metadata has the tokens
+    if (first.is_gguf()) {  // tokens are in its metadata
       std::erase_if(theirs, [](const auto& field) { return field.first != template_key; });
     }
     add_differences(name, ours->second, theirs, other, found);
@@ -454,7 +454,7 @@ void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const 
   for (std::size_t input = 1; input < inputs.size(); ++input) {
     const Catalog& each = *inputs[input];
     const bool is_added = input >= merge.weights.size();
-    if (is_added && !is_adapter(each)) continue;  // a file among others
+    if (is_added && !is_adapter(each)) continue;  // one more file
     const ModelFolder files = read_model_folder(each, each.root());
     const DescribedModel other = {each, files.config, files.files, is_added};
     const std::string_view claim = claiming_file(files);

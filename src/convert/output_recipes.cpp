@@ -35,10 +35,10 @@ namespace loadstone {
 
 namespace {
 
-// Makes recipes of what rules make of names. Not thread-safe.
+// Turns the results of rules into recipes. Not thread-safe.
 class OutputPlanner {
  public:
-  // `values` come in the place of the caller's recipes.
+  // `values` replace the caller's recipes.
   OutputPlanner(const Catalog& catalog, const ConvertOptions& options, Recipes values,
                 const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
@@ -56,7 +56,7 @@ class OutputPlanner {
     for (Produced& item : production_.items()) {
       if (item.recipe != Produced::none) continue;
       note_matches(item);
-      // Components go out under their own names, so numbers under others are none of the output.
+      // Components keep their own names, so values under other names are not in the output.
       if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
       if (std::ranges::any_of(item.members, &Member::is_numbers)) {
         fail(item, "plan.dtype", {"is made of quantized weights and of plain tensors"});
@@ -78,14 +78,14 @@ class OutputPlanner {
     return plan;
   }
 
-  // What a tensor of this dtype becomes.
+  // Returns the output dtype for this dtype.
   [[nodiscard]] Dtype wanted(Dtype dtype, bool is_plain) const {
     if (is_plain && options_.dequantize) return options_.dtype.value_or(options_.block_dtype);
     return options_.dtype && (is_plain || is_wide_float(dtype)) ? *options_.dtype : dtype;
   }
 
   void cast_to_wanted(TargetRecipe& recipe) const {
-    // Constants of repacked tensors are their scales.
+    // Constants of repacked tensors are scales.
     if (has_component(catalog_, recipe) || (repacks(options_) && recipe.constant != nullptr))
       return;
     const bool is_plain = is_plain_fp8(catalog_, recipe);
@@ -94,7 +94,7 @@ class OutputPlanner {
     recipe.constant = cast_constant(*recipe.constant, before, recipe.dtype);
   }
 
-  // Codes that stay codes, and their scales, stay exact.
+  // Codes that are kept, and their scales, are exact.
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
@@ -102,7 +102,7 @@ class OutputPlanner {
     return wanted(encoding.dtype(), is_plain_fp8(catalog_, source));
   }
 
-  // Joined sources have one dtype; floats that differ become F32, which holds them all.
+  // Joined sources need one dtype; different floats become F32, which represents all of them.
   [[nodiscard]] std::optional<Dtype> common_dtype(const Produced& item) const {
     Dtype common = dtype_of(item.members.front().source);
     for (const Member& member : item.members) {
@@ -133,7 +133,8 @@ class OutputPlanner {
     }
   }
 
-  // A gap that the header shows is reported once; as a rule needs the tensor, it is an error.
+  // A gap that the header reveals is reported once, and as an error, because a rule needs the
+  // tensor.
   void report_lacking() {
     for (Finding& finding : lacking_.findings()) {
       const auto known = std::ranges::find_if(findings_, [&](const Finding& other) {
@@ -161,7 +162,7 @@ class OutputPlanner {
     }
   }
 
-  // A rule that takes nothing may be mistyped, or name a weight whose codes have another name.
+  // A rule without a match may be mistyped, or name a weight whose codes have a different name.
   void report_idle_rules() {
     std::vector<std::string> idle;
     std::vector<std::string> passed;
@@ -197,7 +198,7 @@ class OutputPlanner {
     for (Member& member : item.members) {
       member.is_numbers = !catalog_.tensors()[member.source].encoding.is_dtype();
     }
-    // No model says how many there should be.
+    // No model declares the expected count.
     const SeriesGaps gaps = production_.source_gaps(item, Shape());
     if (!gaps.ok()) return lacking_.add(item.name, gaps);
     View view;
@@ -229,11 +230,11 @@ class OutputPlanner {
   std::vector<Finding>& findings_;
   using PatternId = std::pair<std::uint32_t, std::uint32_t>;  // rule and pattern
   std::set<PatternId> taking_;
-  // The first weight that each matched whose codes no rule takes, and the name of its codes.
+  // By pattern: the first matching weight whose codes no rule matches, and the codes' name.
   std::map<PatternId, std::pair<std::string, std::string>> passed_;
 };
 
-// So that a shard of the output is made of neighbours in the source.
+// Lets each shard of the output consist of neighbours in the source.
 void sort_by_source(const Catalog& catalog, Recipes& recipes) {
   const auto place = [&](const TargetRecipe& recipe) {
     const std::uint32_t source = recipe.boxes.empty() ? 0 : recipe.boxes.front().source;
@@ -251,7 +252,7 @@ bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
          });
 }
 
-// Returns true for integers as codes are stored. Ids of positions are I64 too, in one row.
+// Returns true for integers that look like codes. Position ids are I64 too, but one row.
 bool is_array_of_integers(const TensorInfo& tensor) {
   if (is_dtype(tensor, {Dtype::i64, Dtype::u64})) {
     const auto is_several = [](std::uint64_t extent) { return extent > 1; };
@@ -287,8 +288,8 @@ std::string digest_of(const std::shared_ptr<const Catalog>& catalog,
   return digest.hex();
 }
 
-// Warns of constants of recipes that were computed for another checkpoint. Nothing if config.json
-// and the sources that they were computed from are the same, or recipes have no digest of them.
+// Warns of constants of recipes that were computed for a different checkpoint. nullopt if
+// config.json and their sources are the same, or recipes have no digest of them.
 std::optional<Finding> foreign_values(const std::shared_ptr<const Catalog>& catalog,
                                       const Recipes& recipes) {
   std::vector<std::string> names;
@@ -319,7 +320,7 @@ std::vector<std::string> tensor_names(const Catalog& catalog,
 Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                       bool is_decoded, std::vector<Finding>& findings) {
   std::set<std::string, std::less<>> broken;
-  // Recipes alone say which experts they need.
+  // Recipes determine the experts that they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
   Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
                   : options.merge  ? merged_values(catalog, options, findings)

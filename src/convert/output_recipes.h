@@ -15,8 +15,8 @@
 
 namespace loadstone {
 
-// Returns the tensors that rules and recipes make of the sources, without a model: a recipe for
-// each, in the file's order. Obstacles are added to `findings`.
+// Returns the tensors that rules and recipes produce from the sources, without a model: one recipe
+// each, in file order. Adds problems to `findings`.
 [[nodiscard]] Values output_recipes(const std::shared_ptr<const Catalog>& catalog,
                                     const ConvertOptions& options, bool is_decoded,
                                     std::vector<Finding>& findings);
@@ -25,8 +25,8 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::string> tensor_names(const Catalog& catalog,
                                                     const std::vector<std::uint32_t>& tensors);
 
-// Returns true if the recipe copies components of quantized tensors as they are. Codes may be
-// stored as floats (bitsandbytes' quant_storage).
+// Returns true if the recipe copies components of quantized tensors. Codes may be stored as floats
+// (bitsandbytes' quant_storage).
 template <typename Recipe>
 [[nodiscard]] bool has_component(const Catalog& catalog, const Recipe& recipe) {
   bool found = false;
@@ -36,15 +36,15 @@ template <typename Recipe>
   return found;
 }
 
-// Returns whether the recipe copies from FP8 tensors alone to which no scale belongs, so that their
-// codes are numbers as they are, and keeps their dtype.
+// Returns true if the recipe copies only from FP8 tensors without scales, whose codes are values,
+// and keeps their dtype.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
-// Recipes of such tensors make BF16, which holds their numbers, so that they can be quantized.
+// Makes recipes of such tensors yield BF16, which represents their values, for quantization.
 void widen_plain_fp8(const Catalog& catalog, Recipes& recipes);
-// Recipes that were not chosen get their own dtype again.
+// Restores the dtype of recipes that were not chosen.
 struct Choices;
 void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes);
-// Returns whether there are integers or FP8 that could be codes of an unknown layout.
+// Returns true if there are integers or FP8 tensors that could be codes of an unknown layout.
 [[nodiscard]] bool may_hold_codes(const Catalog& catalog);
 
 }  // namespace loadstone

@@ -26,7 +26,7 @@ namespace loadstone {
 
 namespace {
 
-// All that F8_E4M3 can be above zero.
+// All positive values of F8_E4M3.
 std::array<float, 126> positive_scales() noexcept {
   std::array<std::byte, 126> codes{};
   std::array<float, 126> values{};
@@ -42,7 +42,7 @@ bool are_same(float factor, float divisor) noexcept {
                              [&](float scale) { return scale * factor == scale / divisor; });
 }
 
-// The inverse, or the one beside it, of which `is_same` holds.
+// Returns the reciprocal, or the neighbouring float for which `is_same` is true.
 template <typename IsSame>
 std::optional<float> inverse(float number, IsSame is_same) noexcept {
   constexpr float most = std::numeric_limits<float>::max();
@@ -53,7 +53,7 @@ std::optional<float> inverse(float number, IsSame is_same) noexcept {
   return std::nullopt;
 }
 
-// As a shape without dims of 1, in which styles differ.
+// Returns the extents without dims of 1, in which styles differ.
 std::vector<std::uint64_t> squeezed(const Shape& shape) {
   auto extents = shape.extents();
   std::erase(extents, std::uint64_t{1});
@@ -95,7 +95,7 @@ class Repacker {
 
  private:
   using Value = RecipeBuilder::Value;
-  // Why a tensor cannot be had in the style; empty where it was added.
+  // The reason why the style cannot store a tensor; empty if it was added.
   using Reason = std::string;
 
   void repack(const QuantizedTensor& quantized) {
@@ -107,7 +107,7 @@ class Repacker {
     made_.dropped.insert(made_.dropped.end(), quantized.unneeded.begin(), quantized.unneeded.end());
   }
 
-  // GGUF's blocks, whose scale stands before the codes.
+  // GGUF's blocks, whose scale precedes the codes.
   void repack_blocks(std::uint32_t tensor) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     constexpr std::string_view encoding = "mxfp4";
@@ -129,7 +129,7 @@ class Repacker {
     made_.dropped.push_back(tensor);
   }
 
-  // Whether the style holds it, and in which form.
+  // Checks that the style can store the tensor, and in which form.
   [[nodiscard]] Reason prepare(const WrittenEncoding* encoding, std::string_view target,
                                const Shape& shape, QuantizedLayout& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
@@ -197,13 +197,13 @@ class Repacker {
   [[nodiscard]] Shape form_of(const WrittenEncoding& encoding, const QuantizedPart& part) const {
     return shape_in_file(component(encoding, part).shape, part.shape);
   }
-  // Whether scales are divided by the last component.
+  // Returns true if scales are divided by the last component.
   [[nodiscard]] static bool divides(const QuantizedTensor& quantized) {
     const DecodeKernel* const kernel = find_decode_kernel(quantized.decoding.kernel);
     return kernel != nullptr && kernel->divides_by_outer;
   }
 
-  // Nothing: one of the numbers has no inverse that changes nothing.
+  // nullopt: a reciprocal would change a value.
   std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     auto& file = files_[info.shard];
@@ -248,13 +248,13 @@ class Repacker {
            .sources = lossy.targets,
            .message = fmt::format("{} cannot go from {} to the style {} without a change: {}",
                                   tensors.text(), key.first, name(style_), lossy.problem),
-           .suggestion = "--quantize rounds the numbers once more, --dequantize makes numbers",
+           .suggestion = "--quantize rounds the values again, --dequantize decodes them",
            .found = key.first});
     }
   }
 
   struct Lossy {
-    Reason problem;  // of the first
+    Reason problem;  // of the first tensor
     std::vector<std::string> targets;
   };
 
@@ -264,8 +264,8 @@ class Repacker {
   RecipeBuilder builder_;
   std::vector<std::shared_ptr<ByteSource>> files_;
   Values made_;
-  std::map<std::string, std::uint32_t> inverted_;  // by target: the scale that it is made of
-  std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and like names
+  std::map<std::string, std::uint32_t> inverted_;               // by target: the original scale
+  std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and folded name
 };
 
 }  // namespace

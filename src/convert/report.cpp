@@ -1,4 +1,4 @@
-// Conversions and their reports as text.
+// Text and JSON of conversions and their reports.
 #include <fmt/format.h>
 
 #include <map>
@@ -27,7 +27,7 @@ struct Total {
   std::uint64_t bytes = 0;
 };
 
-// What the target is made of: "Q4_K", "BF16, F32".
+// Returns the encodings of the target's sources: "Q4_K", "BF16, F32".
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::set<std::string_view> names;
@@ -49,7 +49,7 @@ struct RepackedRow {
   std::size_t tensors = 0;
 };
 
-// Like tensors that are repacked: how many, by names, shape and encoding.
+// Similar repacked tensors: their count, by names, shape and encoding.
 std::vector<RepackedRow> repacked_rows(const Conversion& conversion) {
   std::map<std::tuple<std::string, std::string, std::string>, std::size_t> counts;
   for (const RepackedTensor& tensor : conversion.repacked) {
@@ -72,7 +72,7 @@ std::string repacked_text(const Conversion& conversion) {
   return text;
 }
 
-// What becomes of what, and what is left alone and why.
+// Old and new encodings, and unchanged tensors with the reason.
 std::string rows_text(const Conversion& conversion) {
   Total before;
   Total after;
@@ -90,7 +90,7 @@ std::string rows_text(const Conversion& conversion) {
     before.bytes += row.bytes_before;
     after.bytes += row.bytes_after;
   }
-  std::string text = fmt::format("quantized ({} -> {} with what is left alone)\n",
+  std::string text = fmt::format("quantized ({} -> {} with unchanged tensors)\n",
                                  human_bytes(before.bytes), human_bytes(after.bytes));
   text += quantized;
   if (!plain.empty()) text += "left alone\n" + plain;

@@ -85,7 +85,7 @@ class ValueDecoder {
     }
   }
 
-  // A value by its name, decoded or as it stands there.
+  // Returns a value by its name, decoded or as stored.
   [[nodiscard]] std::optional<BuiltValue> value(const std::string& name) {
     if (const auto known = decoded_.find(name); known != decoded_.end()) return known->second;
     if (plain_.contains(name)) return builder_.source(name);
@@ -116,14 +116,14 @@ class ValueDecoder {
                          .message = fmt::format("'{}': {}", printable(target), what)});
   }
 
-  // ---- experts one by one to one tensor: gate and up [experts, 2 * inner, hidden], down
+  // ---- From single experts to one tensor: gate and up [experts, 2 * inner, hidden], down
   // [experts, hidden, inner]
 
   struct Experts {
     std::map<std::uint64_t, std::array<std::string, 3>> names;
     ExpertWords words = ExpertWords::usual;
-    std::string first;  // the name that was met first
-    std::string other;  // one that has Mixtral's words where that has the others, or the reverse
+    std::string first;  // the name that came first
+    std::string other;  // a name with Mixtral's words if that has the usual ones, or the reverse
   };
 
   void fuse() {
@@ -164,7 +164,7 @@ class ValueDecoder {
     rename_rest(fused, fused_name);
   }
 
-  // Renames the other tensors of the blocks.
+  // Renames the remaining tensors of the blocks.
   void rename_rest(const std::set<std::string, std::less<>>& blocks,
                    std::string (*renamed)(std::string, const ExpertNaming&)) {
     for (const std::string& name : names()) {
@@ -176,8 +176,8 @@ class ValueDecoder {
     }
   }
 
-  // Codes mean nothing without their scales, which are not moved along. `block_of_name`: the
-  // experts that a tensor of this name is of; nothing for other tensors.
+  // Codes are meaningless without their scales, which do not move with them. `block_of_name`:
+  // returns the experts that a tensor belongs to; nullopt for other tensors.
   template <typename BlockOfName>
   void refuse_codes(BlockOfName block_of_name) {
     std::set<std::string> told;
@@ -196,7 +196,7 @@ class ValueDecoder {
     }
   }
 
-  // Half of a layer's experts are never joined, not even where the rest is elsewhere.
+  // Experts of an incomplete layer are never joined, even if the rest is elsewhere.
   [[nodiscard]] bool refuse_broken(const std::string& prefix) {
     if (!broken_.contains(prefix)) return false;
     const auto known = std::ranges::find(findings_, prefix, &Finding::target);
@@ -204,7 +204,7 @@ class ValueDecoder {
     return true;
   }
 
-  // The layer's numbers have no gaps, so a missing tensor means a missing projection.
+  // The layer's numbering has no gaps, so a missing tensor means a missing projection.
   void fuse_block(const std::string& prefix, const Experts& experts) {
     SeriesGaps missing;
     for (std::uint64_t e = 0; e < experts.names.size(); ++e) {
@@ -252,7 +252,7 @@ class ValueDecoder {
          .suggestion = "leave out --experts, or move the experts by rules"});
   }
 
-  // ---- one tensor to experts one by one
+  // ---- From one tensor to single experts
 
   void separate() {
     constexpr std::string_view suffix = ".gate_up_proj";
@@ -297,13 +297,13 @@ class ValueDecoder {
       gate_up = builder_.transpose(gate_up, 1, 2);
       down = builder_.transpose(down, 1, 2);
     }
-    const Shape wide = builder_.shape(gate_up);  // copies: the builder's own move as it grows
+    const Shape wide = builder_.shape(gate_up);  // copies: the builder moves its own as it grows
     const Shape narrow = builder_.shape(down);
     if (wide[0] != narrow[0] || wide[1] != 2 * narrow[2] || wide[2] != narrow[1]) {
       throw Error("plan.shape", "the sizes of its two tensors do not fit each other: " +
                                     wide.text() + " and " + narrow.text());
     }
-    // Experts with biases (GPT-OSS) have gate and up in turn.
+    // Experts with biases (GPT-OSS) alternate gate and up.
     const auto bias = value(prefix + ".gate_up_proj_bias");
     const std::uint64_t inner = narrow[2];
     const auto part = [&](BuiltValue of, ExpertRole role) {
@@ -354,8 +354,8 @@ class ValueDecoder {
   std::vector<bool> is_read_;
   std::map<std::string, BuiltValue> decoded_;
   std::map<std::string, std::uint32_t, std::less<>> plain_;
-  std::set<std::string> used_;  // values that became something else
-  std::uint64_t cut_ = 0;       // tensors that stacks were cut into
+  std::set<std::string> used_;  // values that were fused, separated or renamed
+  std::uint64_t cut_ = 0;       // number of tensors from cut stacks
   std::vector<std::uint32_t> dropped_;
 };
 
@@ -376,7 +376,7 @@ bool names_are_given(const ConvertOptions& options) noexcept {
 bool decodes(const Catalog& catalog, const ConvertOptions& options) {
   if (options.dequantize || options.merge) return true;
   if (options.quantize.formats.empty() || names_are_given(options)) return false;
-  // Weights that cannot be read are errors, not tensors to be left alone.
+  // Weights that cannot be decoded are errors, not tensors to copy.
   return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 

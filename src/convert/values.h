@@ -1,6 +1,5 @@
-// The values of an output before rules give them names: numbers that are stored
-// quantized, experts that are stored one by one or all in one tensor, models that become one, and
-// codes that stay as they are.
+// The values of an output before rules rename them: decoded tensors, experts in another layout,
+// merged models, and codes that are kept.
 #pragma once
 
 #include <memory>
@@ -17,23 +16,24 @@ namespace loadstone {
 
 struct Values {
   Recipes recipes{};                     // of decoded, fused, separated, merged or repacked tensors
-  std::vector<std::uint32_t> dropped{};  // sources that are left out on purpose
-  std::vector<RepackedTensor> repacked{};  // whose components the recipes are
-  bool unties = false;  // the output holds two values for names that the source's config ties
+  std::vector<std::uint32_t> dropped{};  // sources that are deliberately unused
+  std::vector<RepackedTensor> repacked{};  // tensors whose components the recipes yield
+  bool unties = false;  // the output has two values for names that the source's config ties
 };
 
-// Returns true if rules or recipes name the tensors of the output.
+// Returns true if rules or recipes determine the names of the output.
 [[nodiscard]] bool names_are_given(const ConvertOptions& options) noexcept;
 
-// Whether quantized tensors become numbers: because the options say so, or because tensors are
-// quantized by names as they are in the file.
+// Returns true if quantized tensors are decoded: by the options, or because tensors are quantized
+// by their names in the file.
 [[nodiscard]] bool decodes(const Catalog& catalog, const ConvertOptions& options);
 
-// Whether codes that the files' blocks hold stay codes, in blocks: their recipes are those of their
-// numbers until it is known what becomes of them.
+// Returns true if codes that the output can store as blocks are kept: until that is decided, their
+// recipes yield values.
 [[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
 
-// As `is_decoded` and `options.experts` ask for. `broken`: what check_expert_series() found.
+// Decodes and changes layouts as `is_decoded` and `options.experts` request. `broken`: the result
+// of check_expert_series().
 [[nodiscard]] Values decoded_values(const std::shared_ptr<const Catalog>& catalog,
                                     const ConvertOptions& options, bool is_decoded,
                                     const std::set<std::string, std::less<>>& broken,

@@ -33,7 +33,7 @@ int ordinal_of(std::string_view device) {
 struct Lane {
   CUstream stream = nullptr;
   CUevent event = nullptr;
-  bool is_busy = false;  // has copies that nobody waited for
+  bool is_busy = false;  // has copies that were not waited for
 };
 
 // One device of the driver: its primary context, and streams in it.
@@ -47,7 +47,7 @@ class Context {
   }
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  // No copy is under way.
+  // Precondition: no copy is in flight.
   ~Context() {
     if (driver_.cuCtxPushCurrent_v2(context_) == cuda::success) {
       for (const auto& [number, lane] : lanes_) {
@@ -73,7 +73,7 @@ class Context {
     driver_.check(pop, "cuCtxPopCurrent", name_);
   }
 
-  // With its stream and event. The reference stays good.
+  // Creates the lane's stream and event if necessary. The reference stays valid.
   Lane& lane(unsigned number) {
     const std::lock_guard lock(mutex_);
     const auto [known, is_new] = lanes_.try_emplace(number);
@@ -90,7 +90,7 @@ class Context {
     }
     return known->second = made;
   }
-  // Null: nothing was ever copied in it.
+  // Null: nothing was copied in it.
   Lane* known_lane(unsigned number) {
     const std::lock_guard lock(mutex_);
     const auto known = lanes_.find(number);
@@ -103,7 +103,7 @@ class Context {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   std::mutex mutex_;
-  std::map<unsigned, Lane> lanes_;  // guarded by mutex_; what is in a lane is its thread's
+  std::map<unsigned, Lane> lanes_;  // guarded by mutex_; a lane's members belong to its thread
 };
 
 class Cuda final : public Device {
@@ -157,7 +157,7 @@ class Cuda final : public Device {
     }
   }
 
-  // For all devices, also where one fails: what is copied from is given back afterwards.
+  // Waits for all devices even if one fails: the sources are freed afterwards.
   void wait(unsigned number) override {
     std::exception_ptr failure;
     for (Context* const context : contexts()) {
@@ -191,14 +191,14 @@ class Cuda final : public Device {
 
   struct Joined {
     std::vector<DeviceCopy> copies;
-    std::vector<std::size_t> first;  // of those that each was made of
+    std::vector<std::size_t> first;  // index of the first copy joined into each
   };
 
-  // Makes one copy of those that follow each other in both memories. Only within an allocation: the
-  // driver refuses copies that go from one to the next.
+  // Joins copies that are adjacent in both memories, within one allocation: the driver rejects
+  // copies that cross into the next one.
   Joined join(Context& context, std::span<const DeviceCopy> copies) {
     Joined joined;
-    CUdeviceptr allocation_end = 0;  // of the last copy's; 0: not asked yet
+    CUdeviceptr allocation_end = 0;  // of the last copy's allocation; 0: not queried
     for (std::size_t i = 0; i < copies.size(); ++i) {
       const auto& [to, from] = copies[i];
       if (i > 0) {
@@ -219,7 +219,7 @@ class Cuda final : public Device {
     return joined;
   }
 
-  // 0 where the driver does not tell.
+  // 0 if the driver does not report it.
   CUdeviceptr end_of_allocation(Context& context, const std::byte* memory) {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
@@ -231,7 +231,7 @@ class Cuda final : public Device {
     return begin + bytes;
   }
 
-  // False where the driver has the function, and no support for it: nothing has begun then.
+  // Returns false if the driver has the function without support for it: no copy has started then.
   bool copy_batch(unsigned number, std::string_view device, std::span<const DeviceCopy> copies,
                   std::size_t& failed) {
     std::vector<CUdeviceptr> to(copies.size());

@@ -15,7 +15,7 @@ namespace {
               {.path = library, .found = reason != nullptr ? reason : ""});
 }
 
-// Whether there is one.
+// Looks up a function; returns false if it is missing.
 template <typename Function>
 bool find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));  // NOLINT

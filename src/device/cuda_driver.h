@@ -13,7 +13,7 @@ struct CUevent_st;
 
 namespace loadstone {
 
-// Names, types and numbers are those of cuda.h; tests/device/abi compares all of them with it.
+// Names, types and values are those of cuda.h; tests/device/abi compares all of them.
 using CUcontext = ::CUctx_st*;
 using CUstream = ::CUstream_st*;
 using CUevent = ::CUevent_st*;
@@ -22,11 +22,11 @@ using CUdeviceptr = unsigned long long;
 using CUresult = int;
 
 struct CUmemLocation {
-  int type = 0;  // none: pinned memory and a device's own have one place each
+  int type = 0;  // none: pinned memory and device memory have one location each
   int id = 0;
 };
 
-// Of the copies of a batch.
+// Attributes of a batch's copies.
 struct CUmemcpyAttributes {
   int srcAccessOrder = 0;
   CUmemLocation srcLocHint{};
@@ -47,9 +47,9 @@ inline constexpr int source_in_stream_order = 1;
 
 }  // namespace cuda
 
-// Those that the library must have, by the names that it exports. cuda.h has macros that give the
-// last version of each the plain name.
-// clang-format off: one a line
+// Required functions, by their exported names. cuda.h has macros that map plain names to the last
+// version.
+// clang-format off: one per line
 #define LOADSTONE_CUDA_FUNCTIONS(each)                                                             \
   each(cuInit) each(cuDeviceGet) each(cuDevicePrimaryCtxRetain) each(cuDevicePrimaryCtxRelease_v2) \
       each(cuCtxPushCurrent_v2) each(cuCtxPopCurrent_v2) each(cuMemHostAlloc) each(cuMemFreeHost)  \
@@ -65,11 +65,11 @@ class CudaDriver {
   // Throws Error "device.driver".
   explicit CudaDriver(const std::string& library);
 
-  // Throws Error where a call failed: "device.driver", which names the function, what the driver
-  // says and the device; "memory.host" and "memory.device" where memory ran out.
+  // Throws Error for a failed call: "device.driver" with the function, the driver's message and the
+  // device; "memory.host" and "memory.device" if memory ran out.
   void check(CUresult result, const char* function, std::string_view device) const;
 
-  // Whether one call can begin many copies.
+  // Returns true if one call can start many copies.
   [[nodiscard]] bool has_batches() const noexcept {
     return cuMemcpyBatchAsync_v2 != nullptr || cuMemcpyBatchAsync != nullptr;
   }
@@ -98,7 +98,7 @@ class CudaDriver {
   CUresult (*cuMemcpyDtoH_v2)(void* to, CUdeviceptr from, std::size_t bytes);
   CUresult (*cuGetErrorName)(CUresult result, const char** name);
   CUresult (*cuGetErrorString)(CUresult result, const char** text);
-  // Null where the driver lacks them: of CUDA 13, and of 12.8, which says what failed.
+  // Null if the driver lacks them: from CUDA 13, and from 12.8, which reports the failed copy.
   CUresult (*cuMemcpyBatchAsync_v2)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
                                     std::size_t count, CUmemcpyAttributes* attributes,
                                     std::size_t* first_of_attributes, std::size_t attribute_count,

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// A piece that is worth a request of its own.
+// A piece of this size is worth a separate request.
 constexpr std::uint64_t apart_bytes_min = 256 << 10;
 
 // Sorts the ranges, and joins those that one read brings.

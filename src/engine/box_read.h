@@ -21,11 +21,11 @@ inline constexpr std::uint64_t skipped_bytes_max = 4096;
 // The same between staged pieces, which are read over into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 
-// A box that is not empty, its dimensions by source stride. Counts elements; bytes where an element
-// takes less than one, of which only runs can be copied.
+// A box that is not empty, with its dimensions by source stride. Counts elements, or bytes if an
+// element is smaller than a byte, in which case only runs can be copied.
 struct BoxRead {
   std::uint32_t source = 0;            // index into Catalog::tensors()
-  const Decoding* decoding = nullptr;  // null: the source's own bytes are copied
+  const Decoding* decoding = nullptr;  // null: copies the source's bytes
   std::uint64_t source_offset = 0;
   std::uint64_t target_offset = 0;
   std::uint64_t source_bytes = 0;  // of one element, once it is decoded
@@ -33,9 +33,9 @@ struct BoxRead {
   BoxDims dims;
   bool is_direct = false;  // read into its place
   bool is_transposed = false;
-  InnerRun run;  // read in one go
+  InnerRun run;  // read at once
 
-  // The elements of the whole box.
+  // The elements of the whole box in its source.
   [[nodiscard]] ElementRange elements() const noexcept;
   // The number of runs, saturated.
   [[nodiscard]] std::uint64_t runs() const noexcept;
@@ -44,13 +44,13 @@ struct BoxRead {
 // Checks a box that is not empty, before memory is written. Throws Error "plan.box" if it
 // leaves its source or its target, or needs a cast that has no kernel.
 [[nodiscard]] BoxRead check_box(const ValueSet& values, const Value& value, const Box& box);
-// Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.
-// `form`: receives that of the decoding.
+// Returns nullopt for empty boxes and those that a reader rejects. `target`: the final dtype.
+// `form`: receives the decoding's.
 [[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
                                               PreparedDecoder& form);
 
-// Visits the sources that hold these elements of the box: their indices, and where in the shard the
-// bytes are.
+// Visits the sources of these elements of the box: their indices, and their bytes' place in the
+// shard.
 template <typename Visit>
 void visit_sources(const ValueSet& values, const BoxRead& read, const PreparedDecoder& form,
                    ElementRange elements, const Visit& visit) {
@@ -76,20 +76,20 @@ void visit_runs(std::span<const BoxDim> outer, std::uint64_t begin, const Visit&
   }
 }
 
-// Visits all boxes of a value, those of its merge too, each with the dtype that it becomes.
+// Visits all boxes of a value, including its merge's, each with its resulting dtype.
 template <typename Visit>
 void visit_boxes(const Value& value, const Visit& visit) {
   const Dtype dtype = value.merge == nullptr ? value.dtype : Dtype::f32;
   for_each_box(value, [&](const Box& box) { visit(box, dtype); });
 }
 
-// The bytes that these values are made of, in the order of the files, as ranges that do not meet.
-// Bytes that no value needs are among them only where they are read over. Short pieces far
-// apart, as those of columns, are left out: asking for each costs as much as reading it.
+// Returns the source bytes of these values in file order, as disjoint ranges. Includes unneeded
+// bytes only if they are read over. Omits short pieces far apart, such as columns: requesting each
+// costs as much as reading it.
 [[nodiscard]] std::vector<ShardRange> planned_reads(const ValueSet& values,
                                                     std::span<const std::uint32_t> numbers);
 
-// Bytes of a shard that hold a part of one source.
+// Bytes of a shard that contain a part of one source.
 struct SourceExtent {
   std::uint32_t source = 0;
   std::uint64_t begin = 0;  // in the shard

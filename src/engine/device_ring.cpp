@@ -14,7 +14,7 @@ namespace {
 
 // A rest of a slot that is worth another value, where slots are not smaller still.
 constexpr std::uint64_t rest_least = 4096;
-// Of small values in a batch: what is known of each takes memory beside the ring.
+// Small values per batch: the entry of each takes memory in addition to the ring.
 constexpr std::size_t batch_copies_max = 1024;
 
 }  // namespace
@@ -37,7 +37,7 @@ DeviceRing::~DeviceRing() {
     try {
       device_.wait(slot);
     } catch (...) {
-      // Whoever gave the ring up knows why, or finish() has said so.
+      // The owner already knows the reason, or finish() reported it.
     }
   }
   device_.free(data_);
@@ -121,7 +121,7 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t value, std::byte* to,
   if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
     slot.used_bytes = ring_.slot_bytes;
   }
-  // Most values are as large as the one before: where another one has no room, nothing comes.
+  // Most values are as large as the previous one: if another has no room, no other follows.
   if (!has_room(number, std::max<std::uint64_t>(bytes.size(), 1)) ||
       slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
     begin_copies(number);
@@ -130,7 +130,7 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t value, std::byte* to,
   used_.push_back(number);
 }
 
-// A batch is of one device.
+// All copies of a batch go to one device.
 void DeviceRing::begin_copies(unsigned number) {
   Slot& slot = slots_[number];
   for (std::size_t first = 0; first < slot.copies.size();) {

@@ -21,17 +21,17 @@ namespace loadstone {
 // worth a call, the slot is needed, or all is sent. Each slot is a lane of the device. Thread-safe.
 class DeviceRing {
  public:
-  // Allocates as much as the budget says, for copies to `first` and other devices. All must live as
-  // long.
+  // Allocates the ring of the budget, for copies to `first` and other devices. The arguments must
+  // outlive it.
   DeviceRing(const ValueSet& values, Device& device, std::string_view first, const Ring& ring,
              MemoryCount& memory);
   DeviceRing(const DeviceRing&) = delete;
   DeviceRing& operator=(const DeviceRing&) = delete;
-  // Waits for copies that are under way.
+  // Waits for copies in flight.
   ~DeviceRing();
 
-  // Memory for so many bytes, at most those of a slot: the calling thread fills it and sends it.
-  // Waits for the slot that was used first where none is free.
+  // Returns memory for this many bytes, at most a slot: the calling thread fills and sends it.
+  // Waits for the oldest slot if none is free.
   [[nodiscard]] std::byte* take(std::uint64_t bytes);
   // Copies to the memory of a value's device, now or later: bytes that were taken, or any others,
   // which are the caller's again. Throws Error that names value and device.
@@ -72,10 +72,10 @@ class DeviceRing {
   std::mutex mutex_;
   // A slot in neither list is its thread's, which takes no lock; all else is guarded by mutex_.
   std::vector<Slot> slots_;
-  std::vector<unsigned> free_;  // nothing is under way
+  std::vector<unsigned> free_;  // without copies in flight
   std::vector<unsigned> used_;
   std::uint64_t taken_ = 0;  // slots, each time that one was empty
-  std::byte* const data_;    // pinned last: nothing fails behind it
+  std::byte* const data_;    // pinned last: nothing fails afterwards
 };
 
 }  // namespace loadstone

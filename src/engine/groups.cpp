@@ -49,7 +49,7 @@ void prepare(const Value& value, GroupMember& member, Group& group) {
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);
 }
 
-// Keeps memory from the first window to the last.
+// Allocates memory that lives from the first window to the last.
 void hold(GroupMember& member, Group& group, ValueSink& sink) {
   const QuantizedLayout& form = *member.form;
   member.held.resize(form.parts.size());

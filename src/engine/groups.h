@@ -20,8 +20,8 @@ namespace loadstone {
 struct GroupMember {
   std::uint32_t value = 0;
   std::uint64_t elements = 0;
-  std::optional<QuantizedLayout> form;  // none: it stays as it is
-  // Parts that take all windows, and have no place in the sink's memory; the others are empty.
+  std::optional<QuantizedLayout> form;  // nullopt: not quantized
+  // Components that receive all windows and have no place in the sink's memory; others are empty.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;
   std::uint64_t next = 0;  // element that no window has yet
@@ -31,8 +31,8 @@ struct GroupMember {
 // A queue guards what changes; each window's bytes belong to its thread.
 struct Group {
   std::vector<GroupMember> members;
-  std::vector<float> amax;    // one for each matrix of the stack; empty where none is needed
-  std::size_t member = 0;     // that the next window is of
+  std::vector<float> amax;    // one per matrix of the stack; empty if unused
+  std::size_t member = 0;     // of the next window
   std::size_t measuring = 0;  // windows that are being measured
   bool is_measured = false;
   std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels

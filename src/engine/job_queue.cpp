@@ -36,7 +36,7 @@ JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> places,
                         .box = b});
     }
   }
-  // A decoding's boxes stand together, where its first source is.
+  // A decoding's boxes are consecutive, at the place of its first source.
   std::ranges::sort(items_, {}, [&](const Item& item) {
     const bool decoded = item.decoding != no_decoding;
     const std::uint64_t begin =
@@ -77,7 +77,7 @@ bool JobQueue::next(Job& job) {
     decoding_ = items_[next_item_].decoding;
     open_items(items_[next_item_].file_begin + 1);
   }
-  // A box that begins before the open ones go on comes first.
+  // A box that begins before the position of the open ones comes first.
   open_items(open_.front().file_begin() + 1);
   job.shard = shard_;
   job.decoding = decoding_;
@@ -97,7 +97,7 @@ bool JobQueue::next(Job& job) {
     push(std::move(waiting_.back()));
     waiting_.pop_back();
   }
-  // Whoever asks again would get the same window for ever.
+  // Without this check the caller would get the same window for ever.
   if (job.pieces.empty()) throw Error("internal", "a window is smaller than one element");
   return true;
 }

@@ -12,8 +12,8 @@
 
 namespace loadstone {
 
-// Makes jobs when they are asked for, so that its memory is that of the boxes' list (24 bytes each)
-// and of the boxes that overlap in the file at one place. Thread-safe.
+// Makes jobs on demand, so that its memory is the list of boxes (24 bytes each) and the boxes that
+// overlap in the file at one place. Thread-safe.
 class JobQueue {
  public:
   // `places`: where each value is written to; null: not in this run. Checks every
@@ -22,7 +22,7 @@ class JobQueue {
 
   // Bytes of the sources that the jobs bring to their places.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
-  // The next job in file order; false when there is none left.
+  // Gets the next job in file order; returns false if none is left.
   [[nodiscard]] bool next(Job& job);
 
  private:

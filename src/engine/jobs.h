@@ -41,7 +41,7 @@ class Jobs {
         });
   }
 
-  // One job, without bytes of its own.
+  // Runs one job, which has no separate memory.
   template <typename Work>
   void run_one(const Work& work) {
     run(1, [&](std::size_t, std::vector<std::byte>&) { work(); });

@@ -22,7 +22,7 @@ constexpr std::uint64_t staged_window_bytes = 1 << 20;
 // Windows that are in the order of the file gain nothing from being larger.
 constexpr std::uint64_t straight_window_bytes = 2 << 20;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
-// Numbers that are encoded in one go stay in the nearer caches.
+// Values that are encoded at once stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
 // A copy of a box and of its dimensions, and the memory of a window's walk over it.
 constexpr std::uint64_t bytes_of_a_box = 256;
@@ -38,7 +38,7 @@ std::uint64_t sum(std::initializer_list<std::uint64_t> numbers) {
   return all;
 }
 
-// The next part begins on a page of its own.
+// Rounds up to pages: the next component begins on a new one.
 std::uint64_t pages(std::uint64_t bytes) {
   return bytes > UINT64_MAX - page_bytes ? bytes : round_up(bytes, page_bytes);
 }
@@ -46,7 +46,7 @@ std::uint64_t pages(std::uint64_t bytes) {
 // The value orders its elements differently from a source: each window then reads through
 // more of the source than it takes.
 bool is_transposed(const Value& value) noexcept {
-  // Dimensions come by target stride.
+  // Dimensions are sorted by target stride.
   return std::ranges::any_of(value.boxes, [](const Box& box) {
     return !std::ranges::is_sorted(box.dims, std::greater(), &BoxDim::source_stride);
   });
@@ -57,7 +57,7 @@ std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
   return transposed ? window_bytes : std::min(window_bytes, straight_window_bytes);
 }
 
-// `has_place`: its parts are made where they stay.
+// `has_place`: components are made in their final place.
 std::uint64_t held_bytes_of(const QuantizedLayout& form, bool has_place) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
   if (has_place) return bytes;
@@ -80,7 +80,7 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
 // unknown: both count in full, up to the distance from the first byte to the last. Value type.
 class ReadCount {
  public:
-  // They come sorted, by shard and then by begin.
+  // Ranges must be sorted by shard and begin.
   void add(const CountedBytes& next) noexcept;
   [[nodiscard]] std::uint64_t total() const noexcept;
 
@@ -133,7 +133,7 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
 }
 
 std::uint64_t window_bytes_of(const Value& value, std::uint64_t window_bytes) noexcept {
-  if (value.is_filled_in_place()) return straight_window_bytes;  // none of it is held
+  if (value.is_filled_in_place()) return straight_window_bytes;  // needs no other memory
   return largest_window(is_transposed(value), window_bytes);
 }
 
@@ -227,7 +227,7 @@ void Limits::add_value(const Value& value, Staged& staged) {
 void Limits::add_merge(const Value& value) {
   const Merge& merge = *value.merge;
   const std::uint64_t elements = value.elements();
-  // Whoever computes it refuses one that does not fit.
+  // The computation rejects an invalid one.
   if (check_merge(merge, elements, values_.tensors(), values_.decodings)) return;
   Value operand = {.shape = value.shape, .dtype = Dtype::f32, .boxes = value.boxes};
   add_value(operand, windows_);
@@ -236,7 +236,7 @@ void Limits::add_merge(const Value& value) {
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, each.boxes.size());
     add_value(operand, windows_);
   });
-  windows_.value_bytes = UINT64_MAX;  // of several values, one after the other
+  windows_.value_bytes = UINT64_MAX;  // of several values, in order
   windows_.is_repeated = true;
   const MergeSizes sizes = merge_sizes(merge, elements);
   const std::array parts = {sizes.number_bytes(), sizes.right_bytes(), sizes.count_bytes()};
@@ -288,7 +288,7 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
   return sum({(all.end - all.begin) * read->source_bytes, bytes, bytes});
 }
 
-// Bytes that are read into their place are staged where other boxes need some of them, and holes
+// Bytes that are read into place are also staged if other boxes need some of them, and holes
 // between staged bytes are read too.
 void Limits::count_reads() {
   std::ranges::sort(stretches_, {}, &Stretch::at);
@@ -328,7 +328,7 @@ std::uint64_t Limits::window_count(std::uint64_t window_bytes) const noexcept {
   return saturating_add(once, once);
 }
 
-// A thread may still bring whole values while others make windows.
+// One thread may still read whole values while others make windows.
 std::uint64_t Limits::bytes_held(const Budget& budget) const {
   const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
   const std::uint64_t threads =
@@ -352,7 +352,7 @@ std::uint64_t Limits::held_bytes(unsigned threads) const {
   return pages(bytes);
 }
 
-// The most bytes that a piece becomes.
+// The maximal size of an encoded piece.
 std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
   if (!encodes_apart_) return 0;  // they are encoded into their places
@@ -456,7 +456,7 @@ Budget Limits::load_budget(const LimitOptions& promise, unsigned threads,
                            std::uint64_t chunk_bytes) const {
   Budget promised = budget(promise);
   const std::uint64_t most = bytes_held(promised);
-  // More threads may take more in all: then each has less, or there are fewer.
+  // More threads may need more in all: then each gets less, or there are fewer.
   for (unsigned count = threads; count > 0; --count) {
     for (const std::uint64_t bytes : {promise.bytes_max, most}) {
       const Budget wished = budget({.threads = count,

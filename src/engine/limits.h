@@ -30,7 +30,7 @@ inline constexpr std::uint64_t reader_bytes_least = 4096;
 struct WindowLimits {
   std::uint64_t direct_bytes = 0;      // pieces that are read into their place
   std::uint64_t staged_bytes = 0;      // pieces that are cast or scattered: what fits near caches
-  std::uint64_t transposed_bytes = 0;  // transposed: more rows make longer runs in the target
+  std::uint64_t transposed_bytes = 0;  // transposed: more rows give longer runs in the target
   std::uint64_t decoded_bytes = 0;     // decoded: the components need the rest of the slot
 };
 
@@ -38,7 +38,7 @@ struct WindowLimits {
 [[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
                                          std::uint64_t chunk_bytes) noexcept;
 
-// Returns the window size of a value, given the largest one.
+// Returns the window size of a value, given the largest allowed.
 [[nodiscard]] std::uint64_t window_bytes_of(const Value& value,
                                             std::uint64_t window_bytes) noexcept;
 
@@ -55,7 +55,7 @@ inline constexpr std::uint64_t batch_bytes = 256 << 10;
 // The memory and threads that a run is given. It has fewer threads if each would get too little.
 struct LimitOptions {
   unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // all threads, without what values hold
+  std::uint64_t bytes_max = 0;  // all threads, without the values' state
   std::uint64_t held_bytes_max = UINT64_MAX;
   std::uint64_t thread_bytes_wanted = 64 << 10;
   std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
@@ -81,7 +81,7 @@ class Limits {
 
   // Bytes of the sources, each once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
-  // One thread cannot do with less.
+  // The least memory that one thread needs.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Bytes held by the largest values that `threads` work on: one more waits for its last window.
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
@@ -89,18 +89,18 @@ class Limits {
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
 
   [[nodiscard]] Budget budget(const LimitOptions& options) const;
-  // The most that a run holds with this budget: less than it if there is less to move.
+  // The maximal memory of a run with this budget: less than the budget if there is less to move.
   [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
 
-  // The bytes that a load holds at most, besides those of the values themselves. `promise`: the
-  // options for which a plan promises that.
+  // The maximal memory of a load in addition to the values. `promise`: the options for which a plan
+  // promises it.
   [[nodiscard]] std::uint64_t bytes_promised(const LimitOptions& promise) const;
   // The budget of a load by any number of threads and any chunk, which holds no more than promised.
   [[nodiscard]] Budget load_budget(const LimitOptions& promise, unsigned threads,
                                    std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 
  private:
-  // Bytes that go through slots.
+  // Bytes that pass through slots.
   struct Staged {
     std::uint64_t bytes = 0;        // of all values
     std::uint64_t value_bytes = 0;  // of the largest value; no bound if it has holes
@@ -109,7 +109,7 @@ class Limits {
     bool is_mixed = false;          // with bytes that are read into their place
     bool is_cast = false;           // or scattered
     bool is_transposed = false;
-    bool is_repeated = false;  // a source is looked through again for other windows
+    bool is_repeated = false;  // a source is searched again for other windows
 
     // Returns a slot of `most` bytes, and how many of them these take.
     [[nodiscard]] Slot slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept;
@@ -146,21 +146,21 @@ class Limits {
 
   const ValueSet& values_;
   const std::uint64_t pinned_bytes_max_;
-  bool has_device_ = false;             // some value goes to one
+  bool has_device_ = false;             // some value is on a device
   bool has_host_windows_ = false;       // windows are made in memory of their thread
   bool encodes_apart_ = false;          // quantized values have no place yet
-  Staged whole_;                        // of whole values
+  Staged whole_;                        // whole values
   Staged windows_;                      // of values that are made by windows
   std::vector<Stretch> stretches_;      // until they are counted
   std::vector<Group> groups_;           // the largest held_bytes first
   std::vector<QuantizedLayout> forms_;  // one of each kind
   std::uint64_t window_values_ = 0;     // how many are made by windows
   std::uint64_t window_bytes_ = 0;      // of all of them
-  std::uint64_t device_bytes_ = 0;      // of these, what goes to devices
+  std::uint64_t device_bytes_ = 0;      // the part of these on devices
   std::uint64_t boxes_most_ = 0;        // of one of them
-  // No form can do with less.
+  // The minimum of every form.
   std::uint64_t window_least_ = window_bytes_least;
-  // Numbers, right matrices and counts of merges, each of the value that needs most of it.
+  // Maximal decoded values, right matrices and counts of merges, over all values.
   std::array<std::uint64_t, 3> merge_parts_ = {};
   std::uint64_t merge_bytes_ = 0;  // all three
   std::uint64_t bytes_to_read_ = 0;

@@ -1,4 +1,4 @@
-// Memory for bytes under way, counted: what a plan has promised is held to this.
+// Counts memory for bytes in flight, and enforces the plan's promise.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// Of all threads together. Thread-safe.
+// For all threads together. Thread-safe.
 class MemoryCount {
  public:
   void take(std::uint64_t bytes) noexcept {
@@ -31,7 +31,7 @@ class MemoryCount {
   std::atomic<std::uint64_t> peak_ = 0;
 };
 
-// Fresh memory, of which only what is written to becomes memory, and counts. For one thread.
+// Fresh memory; only pages that are written to take memory and count. For one thread.
 class CountedMemory {
  public:
   // Throws Error "memory.host".
@@ -43,7 +43,8 @@ class CountedMemory {
 
   [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
   [[nodiscard]] std::uint64_t size() const noexcept { return memory_.size(); }
-  // These bytes are about to be written. What was before counts on: it is not given back.
+  // Declares that these bytes will be written. Earlier ones still count, because they are not
+  // freed.
   void use(std::uint64_t begin, std::uint64_t end) noexcept {
     written_ += end - begin;
     end_ = std::max(end_, end);

@@ -1,4 +1,4 @@
-// Merges whose numbers depend on whole values: those are gone through before.
+// Merges that depend on whole values, which are read once before.
 #include <algorithm>
 #include <cmath>
 
@@ -9,8 +9,7 @@ namespace loadstone {
 
 namespace {
 
-// Values that point the same way, or opposite ways, have no arc between them, and zeros point
-// nowhere.
+// Parallel or opposite values have no arc between them, and zeros have no direction.
 constexpr double dot_linear = 0.9995;
 constexpr double norm_least = 1e-8;
 
@@ -36,7 +35,7 @@ void MergeReader::measure() {
   if (found) {
     measured_ = *std::move(found);
   } else {
-    value_ = nullptr;  // nobody reads on: the work is stopped
+    value_ = nullptr;  // the work was stopped, so the reader is not used again
   }
 }
 

@@ -23,13 +23,13 @@ constexpr const char* left_field = " (left matrix)";
 constexpr const char* right_field = " (right matrix)";
 constexpr const char* magnitudes_field = " (magnitudes)";
 
-// Numbers of a buffer that are about to be written.
+// Marks floats of a buffer as written.
 float* used(CountedMemory& memory, std::uint64_t begin, std::uint64_t count) {
   memory.use(begin * f32_bytes, (begin + count) * f32_bytes);
   return reinterpret_cast<float*>(memory.data()) + begin;
 }
 
-// Of at least so many numbers; one that is large enough stays.
+// Provides memory for at least `count` floats; keeps one that is large enough.
 void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint64_t numbers) {
   if (memory && memory->size() >= numbers * f32_bytes) return;
   memory.reset();
@@ -201,7 +201,7 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
     const std::uint64_t first = row * width + product.column_begin;
     const std::uint64_t from = std::max(first, begin);
     const std::uint64_t to = std::min(first + product.columns, end);
-    // Rows that are there as a whole are multiplied together.
+    // Complete rows are multiplied together.
     const bool is_whole = from == first && to == first + product.columns;
     const std::uint64_t whole_end = std::min(row_end, end / width);
     const std::uint64_t rows = is_whole && whole_end > row ? whole_end - row : 1;
@@ -221,7 +221,7 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
   if (!product.magnitudes.empty()) normalise(term, row_begin, row_end - row_begin, begin);
 }
 
-// Pieces are whole rows then.
+// Pieces then consist of whole rows.
 void MergeReader::normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                             std::uint64_t begin) {
   const LowRank& product = *term.low_rank;

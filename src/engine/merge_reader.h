@@ -17,9 +17,9 @@
 
 namespace loadstone {
 
-// One thread's part of a merge. It takes the memory that merge_sizes() says, and what the reader
-// takes, which it opens for one operand after the other. The numbers of a range do not depend on
-// how a value is cut. Not thread-safe.
+// One thread's part of a merge. Takes the memory of merge_sizes(), and the reader's, which it opens
+// for one operand after the other. The values of a range do not depend on the division into
+// windows. Not thread-safe.
 class MergeReader {
  public:
   // All must live as long. `memory`: where its buffers are counted.
@@ -27,14 +27,13 @@ class MergeReader {
               std::atomic<bool>& stop, MemoryCount& memory)
       : values_(values), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
-  // Writes the elements [begin, end) of the value, which has a merge, in its dtype. Leaves the
-  // reader open for something else. Returns the first element that is NaN or infinite before it is
-  // cast to that, or `end`.
-  // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
+  // Writes the elements [begin, end) of the value, which has a merge, in its dtype. The reader is
+  // then open for a different value. Returns the first element that is non-finite before the cast,
+  // or `end`. Throws the reader's errors; Error "plan.box" for an unchecked merge.
   [[nodiscard]] std::uint64_t read(const Value& value, std::uint64_t begin, std::uint64_t end,
                                    std::span<std::byte> to);
 
-  // Finite numbers since the last call that the value's dtype cannot hold.
+  // Returns the finite values since the last call that overflow the value's dtype.
   [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
 
  private:
@@ -60,7 +59,7 @@ class MergeReader {
   // An adapter's NaN or infinity spoils a row or a column of the value.
   void require_finite(std::span<const float> numbers, const char* field) const;
 
-  // Sizes of the whole value.
+  // Sizes for the whole value.
   void measure();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();
@@ -81,10 +80,10 @@ class MergeReader {
   std::size_t summands_ = 0;      // terms with boxes; products follow them
   MergeStatistics::Numbers measured_;
   Overflow overflow_;
-  std::optional<CountedMemory> numbers_;  // buffers and left, one behind the other
+  std::optional<CountedMemory> numbers_;  // buffers, followed by left
   std::optional<CountedMemory> right_;
   std::vector<Kept> kept_;
-  std::uint64_t right_used_ = 0;  // numbers
+  std::uint64_t right_used_ = 0;  // in floats
 };
 
 }  // namespace loadstone

@@ -12,12 +12,11 @@
 
 namespace loadstone {
 
-// Measured once for each value, by the thread that asks first; the others wait for it.
-// Thread-safe.
+// Measured once per value, by the first thread that needs it; others wait. Thread-safe.
 class MergeStatistics {
  public:
   using Numbers = std::vector<float>;
-  // Nothing where the work was stopped before all was measured.
+  // nullopt: the work was stopped before the end.
   using Measure = std::function<std::optional<Numbers>()>;
 
   [[nodiscard]] std::optional<Numbers> of(const Value& value, const Measure& measure) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* code = "convert.overflow";
 
-// "bf16 or f32": those that hold the number.
+// Returns the dtypes that can represent the value: "bf16 or f32".
 std::string wider(double largest) {
   std::string names;
   std::size_t count = 0;
@@ -63,7 +63,7 @@ std::vector<Finding> Overflows::findings(const ValueSet& values) const {
     if (found.count == 0) continue;
     finding.found = fmt::format("{}", found.largest);
     finding.expected = name(value.dtype);
-    if (found.spoiled > 0) continue;  // no dtype holds those
+    if (found.spoiled > 0) continue;  // no dtype represents these
     finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
   }
   return findings;

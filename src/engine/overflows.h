@@ -1,4 +1,4 @@
-// Values with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
+// Finite values that overflow their new dtype: one rule, and one message.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class Overflows {
 // "3 of 4096 numbers are too large for F16, the largest is 70000"
 [[nodiscard]] std::string overflow_text(const Value& value, const Overflow& found);
 
-// Throws Error "convert.overflow" where there are some.
+// Throws Error "convert.overflow" if there are any.
 void require_none(const Value& value, const Overflow& found);
 
 }  // namespace loadstone

@@ -7,8 +7,8 @@
 
 namespace loadstone {
 
-// Zero, costs nothing until touched, given back at once when freed. Owns its pages. Not thread-safe
-// while moved; the memory itself is anybody's.
+// Zeroed pages that take no memory before they are touched and are freed at once. Owns them. Not
+// thread-safe while moved; access to the memory is not synchronised.
 class AnonymousMemory {
  public:
   AnonymousMemory() = default;
@@ -31,16 +31,16 @@ class AnonymousMemory {
   std::uint64_t size_ = 0;
 };
 
-// Fresh memory is faulted in ahead of its writer.
+// Populates fresh memory ahead of its writer.
 //
-// A page that the kernel has to make while it copies into it costs more than the copy: a plain read
-// of 3 GB from the page cache into fresh memory took 0.82 s (2 threads, 4 KiB pages, median of 4),
-// the same with each chunk populated by the reading thread just before 0.64 s, and 0.20 s where the
-// memory was there before. So each reader asks for its pages in one call. Huge pages would fault
-// less often, but where free memory goes back to a host they cost more than they save.
+// A page fault during a copy costs more than the copy: a plain read of 3 GB from the page cache
+// into fresh memory took 0.82 s (2 threads, 4 KiB pages, median of 4), 0.64 s if the reading thread
+// populated each chunk just before, and 0.20 s if the memory was already populated. So each reader
+// requests its pages in one call. Huge pages would fault less often, but if free memory returns to
+// a host they cost more than they save.
 //
-// Makes the pages of these bytes writable now, without changing their contents. Nothing happens for
-// few bytes, for pages that are there, and on systems that cannot. Thread-safe.
+// Makes the pages of these bytes writable without changing their contents. Does nothing for few
+// bytes, for populated pages, and on systems without support. Thread-safe.
 void populate(std::byte* data, std::uint64_t bytes) noexcept;
 
 // Pages that the calling thread is the first to touch come from all nodes in turns, until it ends.

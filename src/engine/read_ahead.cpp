@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// The system is asked for so many bytes at a time.
+// Bytes per request to the system.
 constexpr std::uint64_t step_bytes = std::uint64_t{4} << 20;
 // Each read looks at all steps that are so near.
 constexpr std::uint64_t bytes_ahead_max = std::uint64_t{1} << 30;
@@ -53,7 +53,7 @@ ReadAhead::ReadAhead(std::vector<ShardRange> reads,
   }
 }
 
-// How many of the planned bytes stand before this place.
+// Counts the planned bytes before this position.
 std::uint64_t ReadAhead::position(std::uint32_t shard, std::uint64_t offset) const noexcept {
   const auto after = std::ranges::upper_bound(
       reads_, std::tuple(shard, offset), {},
@@ -70,7 +70,7 @@ void ReadAhead::reach(std::uint32_t shard, ByteRange bytes) noexcept {
   const std::uint64_t begin = position(shard, bytes.begin);
   const std::uint64_t end = std::min(position(shard, bytes.end) + bytes_ahead_, ends_.back());
   for (std::uint64_t step = begin / step_bytes; step * step_bytes < end; ++step) {
-    // Each once, whoever comes first: readers do not keep the order of the files to the byte.
+    // Once per step, by the first thread: readers do not exactly keep file order.
     if (asked_[step].load(std::memory_order_relaxed) || asked_[step].exchange(true)) continue;
     ask(step * step_bytes, std::min((step + 1) * step_bytes, ends_.back()));
   }

@@ -1,4 +1,4 @@
-// Bytes of files that are read next are asked for while others are being worked on.
+// Requests bytes of files before they are read, while other bytes are processed.
 #pragma once
 
 #include <atomic>
@@ -13,23 +13,22 @@
 
 namespace loadstone {
 
-// Stands before the shards of one run. Each read asks the system for the planned bytes behind it,
-// so that a disk has work while readers copy; what the page cache holds already is left alone, and
-// so is what the plan does not read. Thread-safe.
+// Wraps the shards of one run. Each read asks the system for the next planned bytes, so that a disk
+// has work while readers copy. Skips bytes that are cached or not planned. Thread-safe.
 class ReadAhead {
  public:
-  // `reads`: what will be read, in the order of the files. `bytes_ahead`: how far ahead the system
-  // is asked, at most 1 GiB; 0: it never is. Sources may be null where nothing is read.
+  // `reads`: the planned reads, in file order. `bytes_ahead`: distance ahead of the readers, at
+  // most 1 GiB; 0: no requests. Sources may be null if nothing is read.
   ReadAhead(std::vector<ShardRange> reads, std::span<const std::shared_ptr<ByteSource>> shards,
             std::uint64_t bytes_ahead);
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // To be read from in the place of the shards; they live as long as this.
+  // Sources to read from instead of the shards; they live as long as this object.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
   }
-  // That the page cache lacked, of what was asked for.
+  // Requested bytes that the page cache lacked.
   [[nodiscard]] std::uint64_t bytes_asked() const noexcept { return bytes_asked_; }
 
  private:

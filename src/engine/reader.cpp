@@ -19,8 +19,8 @@ constexpr std::size_t parts_max = 256;
 // The most bytes of holes in one read.
 constexpr std::size_t holes_bytes_max = 64 * skipped_bytes_max;
 
-// Whether a number is not finite although its code is: a scale is to blame. Codes other than floats
-// always are.
+// Returns true if a value is non-finite although its code is finite: the scale is then wrong. Codes
+// other than floats are always finite.
 bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std::size_t number) {
   if (std::isfinite(value)) return false;
   if (!data.encoding.is_dtype()) return true;
@@ -29,8 +29,8 @@ bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std
          finite_numbers(dtype, codes + number * element_bytes(dtype), 1) == 1;
 }
 
-// How often a piece delivers the element at this offset from its first one. Strides nest: the
-// widest comes first.
+// Counts how often a piece delivers the element at this offset. Strides nest: the widest comes
+// first.
 std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   std::uint64_t times = 1;
   std::uint64_t below = UINT64_MAX;
@@ -53,7 +53,7 @@ std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   return offset == 0 ? times : 0;
 }
 
-// Adds file, tensor and offset where the error lacks them.
+// Adds file, tensor and offset that the error lacks.
 [[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
                                 std::string_view tensor) {
   Where where = error.where();
@@ -142,7 +142,7 @@ void Reader::decode_pieces(const Job& job) {
   }
 }
 
-// As many elements in one go as there is memory for their parts.
+// Decodes as many elements at once as there is memory for.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
   const PreparedDecoder& form = context_.forms[job.decoding];
@@ -164,7 +164,8 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
       return bytes;
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
-    if (needed() > room_bytes) throw Error("internal", "there is no room to decode one number");
+    if (needed() > room_bytes)
+      throw Error("internal", "the memory does not suffice to decode one value");
     parts_of_numbers_->use(0, needed());
     std::array<const std::byte*, Decoder::parts_max> parts = {};
     std::byte* to = parts_of_numbers_->data();
@@ -181,9 +182,9 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
   }
 }
 
-// Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
-// again as F32, some at a time, which tells those that were too large from those that a scale
-// spoiled, and from those that were not finite before.
+// Decoders compute F32 and round it. If some values are non-finite afterwards, they are decoded
+// again as F32, a few at a time: this separates overflows from values that a scale spoiled or that
+// were non-finite before.
 void Reader::count_overflow(const Job& job, PreparedDecoder::Range range,
                             std::span<const std::byte* const> parts, const std::byte* numbers) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
@@ -258,7 +259,7 @@ void Reader::skip_to(const Job& job, std::uint64_t offset) {
     if (skipped_end_ + hole > holes_bytes_max) flush(job);
     const std::size_t end = skipped_end_ + hole;
     append(job, skipped_.get() + skipped_end_, hole);
-    skipped_end_ = end;  // also where that has begun another read
+    skipped_end_ = end;  // even if it has started another read
     return;
   }
   flush(job);
@@ -297,8 +298,8 @@ void Reader::flush(const Job& job) {
   read_begin_ = read_end_;
 }
 
-// Neighbours at once: small tensors follow each other in a heap, and each by itself is not
-// worth a call. What is between them is the heap's, and stays as it is.
+// Handles neighbours together: small tensors follow each other in a heap, and a call for each is
+// not worthwhile. The heap's bytes between them do not change.
 void Reader::populate_parts() const noexcept {
   constexpr std::uintptr_t gap_max = 4096;
   std::span<std::byte> run;
@@ -315,7 +316,7 @@ void Reader::populate_parts() const noexcept {
   populate_fresh(run.data(), run.size());
 }
 
-// Empty where no piece is there.
+// Empty if no piece is there.
 std::string_view Reader::tensor_at(const Job& job, std::uint64_t offset) const {
   for (const std::uint64_t at : {offset, read_begin_}) {
     for (const Piece& piece : job.pieces) {
@@ -348,7 +349,7 @@ void Reader::deliver(const Job& job, const Piece& piece) {
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
   std::byte* const target = place(piece);
   if (!piece.direct) {
-    // Not where the piece is scattered: others write between its elements.
+    // Not for scattered pieces: other threads write between their elements.
     if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
     const Cast cast = whole_bytes ? cast_between(from, to) : cast_between(Dtype::u8, Dtype::u8);
     const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
@@ -358,7 +359,7 @@ void Reader::deliver(const Job& job, const Piece& piece) {
   const std::uint64_t bytes = piece.elements * target_bytes;
   context_.bytes_done.fetch_add(piece.elements * source_bytes, std::memory_order_relaxed);
   context_.written[piece.value].fetch_add(bytes, std::memory_order_relaxed);
-  // One with gaps between its elements is not reported: nobody can look at all of it at once.
+  // A piece with gaps is not reported: its bytes cannot be inspected at once.
   if (context_.sink != nullptr && span == piece.elements) {
     context_.sink->made(piece.value, 0, {target, bytes});
   }

@@ -26,7 +26,7 @@ namespace loadstone {
 struct ReadContext {
   const ValueSet& values;
   std::span<std::byte* const> places;                   // by value; null: not in this run
-  std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
+  std::span<const std::shared_ptr<ByteSource>> shards;  // null if not read
   std::span<const PreparedDecoder> forms;               // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
   std::uint64_t slot_bytes;                             // of each reader
@@ -38,7 +38,7 @@ struct ReadContext {
   Overflows overflows{};
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
-  ValueSink* sink = nullptr;  // null: nobody watches
+  ValueSink* sink = nullptr;  // null: no observer
 };
 
 // Not thread-safe.
@@ -73,12 +73,12 @@ class Reader {
 
   ReadContext& context_;
   std::optional<CountedMemory> slot_;
-  std::optional<CountedMemory> parts_of_numbers_;  // what is being decoded
+  std::optional<CountedMemory> parts_of_numbers_;  // values being decoded
   std::vector<std::span<std::byte>> parts_;        // of the read that is being put together
   std::uint64_t read_begin_ = 0;
   std::uint64_t read_end_ = 0;
   bool ends_staged_ = false;  // the last part is in the slot
-  // Holes of the current read. Whoever watches the source sees them too, so each has its own bytes.
+  // Holes of the current read, separate per reader because observers of the source see them too.
   std::unique_ptr<std::byte[]> skipped_;
   std::size_t skipped_end_ = 0;  // of the bytes that the current read uses
 };

@@ -24,7 +24,7 @@ unsigned ReaderGrowth::after(const WorkPeriod& period) noexcept {
   const double usable = period.seconds * std::min(readers_, cores_);
   const bool waits = period.processor_seconds < (1 - idle_share_least) * usable;
   if (rate_before_ > 0 && rate < gain_least * rate_before_) {
-    // From here on the disk is read and no longer the cache: what was learnt there is void.
+    // From here on the disk is read, not the cache: earlier measurements do not apply.
     if (waits && !waited_before_) {
       rate_before_ = 0;
     } else {

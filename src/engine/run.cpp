@@ -26,7 +26,7 @@ std::vector<std::uint32_t> all_values(const Run& run) {
   return all;
 }
 
-// Ends with the reader's slot given back.
+// Returns the reader's slot at the end.
 void run_jobs(ReadContext& context, JobQueue& queue) {
   Reader reader(context);
   Job job;

@@ -22,7 +22,7 @@ double processor_seconds() noexcept {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Since it was made, when so many bytes were done.
+// Measures periods of work: time and bytes since the last one.
 class PeriodClock {
  public:
   explicit PeriodClock(std::uint64_t bytes_done = 0) noexcept : bytes_done_(bytes_done) {}
@@ -52,7 +52,7 @@ void Team::join() noexcept {
   threads_.clear();
 }
 
-// Allocates nothing: a thread that finds no memory here could not say so.
+// Allocates nothing: a thread without memory could not report an error.
 void Team::run() noexcept {
   const Inside inside(true);
   std::exception_ptr failure;

@@ -23,24 +23,25 @@ namespace loadstone {
 class Team {
  public:
   using Work = std::function<void()>;
-  // Starts one thread that does the work; throws where the system has none to give.
+  // Starts one thread that does the work; throws if the system has none left.
   using Starter = std::function<std::thread(Work)>;
 
-  // `stop` is set when the work should end early: by a failure, or by whoever has it.
+  // `stop` ends the work early: set after a failure, or by its owner.
   explicit Team(std::atomic<bool>& stop, Starter starter = start_thread);
   // Stops and joins what still runs.
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Starts `count` threads, or as many as the system gives: Error "memory.host" when none. `work`
-  // is called once in each, and may throw: the first failure stops all. Returns how many.
+  // Starts `count` threads, or as many as the system provides: Error "memory.host" if none. Calls
+  // `work` once in each; its first exception stops all. Returns the number of threads.
   unsigned start(unsigned count, const Work& work);
   // Starts more of them, as many as the system gives, for the same work, if some of them still
   // work. From wait()'s `watch` too. Returns how many.
   unsigned add(unsigned count);
-  // Calls `watch` about 20 times a second until all threads have ended, then once more; false from
-  // it stops them. Rethrows the first failure. Returns whether `watch` never said false.
+  // Calls `watch` about 20 times a second until all threads have ended, and a last time afterwards;
+  // false stops the threads. Rethrows the first failure. Returns true if `watch` never returned
+  // false.
   bool wait(const std::function<bool()>& watch);
 
  private:
@@ -59,9 +60,9 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-// Does `work` in as many threads as `growth` says, which is asked again while they work: then more
-// of them join. `observer`, which may be null, is told the progress. Rethrows the first failure;
-// Error "cancelled" where the observer wants no more, CallerException where it throws.
+// Does `work` in as many threads as `growth` requests; it is consulted during the work, and more
+// threads join. `observer` (may be null) receives the progress. Rethrows the first failure; Error
+// "cancelled" if the observer cancels, CallerException if it throws.
 void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 // In `count` threads.

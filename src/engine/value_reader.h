@@ -21,32 +21,31 @@
 
 namespace loadstone {
 
-// Reads any range of a value's elements, all numbered row by row. Takes no memory but its staging,
-// whatever the value's size: what lies across the order of the file (a transposed value) is read
-// again for each range that needs it, so larger ranges are cheaper there. Contiguous bytes go
-// straight to the caller's buffer. Not thread-safe: one for each thread; shards can be shared.
+// Reads any range of a value's elements, in row-major order. Takes only its staging memory, for any
+// size of the value: data across the file's order (a transposed value) is read again for each range
+// that needs it, so larger ranges are cheaper there. Contiguous bytes are read directly into the
+// caller's buffer. Not thread-safe: use one per thread; shards can be shared.
 class ValueReader {
  public:
-  // `catalog` must live as long. `shards`: one for each of its shards, null where nothing is read
-  // from. `stop`: read() then
-  // returns early, and what it has written means nothing. `memory`: where staging is counted; null:
-  // nowhere else than here. `populates`: whether the memory that is read into is fresh.
+  // `catalog` must outlive it. `shards`: one per shard, null if not read. `stop`: read() then
+  // returns early with undefined contents. `memory`: counts the staging; null: not counted
+  // elsewhere. `populates`: the destination is fresh memory.
   ValueReader(const Catalog& catalog, std::span<const std::shared_ptr<ByteSource>> shards,
               std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
               MemoryCount* memory = nullptr, bool populates = true);
   ValueReader(const ValueReader&) = delete;
   ValueReader& operator=(const ValueReader&) = delete;
 
-  // Makes read() read this value, whose boxes may copy from these decodings. Throws
-  // Error "plan.box" where boxes or decodings do not fit.
+  // Selects the value to read, whose boxes may copy from these decodings. Throws Error "plan.box"
+  // if boxes or decodings do not fit.
   void open(const Value& value, std::span<const Decoding> decodings);
 
-  // Writes the elements [begin, end) to `to`, which has as many bytes as they take. Elements that
-  // no box writes stay as they are. Throws Error that names file, tensor and offset; "plan.box"
-  // where the range leaves the value, or cuts a byte.
+  // Writes the elements [begin, end) to `to`, which must have exactly their size. Elements that no
+  // box writes are unchanged. Throws Error with file, tensor and offset; "plan.box" if the range
+  // exceeds the value or splits a byte.
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
 
-  // Finite numbers read since the last call that the value's dtype cannot hold.
+  // Returns the finite values read since the last call that overflow the value's dtype.
   [[nodiscard]] Overflow take_overflow() { return context_.overflows.take(); }
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return context_.bytes_read; }

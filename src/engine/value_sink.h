@@ -1,4 +1,4 @@
-// Where values go that are made window by window.
+// The destination of values that are made window by window.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Memory, or files. A value that is not quantized has one part; the others have those of
+// Memory or files. A value that is not quantized has one part; others have those of
 // quantized_parts(). Thread-safe.
 class ValueSink {
  public:
@@ -19,14 +19,14 @@ class ValueSink {
   // The address of the part's first byte: bytes are about to be made in their place. Null: write()
   // brings them.
   [[nodiscard]] virtual std::byte* place(std::uint32_t value, std::size_t part) = 0;
-  // Where bytes without a place are best made: so many, which the next write() of this thread
-  // brings from there. Null: anywhere.
+  // Returns memory in which bytes are best made; this thread's next write() sends them from there.
+  // Null: anywhere.
   [[nodiscard]] virtual std::byte* room(std::uint32_t, std::uint64_t) { return nullptr; }
   // Brings bytes of a part to their place, `offset` bytes from its first one. May change them where
   // they are.
   virtual void write(std::uint32_t value, std::size_t part, std::uint64_t offset,
                      std::span<std::byte> bytes) = 0;
-  // Bytes of a part have been made in their place, and stay as they are.
+  // Reports bytes of a part that were made in place and are final.
   virtual void made(std::uint32_t /*value*/, std::size_t /*part*/,
                     std::span<const std::byte> /*bytes*/) {}
   // All bytes of the value are in their places, or on their way.

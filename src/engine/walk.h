@@ -10,8 +10,8 @@
 
 namespace loadstone {
 
-// A part of a box, of which the bytes [file_begin, file_end) of the shard hold all elements. Where
-// the box copies from a decoding, these are bytes of what that gives, from its first one on.
+// A part of a box; the bytes [file_begin, file_end) of the shard contain all its elements. If the
+// box copies from a decoding, these are bytes of the decoded tensor.
 struct Piece {
   std::uint64_t file_begin = 0;
   std::uint64_t file_end = 0;
@@ -24,8 +24,8 @@ struct Piece {
   bool direct = false;  // the file's bytes are the target's bytes
 };
 
-// What one thread does in one go: read a window of one shard, or decode one of a decoding, and
-// bring its pieces to their places.
+// One unit of a thread's work: read a window of one shard, or decode one of a decoding, and copy
+// its pieces to their destinations.
 struct Job {
   std::uint32_t shard = 0;
   std::uint32_t decoding = no_decoding;
@@ -47,7 +47,7 @@ class Walk {
   Walk(const ValueSet& values, std::uint32_t value, const Box& box);
 
   [[nodiscard]] bool done() const noexcept { return done_; }
-  // Of all elements.
+  // Bytes of all elements.
   [[nodiscard]] std::uint64_t source_bytes() const noexcept;
   // The place of the next element in the shard.
   [[nodiscard]] std::uint64_t file_begin() const noexcept { return file_at_; }
@@ -74,7 +74,7 @@ class Walk {
   std::uint64_t element_bytes_ = 0;
   std::uint32_t target_ = 0;
   std::uint32_t source_ = 0;
-  std::size_t kept_from_ = 0;  // pieces hold steps of this dimension and those inside it
+  std::size_t kept_from_ = 0;  // pieces contain steps of this dimension and inner ones
   bool decoded_ = false;
   bool direct_ = false;
   bool is_transposed_ = false;

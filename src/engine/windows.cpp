@@ -10,7 +10,7 @@ namespace loadstone {
 
 namespace {
 
-// How long a thread waits for others before it looks whether the work is stopped.
+// Interval at which a waiting thread checks for cancellation.
 constexpr std::chrono::milliseconds patience{10};
 
 }  // namespace
@@ -37,7 +37,7 @@ bool WindowQueue::take(Window& window) {
     }
     window.group = open_;
     if (open_->member == open_->members.size()) {
-      // All is handed out. What was measured comes again, to be encoded.
+      // All windows are handed out. Measured ones come again for encoding.
       if (window.step == Window::Step::measure) ++measuring_;
       open_.reset();
     }

@@ -1,4 +1,4 @@
-// Values cut into windows that one thread makes in one go.
+// Values cut into windows, each of which one thread makes at once.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ namespace loadstone {
 // A step that is done with the elements [begin, end) of a value.
 struct Window {
   enum class Step : std::uint8_t {
-    copy,     // brought as they are
+    copy,     // copied without a change
     whole,    // all of a group: read once, measured, quantized
     measure,  // the largest magnitude is wanted
-    encode,   // quantized, now that all is known
+    encode,   // quantized, after all is measured
   };
 
   Step step = Step::copy;
@@ -31,14 +31,14 @@ struct Window {
   std::size_t member = 0;
 };
 
-// Hands out windows, group by group. A group that is too large for one thread's memory is measured
-// by all threads and then encoded by all; what comes behind it is begun meanwhile. Thread-safe.
+// Hands out windows, group by group. All threads measure a group that is too large for one thread's
+// memory, and then all encode it; the next groups start meanwhile. Thread-safe.
 class WindowQueue {
  public:
   // Must live as long.
   explicit WindowQueue(const Run& run);
 
-  // Of all numbers, those that are measured first twice.
+  // Bytes of all values, twice for those that are measured first.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
 
   // The next one; false when all are handed out, or the work is stopped.

@@ -196,7 +196,7 @@ void Worker::make_whole(Window& window) {
   each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
 }
 
-// Encodes piece by piece, so that numbers and codes stay near the caches.
+// Encodes piece by piece, so that values and codes stay in the nearer caches.
 void Worker::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const std::uint64_t step = elements_in(*member.form, run_.budget.piece_bytes);
@@ -252,7 +252,7 @@ void Worker::finish(GroupMember& member, std::span<const float> amax) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
     parts_[i] = held.empty() ? run_.sink.place(member.value, i) : held.data();
-    // Rows without numbers have scales all the same, which no window writes.
+    // Rows without elements still have scales, which no window writes.
     const std::uint64_t bytes = member.form->parts[i].byte_count();
     if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
@@ -278,7 +278,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
   cast_between(made.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
-  Overflow before;  // of this element alone, on its way here
+  Overflow before;  // of this element alone
   if (!std::isfinite(value)) {
     Window one = window;
     std::array<std::byte, sizeof(double)> read{};
@@ -303,7 +303,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                     made.quantization->encoding)});
 }
 
-// The first of a value, where several are found.
+// Reports the first bad number of a value.
 void Worker::report(std::uint32_t number, BadNumber bad) {
   const Value& value = run_.values[number];
   if (!run_.values.allows_non_finite) {

@@ -37,7 +37,7 @@ struct WindowWork {
 // Throws Error that names file, tensor and offset.
 void make_windows(WindowWork& work);
 
-// After all threads have ended: values with numbers that are not finite, or become so.
+// Call after all threads have ended: values with non-finite numbers, before or after the cast.
 [[nodiscard]] std::vector<Finding> findings_of(const WindowWork& work);
 
 }  // namespace loadstone

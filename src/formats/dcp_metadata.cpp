@@ -25,7 +25,7 @@ constexpr std::string_view metadata_module = "torch.distributed.checkpoint.metad
 constexpr std::string_view storage_info = "torch.distributed.checkpoint.filesystem._StorageInfo";
 constexpr std::string_view megatron_metadata =
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
-// Where torch before 2.3 keeps the same class.
+// The module of the same class in torch before 2.3.
 constexpr std::string_view old_properties =
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties";
 constexpr std::string_view get_layout = "torch.serialization._get_layout";
@@ -55,7 +55,7 @@ constexpr auto metadata_classes = std::to_array<std::string_view>({
     "MetadataIndex",
     "StorageMeta",
 });
-constexpr std::size_t torch_rank_max = 64;  // torch's own
+constexpr std::size_t torch_rank_max = 64;  // torch's limit
 using Items = std::vector<std::uint32_t>;
 
 bool is_class(std::string_view global, std::string_view name) noexcept {
@@ -124,7 +124,7 @@ class DcpReader {
   }
   [[noreturn]] void bad(std::string_view culprit, std::string_view field, std::uint32_t node,
                         std::string expected) const {
-    refuse({"dcp.metadata", "the metadata say something else than torch writes there", field,
+    refuse({"dcp.metadata", "the metadata differ from torch's format", field,
             pickle_.describe(node), std::move(expected)},
            culprit);
   }
@@ -133,13 +133,13 @@ class DcpReader {
 
   // ---- the pickle
 
-  // Finds an attribute of an object; nothing if it is not set.
+  // Finds an attribute of an object; nullopt if it is not set.
   [[nodiscard]] std::optional<std::uint32_t> find_member(std::uint32_t object,
                                                          std::string_view name) const {
     const auto& parts = pickle_.items(object);
     if (parts.size() < 3 || pickle_.kind(parts[2]) != PickleKind::dict) return std::nullopt;
     const auto& items = pickle_.items(parts[2]);
-    // As Python would: the last one counts. Honest objects have a handful of them.
+    // As in Python, the last one counts. Honest objects have a handful of attributes.
     for (std::size_t at = std::min<std::size_t>(items.size(), 64); at >= 2; at -= 2) {
       const std::uint32_t key = items[at - 2];
       if (pickle_.kind(key) == PickleKind::text && pickle_.text(key) == name) return items[at - 1];
@@ -311,7 +311,7 @@ class DcpReader {
       is_inside = end && *end <= shape[d];
     }
     if (!is_inside) {
-      refuse({"dcp.chunk_bounds", "a chunk lies outside its tensor", "chunks",
+      refuse({"dcp.chunk_bounds", "a chunk is outside of its tensor", "chunks",
               fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text()),
               "a part of " + shape.text()},
              tensor.name);
@@ -319,7 +319,7 @@ class DcpReader {
     return std::ranges::find(chunk.sizes.extents(), 0u) == chunk.sizes.extents().end();
   }
 
-  // ---- where they are
+  // ---- Offsets
 
   // Name and offsets as one key.
   static std::string key_of(std::string_view name, const std::vector<std::uint64_t>& offsets) {
@@ -397,10 +397,9 @@ class DcpReader {
       if (pickle_.items(*given).empty()) return;
       found = pickle_.describe(pickle_.items(*given).front());
     }
-    refuse(
-        {"dcp.transform", "the item went through a transform (compression, say) when it was saved",
-         "transform_descriptors", std::move(found), "items that are stored as they are"},
-        name);
+    refuse({"dcp.transform", "the item was saved through a transform, such as compression",
+            "transform_descriptors", std::move(found), "items that are stored as they are"},
+           name);
   }
 
   [[nodiscard]] std::uint32_t file_of(const std::string& name, const std::string& file) {
@@ -418,8 +417,8 @@ class DcpReader {
   void require_stored(const DcpTensor& tensor) const {
     for (const DcpChunk& chunk : tensor.chunks) {
       if (chunk.file != DcpChunk::no_file) continue;
-      refuse({"dcp.item_missing", "the metadata do not say where a chunk is stored", "storage_data",
-              "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
+      refuse({"dcp.item_missing", "the metadata do not specify where a chunk is stored",
+              "storage_data", "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
              tensor.name);
     }
   }

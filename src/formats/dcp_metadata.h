@@ -16,7 +16,7 @@ namespace loadstone {
 
 inline constexpr std::string_view dcp_metadata_name = ".metadata";
 
-// A box of a tensor, which one item of a file holds.
+// A box of a tensor, stored as one item of a file.
 struct DcpChunk {
   std::vector<std::uint64_t> offsets;  // in the tensor
   Shape sizes;
@@ -31,7 +31,7 @@ struct DcpTensor {
   std::string name;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  // Those with elements; together they are the tensor, and each element is in one of them.
+  // Chunks with elements, which together contain each element of the tensor once.
   std::vector<DcpChunk> chunks;
 };
 

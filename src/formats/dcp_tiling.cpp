@@ -12,15 +12,15 @@ namespace {
 
 using Chunks = std::vector<const DcpChunk*>;
 
-// Comparing each with each costs their square; meshes of devices give grids, which need none of it.
+// Pairwise comparison is quadratic; meshes of devices yield grids, which do not need it.
 constexpr std::size_t irregular_max = 4096;
 
 std::uint64_t end_of(const DcpChunk& chunk, std::size_t dim) {
   return chunk.offsets[dim] + chunk.sizes[dim];
 }
 
-// Whether the chunks fall into slabs along `dim`, one after the other, each of which is tiled along
-// the dims behind it. At most `rank` calls stand in each other, and each sorts what it is given.
+// Returns true if the chunks form consecutive slabs along `dim`, each tiled along the dims after
+// it. Recurses at most `rank` deep, and sorts at each level.
 bool is_grid(const Shape& shape, Chunks::iterator begin, Chunks::iterator end, std::size_t dim) {
   if (dim == shape.rank()) return end - begin == 1;
   const auto offset = [dim](const DcpChunk* chunk) { return chunk->offsets[dim]; };
@@ -82,7 +82,7 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
         fmt::format("{} of {} elements", held, numel), "all of them");
   }
   if (chunks.size() > irregular_max) {
-    bad("dcp.unsupported", "the tensor is cut into too many chunks that are no grid",
+    bad("dcp.unsupported", "the tensor has too many chunks that do not form a grid",
         std::to_string(chunks.size()), fmt::format("at most {}", irregular_max));
   }
 }

@@ -1,4 +1,4 @@
-// Whether the chunks of a tensor are the tensor.
+// Checks that the chunks of a tensor cover it.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace loadstone {
 
-// The chunks lie inside the tensor. Throws Error "dcp.overlap", "dcp.hole", "dcp.unsupported".
+// Precondition: the chunks are inside the tensor. Throws Error "dcp.overlap", "dcp.hole",
+// "dcp.unsupported".
 void check_dcp_chunks(const std::string& path, const DcpTensor& tensor);
 
 }  // namespace loadstone

@@ -51,7 +51,7 @@ class Warnings {
  public:
   explicit Warnings(const std::string& path) : path_(path) {}
 
-  // `culprit` is a tensor or a metadata key; empty where the whole file is meant.
+  // `culprit`: a tensor or a metadata key; empty: the whole file.
   void add(std::string code, std::string_view culprit, std::string_view field,
            std::string_view message, std::string found = {}, std::string expected = {});
   [[nodiscard]] std::vector<Finding> take();

@@ -81,7 +81,7 @@ class GgufReader {
     const FileKind kind = sniff(cursor_.source);
     const bool legacy = kind == FileKind::legacy_ggml;
     if (magic == "FUGG") {
-      cursor_.refuse({"gg.endian", "the magic stands in reverse", "magic", "'FUGG'", "'GGUF'"});
+      cursor_.refuse({"gg.endian", "the magic is reversed", "magic", "'FUGG'", "'GGUF'"});
     }
     cursor_.refuse(
         {legacy                              ? "gg.legacy"
@@ -177,7 +177,7 @@ class GgufReader {
     }
   }
 
-  // `ahead`: the least that is known to follow this info.
+  // `ahead`: the least number of bytes known to follow this info.
   TensorInfo read_info(std::uint64_t ahead) {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();
@@ -262,8 +262,8 @@ class GgufReader {
   // ---- the data
 
   void place_data() {
-    // A file without data need not be padded, so that its data begins at its end. Empty tensors may
-    // stand there too.
+    // A file without data need not be padded, so its data begins at its end, and so may empty
+    // tensors.
     const auto padded = align_up(reader_.offset(), alignment_);
     header_.shard.data_begin = std::min(padded.value_or(UINT64_MAX), reader_.file_bytes());
   }
@@ -276,7 +276,7 @@ class GgufReader {
     const std::uint64_t data_begin = header_.shard.data_begin;
     const std::uint64_t file_bytes = reader_.file_bytes();
     const std::uint64_t data_bytes = file_bytes - data_begin;
-    std::uint64_t end = 0;  // of all tensors so far; at most data_bytes
+    std::uint64_t end = 0;  // of all tensors before; at most data_bytes
     const TensorInfo* before = nullptr;
     for (TensorInfo& tensor : tensors) {
       const std::uint64_t bytes = tensor.offset_end;
@@ -321,11 +321,11 @@ class GgufReader {
     }
   }
 
-  // The file is too short: because the offset lies outside, the tensor is too large, or it was cut.
+  // The file is too short: the offset is outside, the tensor is too large, or the file was cut.
   [[noreturn]] void refuse_truncated(const TensorInfo& tensor, std::uint64_t data_bytes) const {
     const bool outside = tensor.offset_begin > data_bytes;
     const auto end = checked_add(tensor.offset_begin, tensor.offset_end);
-    const auto begin = align_up(reader_.offset(), alignment_);  // where the data would begin
+    const auto begin = align_up(reader_.offset(), alignment_);  // where data would begin
     const auto needed = end && begin ? checked_add(*end, *begin) : std::nullopt;
     cursor_.refuse(
         {"gg.truncated",
@@ -374,7 +374,7 @@ std::optional<GgufSplit> gguf_split(const FileHeader& header) {
   const auto number = split_number(header, "split.no");
   const auto count = split_number(header, "split.count");
   const auto tensors = split_number(header, "split.tensors.count");
-  // A file that was merged again says 0.
+  // A file that was merged again has 0.
   if (count.value_or(0) == 0) return std::nullopt;
   return GgufSplit{.number = number.value_or(0), .count = *count, .tensors = tensors};
 }

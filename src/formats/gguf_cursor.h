@@ -1,4 +1,4 @@
-// The place in a GGUF file that is being read: what stands there, and what to say when it is wrong.
+// The read position in a GGUF file, and errors about the item at that position.
 #pragma once
 
 #include <cstddef>
@@ -41,11 +41,11 @@ class HeaderReader {
     take(std::as_writable_bytes(std::span(&number, 1)));
     return number;
   }
-  // The caller has compared `length` with remaining(): nothing is reserved on a file's word alone.
+  // Precondition: `length` <= remaining(), so that a file's claim alone never allocates memory.
   std::string text(std::uint64_t length);
   std::vector<std::byte> bytes(std::uint64_t length);
 
-  // Passes over everything up to `offset`, or to the end of the file where that comes first.
+  // Skips everything up to `offset`, or to the end of the file if that comes first.
   void skip_to(std::uint64_t offset);
 
   [[nodiscard]] const Digest& digest() const noexcept { return digest_; }
@@ -74,7 +74,7 @@ class GgufCursor {
   GgufCursor(const GgufCursor&) = delete;
   GgufCursor& operator=(const GgufCursor&) = delete;
 
-  // Adds the file, the key or tensor at hand, and where it stands.
+  // Adds the file, the current key or tensor, and its offset.
   [[noreturn]] void refuse(HeaderProblem problem) const;
   // The file ends before what `reading` names is complete.
   [[noreturn]] void file_ends(std::uint64_t wanted_bytes) const;
@@ -84,9 +84,8 @@ class GgufCursor {
     at = reader.offset();
     return reader.number<Number>();
   }
-  // The count of things that take at least `each_bytes`, checked against the file. What no file of
-  // this size can hold is a lie and gets `code`; what merely reaches past the end is a file that
-  // was cut.
+  // Reads a count of items of at least `each_bytes` and checks it against the file. A count that no
+  // file of this size can have gets `code`; one that only exceeds the end means a truncated file.
   std::uint64_t length(std::string_view field, const char* code, std::uint64_t each_bytes = 1);
 
   ByteSource& source;
@@ -95,10 +94,10 @@ class GgufCursor {
   std::string culprit;              // key or tensor at hand
   std::string reading;              // for file_ends()
   std::string_view field = "file";  // the same
-  std::uint64_t at = 0;             // where what is checked now begins
+  std::uint64_t at = 0;             // start of the item being checked
 };
 
-// Text, or bytes that are no text with escapes.
+// Returns text unchanged, and other bytes with escapes.
 [[nodiscard]] std::string printable_bytes(std::string_view text);
 
 }  // namespace loadstone

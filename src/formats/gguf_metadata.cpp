@@ -107,7 +107,7 @@ class MetadataReader {
     return text;
   }
 
-  // `level` is bounded, so this cannot recurse as deep as a file says.
+  // `level` is bounded, so a file cannot make this recurse without limit.
   MetadataArray read_array(unsigned level) {
     const MetadataType type = read_type("kv array");
     MetadataArray array(type);

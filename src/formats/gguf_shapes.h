@@ -1,5 +1,5 @@
-// Shapes of tensors that ComfyUI's GGUF files store folded into other rows: the key
-// "comfy.gguf.orig_shape.NAME" has the shape that the model gives the tensor.
+// Shapes of tensors that ComfyUI's GGUF files store with folded rows: the key
+// "comfy.gguf.orig_shape.NAME" has the shape in the model.
 #pragma once
 
 #include <string_view>
@@ -16,8 +16,8 @@ inline constexpr std::string_view gguf_shape_prefix = "comfy.gguf.orig_shape.";
 void restore_gguf_shapes(const Metadata& metadata, const std::vector<Shard>& shards,
                          std::vector<TensorInfo>& tensors);
 
-// The rows of whole blocks that a shape with other rows is folded into: ComfyUI's 256 elements, or
-// one block.
+// Returns the shape with rows of whole blocks into which other rows are folded: ComfyUI's 256
+// elements, or one block.
 [[nodiscard]] Shape folded_shape(Encoding encoding, const Shape& shape);
 // The value of the key, an array of I32.
 [[nodiscard]] MetadataValue gguf_shape_value(const Shape& shape);

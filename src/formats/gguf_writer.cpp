@@ -84,7 +84,7 @@ class GgufWriter {
     } else if (item.type == MetadataType::array && array != nullptr) {
       items(*array, level);
     } else if (!append_number(item, bytes_)) {
-      refuse("the value is none of its type", fmt::format("a value of type {}", name(item.type)));
+      refuse("the value does not fit its type", fmt::format("a value of type {}", name(item.type)));
     }
   }
 

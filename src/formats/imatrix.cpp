@@ -41,7 +41,7 @@ void require_importances(const ByteSource& source, std::string_view culprit, con
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (is_importance(numbers[i])) continue;
     refuse(source.path(),
-           {"im.value", fmt::format("number {} is none that a sum can be", i), field,
+           {"im.value", fmt::format("value {} is not a valid sum", i), field,
             number_text(numbers[i]), "a finite number from 0", begin + i * sizeof(float)},
            culprit);
   }
@@ -58,7 +58,7 @@ void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string n
       place->first);
 }
 
-// What C reads of it: llama-quantize keeps names of datasets up to a NUL.
+// Reads names like C: llama-quantize stores names of datasets up to a NUL.
 std::string until_nul(const std::string& text) { return text.c_str(); }
 
 // ---- the format before GGUF: a count, entries, and maybe chunks and dataset. Not thread-safe.
@@ -115,7 +115,8 @@ class BinaryReader {
       return static_cast<std::uint64_t>(size);
     }
     fail("im.count",
-         fmt::format("{} say so many, and the file has no place for them, or is none", reading_),
+         fmt::format("{} declare more than the file can contain, or it is not an importance matrix",
+                     reading_),
          field, std::to_string(size), fmt::format("{} to {}", least, most), at);
   }
 
@@ -132,8 +133,8 @@ class BinaryReader {
     culprit_ = text(length);
     if (!is_utf8(culprit_) || culprit_.find('\0') != std::string::npos) {
       const std::string found = printable_bytes(std::exchange(culprit_, {}));
-      fail("im.name", fmt::format("the name of {} is no tensor's", reading_), "name", found,
-           "UTF-8 without NUL", name_at);
+      fail("im.name", fmt::format("the name of {} is not a valid tensor name", reading_), "name",
+           found, "UTF-8 without NUL", name_at);
     }
     const std::uint64_t calls_at = offset_;
     const std::int32_t calls = number("calls");
@@ -145,7 +146,7 @@ class BinaryReader {
     std::vector<float> numbers = read_floats(source_, offset_, count);
     require_importances(source_, culprit_, "numbers", numbers, offset_);
     offset_ += count * sizeof(float);
-    // Without calls the numbers are taken as they are.
+    // Without calls the values are used unchanged.
     if (calls > 0) {
       for (float& each : numbers) each /= static_cast<float>(calls);
     }
@@ -153,7 +154,7 @@ class BinaryReader {
   }
 
   void read_end(ImportanceMatrix& matrix) {
-    reading_ = "what follows the entries";
+    reading_ = "the data after the entries";
     const std::uint64_t at = offset_;
     const std::int32_t chunks = number("chunks");
     if (chunks < 0) {
@@ -200,7 +201,7 @@ class GgufMatrixReader {
     const TensorInfo* counts = nullptr;
   };
 
-  // Other tensors are none of ours, as for llama.cpp.
+  // Ignores other tensors, like llama.cpp.
   [[nodiscard]] std::map<std::string_view, Entry> entries() const {
     std::map<std::string_view, Entry> entries;
     for (const TensorInfo& tensor : header_.tensors) {
@@ -222,7 +223,8 @@ class GgufMatrixReader {
   [[nodiscard]] const MetadataValue& value(const char* key) const {
     const auto found = header_.metadata.find(key);
     if (found != header_.metadata.end()) return found->second;
-    fail_key(key, "the key is missing, so this is no importance matrix", "no such key", "the key");
+    fail_key(key, "the key is missing, so this is not an importance matrix", "no such key",
+             "the key");
   }
 
   [[noreturn]] void fail_key(const char* key, std::string message, std::string found,
@@ -242,7 +244,7 @@ class GgufMatrixReader {
              fmt::format("u32 up to {}", chunks_max));
   }
 
-  // An array of texts may be empty; one of other things says nothing.
+  // An array of texts may be empty; an array of other items is ignored.
   [[nodiscard]] std::optional<std::string> first_dataset() const {
     const MetadataValue& item = value("imatrix.datasets");
     const auto* const array = std::get_if<MetadataArray>(&item.value);
@@ -266,7 +268,7 @@ class GgufMatrixReader {
     if (tensor.encoding != Encoding(Dtype::f32)) {
       fail_tensor("im.dtype", name, "sums and counts are F32", tensor, "F32");
     }
-    if (count == 0) fail_tensor("im.shape", name, "there are no numbers", tensor, "some numbers");
+    if (count == 0) fail_tensor("im.shape", name, "the tensor is empty", tensor, "some numbers");
     std::vector<float> floats = read_floats(source_, tensor.offset_begin, count);
     require_importances(source_, name, "numbers", floats, tensor.offset_begin);
     return floats;
@@ -276,7 +278,7 @@ class GgufMatrixReader {
     if (entry.sums == nullptr || entry.counts == nullptr) {
       const TensorInfo& only = entry.sums != nullptr ? *entry.sums : *entry.counts;
       fail_tensor("im.pair", name, "sums and counts belong together", only,
-                  entry.sums != nullptr ? ".counts beside it" : ".in_sum2 beside it");
+                  entry.sums != nullptr ? "a .counts tensor for it" : "an .in_sum2 tensor for it");
     }
     if (name.empty()) fail_tensor("im.name", name, "an entry of no tensor", *entry.sums, "a name");
     const std::vector<float> counts = floats(name, *entry.counts);
@@ -290,7 +292,7 @@ class GgufMatrixReader {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       const float count = std::round(counts[i]);
       for (float& each : std::span(sums).subspan(i * columns, columns)) {
-        // An expert that saw no token has all its columns alike.
+        // An expert that saw no token gets equal weights for all columns.
         each = count > 0 ? each / count : 1;
       }
     }

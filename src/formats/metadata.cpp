@@ -30,7 +30,7 @@ bool append_as(const Number& number, std::string& bytes) {
   return true;
 }
 
-// `Held` is what the variant holds for numbers of this type.
+// `Held` is the variant's type for numbers of this type.
 template <typename Number, typename Held>
 bool append_held(const MetadataValue& item, std::string& bytes) {
   const auto* const held = std::get_if<Held>(&item.value);
@@ -44,10 +44,10 @@ bool append_held(const MetadataValue& item, std::string& bytes) {
   return append_as(static_cast<Number>(*held), bytes);
 }
 
-// Null functions: no numbers.
+// Null functions: not a number.
 struct TypeRow {
   std::string_view name;
-  std::size_t bytes = 0;  // 0 where the length varies
+  std::size_t bytes = 0;  // 0: the length varies
   decltype(MetadataValue::value) (*read)(const std::byte* bytes) = nullptr;
   bool (*append)(const MetadataValue& item, std::string& bytes) = nullptr;
 };

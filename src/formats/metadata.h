@@ -1,4 +1,4 @@
-// How the values of GGUF metadata are made from their bytes, and become bytes and JSON.
+// Values of GGUF metadata from and to bytes and JSON.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace loadstone {
 
-// The text of a key; null if there is none, or its value is not text.
+// Returns the text of a key; null if it is absent or not a text.
 [[nodiscard]] inline const std::string* find_text(const Metadata& metadata, std::string_view key) {
   const auto found = metadata.find(std::string(key));
   return found == metadata.end() ? nullptr : std::get_if<std::string>(&found->second.value);
@@ -24,15 +24,14 @@ namespace loadstone {
 // A number or bool from its little-endian bytes.
 [[nodiscard]] MetadataValue number_value(MetadataType type, const std::byte* bytes);
 
-// Appends the little-endian bytes of a number or bool. False: nothing was appended, because the
-// value is of another kind than its type says, or does not fit it. Floats of f32 are rounded to the
-// nearest; a finite one never becomes infinite.
+// Appends the little-endian bytes of a number or bool. Returns false and appends nothing if the
+// value does not fit its type. Rounds f32 to nearest; a finite float never becomes infinite.
 [[nodiscard]] bool append_number(const MetadataValue& value, std::string& bytes);
 
-// Whether GGUF takes the key: printable ASCII, and not empty.
+// Returns true for a key that GGUF allows: printable ASCII, and not empty.
 [[nodiscard]] bool is_metadata_key(std::string_view key) noexcept;
 
-// Numbers, bools and text as what they are, arrays as arrays.
+// Writes numbers, bools and texts as such, and arrays as arrays.
 void write_json(JsonWriter& json, const MetadataValue& item);
 [[nodiscard]] std::string json_of(const MetadataValue& item);
 

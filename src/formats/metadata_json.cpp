@@ -127,7 +127,7 @@ class MetadataJson {
     if (!append_number(item, bytes)) {
       reader_.refuse(place, fmt::format("the number does not fit {}", name(type)));
     }
-    // As a file would be read that holds it: of f32 the nearest one.
+    // Round f32 like a file would.
     return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
   }
 

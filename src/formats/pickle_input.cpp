@@ -15,7 +15,7 @@ std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexce
   const auto is_negative = [&] { return (bytes.back() & std::byte{0x80}) != std::byte{0}; };
   const bool negative = is_negative();
   const std::byte sign = negative ? std::byte{0xff} : std::byte{0};
-  // Bytes that only repeat the sign count for nothing.
+  // Bytes that only repeat the sign are redundant.
   while (bytes.size() > 8 && bytes.back() == sign) bytes = bytes.first(bytes.size() - 1);
   if (bytes.size() > 8 || is_negative() != negative) return std::nullopt;
   std::uint64_t value = negative ? UINT64_MAX : 0;
@@ -25,7 +25,7 @@ std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexce
 
 unsigned char PickleInput::next_opcode() {
   op_begin_ = position();
-  op_ = '.';  // what is missing where the pickle ends between opcodes
+  op_ = '.';  // the missing opcode, if the pickle ends between opcodes
   op_ = number<unsigned char>();
   return op_;
 }

@@ -1,4 +1,4 @@
-// The bytes of a pickle, opcode by opcode, and errors that say at which of them.
+// The bytes of a pickle, opcode by opcode, and errors that name the opcode.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@
 
 namespace loadstone {
 
-// "REDUCE", or "0x05" for what is no opcode.
+// Returns "REDUCE", or "0x05" for an unknown opcode.
 [[nodiscard]] std::string opcode_name(unsigned char code);
 
-// Two's complement, lowest byte first; nothing where it does not fit.
+// Reads two's complement, lowest byte first; nullopt if it does not fit.
 [[nodiscard]] std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexcept;
 
 // Reads ahead in small steps, and not beyond what a pickle may take. Not thread-safe.
@@ -38,7 +38,7 @@ class PickleInput {
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
     return value;
   }
-  // To the next line feed, without it.
+  // Reads up to the next line feed, and skips that.
   [[nodiscard]] std::string_view line();
 
   [[nodiscard]] std::uint64_t position() const noexcept { return next_ - (have_ - taken_); }

@@ -72,7 +72,7 @@ class PickleReader {
   template <PickleKind kind, typename Length>
   void text() {
     const auto bytes = in_.take(in_.number<Length>());
-    push(add_text(kind, as_text(bytes)));  // below pickle_bytes_max: 32 bits hold the length
+    push(add_text(kind, as_text(bytes)));  // below pickle_bytes_max: the length fits 32 bits
   }
 
   void mark() { marks_.push_back(stack_.size()); }
@@ -136,7 +136,7 @@ class PickleReader {
     push(made(parts[0], parts[1]));
   }
   void build() {
-    const std::uint32_t state = pop();  // attributes, such as a state dict's _metadata
+    const std::uint32_t state = pop();  // attributes, for example a state dict's _metadata
     if (pickle_.kind(top()) != PickleKind::dict && !pickle_.is_foreign(top())) {
       refuse_target(top(), "an object or a dict");
     }
@@ -155,7 +155,7 @@ class PickleReader {
     refuse("pt.stack", "the opcode does not fit the stack", std::move(found), std::move(expected));
   }
   [[noreturn]] void refuse_target(std::uint32_t node, std::string expected) const {
-    refuse("pt.opcode", "the opcode changes what it may not change", pickle_.describe(node),
+    refuse("pt.opcode", "the opcode changes a value of the wrong kind", pickle_.describe(node),
            std::move(expected));
   }
 
@@ -229,8 +229,8 @@ class PickleReader {
   // False at STOP.
   bool step();
 
-  // A tensor, a number or a function that is "extended" is the way of known attacks on readers that
-  // call Python.
+  // "Extending" a tensor, a number or a function is part of known attacks on readers that call
+  // Python.
   void extend(PickleKind kind, const std::vector<std::uint32_t>& added) {
     const std::uint32_t node = top();
     if (kind == PickleKind::dict && added.size() % 2 != 0) {
@@ -246,8 +246,8 @@ class PickleReader {
 
   // ---- the memo
 
-  // Whoever counts up needs a byte for each number, so a larger one is out of line, and is kept
-  // where it costs no more than one entry.
+  // A writer that counts needs a byte per number, so a larger index is unusual, and is stored in a
+  // map that costs one entry.
   void remember(std::uint32_t index) {
     const std::uint32_t node = top();
     if (index > in_.consumed()) {
@@ -279,7 +279,7 @@ class PickleReader {
            "names that torch writes (nothing of a file is ever called)");
   }
 
-  // Keeps the state of the top of the stack.
+  // Stores the state of the object on top of the stack.
   void keep_state(std::uint32_t state) {
     auto& items = items_of(top());
     if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
@@ -288,11 +288,10 @@ class PickleReader {
 
   std::uint32_t made(std::uint32_t callee, std::uint32_t arguments) {
     if (pickle_.kind(callee) != PickleKind::global) {
-      refuse("pt.opcode", "something is called that is no global", pickle_.describe(callee),
-             "a global");
+      refuse("pt.opcode", "the callee is not a global", pickle_.describe(callee), "a global");
     }
     if (pickle_.kind(arguments) != PickleKind::tuple) {
-      refuse("pt.opcode", "the arguments are no tuple", pickle_.describe(arguments), "a tuple");
+      refuse("pt.opcode", "the arguments are not a tuple", pickle_.describe(arguments), "a tuple");
     }
     const std::string_view name = pickle_.text(callee);
     if (name == "collections.OrderedDict") return ordered_dict(arguments);

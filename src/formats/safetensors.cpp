@@ -98,8 +98,8 @@ class SafetensorsReader {
 
   void check_text(std::string_view text) const {
     if (!simdjson::validate_utf8(text.data(), text.size())) {
-      refuse({"st.header_utf8", "the header is not UTF-8", "header", "bytes that are no UTF-8",
-              "UTF-8", length_bytes});
+      refuse({"st.header_utf8", "the header is not UTF-8", "header", "invalid UTF-8", "UTF-8",
+              length_bytes});
     }
     // An array or a number is reported as wrong JSON; text before a '{' as a wrong start.
     const bool other_json =
@@ -216,7 +216,8 @@ class SafetensorsReader {
            name);
   }
 
-  // An array of integers that fit 64 bits. simdjson's own numbers would make 2^64 a parse error.
+  // Reads an array of integers of 64 bits. With simdjson's own numbers, 2^64 would be a parse
+  // error.
   void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
                     std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {
@@ -246,7 +247,7 @@ class SafetensorsReader {
     read_numbers(json, value, name, "data_offsets", "st.offsets", offsets_);
     if (offsets_.size() == 2 && offsets_[0] <= offsets_[1]) return {offsets_[0], offsets_[1]};
     refuse({"st.offsets",
-            offsets_.size() == 2 ? "the end lies before the begin" : "not a pair of begin and end",
+            offsets_.size() == 2 ? "the end is before the begin" : "not a pair of begin and end",
             "data_offsets", Shape(offsets_).text(), "[begin, end] with begin <= end",
             length_bytes + json.position()},
            name);

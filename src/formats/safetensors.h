@@ -17,7 +17,7 @@ namespace loadstone {
 
 class JsonWriter;
 
-// The format's own limit.
+// The format's limit.
 inline constexpr std::uint64_t safetensors_header_bytes_max = 100'000'000;
 
 // Reads length and header, not a byte of data, and checks every rule. Throws Error "st.*", "io.*".
@@ -36,7 +36,7 @@ void write_entry(JsonWriter& json, const SafetensorsEntry& entry);
 // All bytes before the data.
 [[nodiscard]] std::string safetensors_header(const std::map<std::string, std::string>& metadata,
                                              std::span<const SafetensorsEntry> entries);
-// False for names that the header cannot hold.
+// Returns false for names that a header cannot contain.
 [[nodiscard]] bool is_safetensors_name(std::string_view name) noexcept;
 // The order in files that are written: the widest elements come first, so that each can be read in
 // place; then names in order.

@@ -20,7 +20,7 @@ struct IndexEntry {
 
 struct ShardedIndex {
   std::vector<IndexEntry> entries;  // in the file's order; never empty
-  // metadata.total_size as it is written, where it is given.
+  // Text of metadata.total_size, if present.
   std::optional<std::string> total_size;
 };
 
@@ -34,9 +34,8 @@ struct ShardedIndex {
 // Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
 [[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
 
-// One relative path below the folder of what names it, spelled so that no system reads it
-// otherwise.
-// Throws Error "ix.path", "ix.path_escape" with what else is known of the place.
+// Requires one relative path below the folder of the index, in a spelling that all systems read the
+// same way. Throws Error "ix.path", "ix.path_escape" with the known facts about the place.
 void check_shard_name(const std::string& path, std::string_view shard, std::string_view field,
                       std::string_view culprit, std::optional<std::uint64_t> byte_offset = {});
 

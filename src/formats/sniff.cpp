@@ -53,7 +53,7 @@ std::string_view describe(FileKind kind) noexcept {
       {"bytes of no known format", "a safetensors file", "a GGUF file",
        "a ggml file from before GGUF", "a zip archive (torch.save writes those)",
        "a Python pickle (old torch.save wrote those)", "a compressed archive", "an HDF5 file",
-       "a git-lfs pointer: the text that stands for a file that was not downloaded", "an HTML page",
+       "a git-lfs pointer: the placeholder of a file that was not downloaded", "an HTML page",
        "a text file", "nothing but zero bytes, as a download that was never written leaves"},
       kind);
 }
@@ -63,7 +63,7 @@ FileKind sniff(std::span<const std::byte> beginning, std::uint64_t file_bytes) n
   constexpr std::array<std::string_view, 4> legacy = {"tjgg", "lmgg", "fmgg", "algg"};
   constexpr std::array<std::string_view, 3> zip = {"PK\x03\x04", "PK\x05\x06", "PK\x07\x08"};
   if (text.substr(0, 4) == "GGUF") return FileKind::gguf;
-  // Before the others: eight bytes of length can look like anything.
+  // First, because eight bytes of length can look like any other format.
   if (text.size() >= 9 && text[8] == '{' && text.substr(6, 2) == std::string_view("\0\0", 2)) {
     return FileKind::safetensors;
   }
@@ -91,7 +91,7 @@ FileKind sniff(ByteSource& source) {
     bytes.resize(std::min(file_bytes, count));
     source.read(0, bytes);
   };
-  // As little as tells a good file, so that none of its data is read.
+  // Read as little as identifies a valid file, so that no data is read.
   read(9);
   FileKind kind = sniff(bytes, file_bytes);
   if (kind == FileKind::safetensors || kind == FileKind::gguf) return kind;

@@ -1,5 +1,5 @@
-// What a file is, from its first bytes: error pages, half downloads and renamed archives are told
-// by name instead of by the first rule that they happen to break.
+// The kind of a file by its first bytes, so that errors name error pages, partial downloads and
+// renamed archives instead of the first rule that they violate.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +29,11 @@ enum class FileKind : std::uint8_t {
 // "an HTML page" ...
 [[nodiscard]] std::string_view describe(FileKind kind) noexcept;
 
-// 512 bytes, or the whole of a smaller file, are enough.
+// 512 bytes, or all bytes of a smaller file, are enough.
 [[nodiscard]] FileKind sniff(std::span<const std::byte> beginning,
                              std::uint64_t file_bytes) noexcept;
 
-// Reads the beginning and tells: 9 bytes of a file in a known format, more of any other.
+// Reads the start of a file: 9 bytes of a known format, more of any other.
 [[nodiscard]] FileKind sniff(ByteSource& source);
 
 }  // namespace loadstone

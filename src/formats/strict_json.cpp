@@ -39,7 +39,7 @@ bool is_number(std::string_view text) noexcept {
   return at == text.size();
 }
 
-// simdjson goes on where it finds no memory for strings, and then writes to address 0.
+// simdjson continues when it cannot allocate memory for strings, and then writes to address 0.
 struct Document : simdjson::ondemand::document {
   static bool has_strings(simdjson::ondemand::document& document) {
     return (document.*&Document::iter).string_buf_loc() != nullptr;
@@ -85,7 +85,7 @@ JsonKind StrictJson::kind(Value& value) {
 std::string_view StrictJson::text(Value& value) {
   look_at(value);
   const std::string_view text = checked(value.get_string(), "a string is broken");
-  // Escapes can spell what UTF-8 cannot hold.
+  // Escapes can spell text that is not valid UTF-8.
   if (!is_utf8(text)) fail("a string escapes half a surrogate pair");
   return text;
 }
@@ -136,7 +136,7 @@ void StrictJson::fail(const char* message, simdjson::error_code reason) const {
   if (reason == simdjson::MEMALLOC) throw std::bad_alloc();
   std::string text = message;
   if (reason != simdjson::SUCCESS) {
-    // simdjson words some messages as advice to its user; what stands before the stop is enough.
+    // simdjson phrases some messages as advice; only the first sentence describes the error.
     const std::string_view said = simdjson::error_message(reason);
     text += " (" + std::string(said.substr(0, said.find('.'))) + ")";
   }

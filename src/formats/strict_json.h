@@ -1,8 +1,8 @@
-// JSON from a file that may lie, read in one pass and in the file's order.
+// Parses untrusted JSON in one pass, in file order.
 //
-// simdjson's On-Demand front end is fast and shows duplicates and numbers as they are written, but
-// it looks only at what is asked for. This layer asks for everything: a value that is not read is
-// still walked and checked, nesting is bounded, and nothing may follow the document.
+// simdjson's On-Demand front end is fast and exposes duplicates and the text of numbers, but checks
+// only the values that are read. This layer reads everything: it walks and checks unused values,
+// bounds nesting, and allows nothing after the document.
 #pragma once
 
 #include <simdjson.h>
@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// What is wrong with the text, and where in it. The reader of a format turns it into an Error.
+// A problem of the text and its position. The reader of a format turns it into an Error.
 struct JsonProblem {
   std::string message;
   std::uint64_t offset;
@@ -79,17 +79,17 @@ class StrictJson {
   [[nodiscard]] std::string_view text(Value& value);
   // A number, true, false or null as it is written, checked against JSON's grammar.
   [[nodiscard]] std::string_view token(Value& value);
-  // Walks a value of any kind and checks all of it. Returns what it says, for messages: its token,
-  // or "a string", "an array" ...
+  // Walks and checks a value of any kind. Returns a description for messages: its token, or "a
+  // string", "an array" ...
   std::string check(Value& value);
 
-  // Where the last value that was looked at begins.
+  // Position of the last value that was read.
   [[nodiscard]] std::uint64_t position() const noexcept { return position_; }
 
   static constexpr unsigned depth_max = 32;
 
  private:
-  // Counts levels: a parser that recurses as deep as a file says can be made to overflow its stack.
+  // Counts levels: unlimited recursion would let a file overflow the stack.
   class Nesting {
    public:
     explicit Nesting(StrictJson& json) : json_(json) {

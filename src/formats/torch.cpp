@@ -105,7 +105,7 @@ class TorchZipReader : TorchReader {
       if (slash == std::string::npos || slash == 0 || slash > root_bytes_max) continue;
       if (record.name.substr(slash + 1) == pickle_name) return record.name.substr(0, slash + 1);
     }
-    refuse_record("pt.no_pickle", "the archive is none of torch's", pickle_name,
+    refuse_record("pt.no_pickle", "the archive is not torch's", pickle_name,
                   fmt::format("{} records, none of this name", directory_.records.size()),
                   "FOLDER/data.pkl");
   }
@@ -180,7 +180,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // All between the first storage and the last is data, whoever needs it.
+  // All bytes between the first and the last storage are data, used or not.
   void find_data() {
     std::uint64_t begin = directory_.directory_begin;
     std::uint64_t end = 0;
@@ -197,7 +197,7 @@ class TorchZipReader : TorchReader {
   NameMap<const ZipRecord*> records_;
 };
 
-// ---- pickles one after the other, then the storages
+// ---- Pickles one after the other, then the storages
 
 class TorchLegacyReader : TorchReader {
  public:
@@ -253,7 +253,7 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_machine(const Pickle& machine, std::uint32_t node) const {
-    refuse({"pt.byteorder", "the file does not say how its numbers are written", "sys_info",
+    refuse({"pt.byteorder", "the file does not declare its byte order", "sys_info",
             machine.describe(node), "{'little_endian': True, ...}"});
   }
 
@@ -341,7 +341,7 @@ FileHeader read_torch(ByteSource& source) {
   const bool is_tar = is_legacy_tar(source);
   refuse(source.path(), {is_tar ? "pt.legacy_tar" : "pt.not_torch",
                          is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
-                                  "torch.load and torch.save write it anew"
+                                  "convert it with torch.load and torch.save"
                                 : "this file is not in one of torch's formats",
                          "file", is_tar ? "a tar archive" : std::string(describe(kind)),
                          "a zip archive, or torch's pickles", 0});

@@ -1,6 +1,5 @@
-// A pickle read as data: a tree of values, of which nothing is looked up, called or made.
-// Opcodes that torch.save writes are taken, all others are refused. Rules and codes:
-// docs/formats/torch.md.
+// A pickle as data: a tree of values. Nothing is imported, called or constructed. Accepts the
+// opcodes that torch.save writes and rejects all others. Rules and codes: docs/formats/torch.md.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +25,7 @@ enum class PickleKind : std::uint8_t {
   list,
   tuple,
   set,
-  dict,     // keys and values in turn; OrderedDict too
+  dict,     // keys and values alternate; OrderedDict too
   storage,  // a persistent id: class, key, count of elements
   call,     // what a global would return: the global, its arguments
   object,   // an instance of a class: the global, its arguments; a state where it is kept
@@ -37,19 +36,18 @@ struct PickleNode {
   bool from_stack = false;       // global: its name was put together on the stack
   std::uint32_t text_bytes = 0;  // text, bytes, big_integer, global
   std::uint32_t items = 0;       // list, tuple, set, dict, storage, call, object: index
-  std::int64_t number = 0;       // boolean, integer, storage; where the text begins
+  std::int64_t number = 0;       // boolean, integer, storage; start of a text
 };
 
-// Bytes that a reader copies where a pickle names the same text, list or tuple again and again:
-// parts of names, shapes, pairs. A pickle that torch wrote spells nearly all of them out, so the
-// sum stays below its own size; one that refers to them in two bytes could ask for any amount.
-// Value type.
+// Limits the bytes copied when a pickle refers to the same text, list or tuple repeatedly: parts of
+// names, shapes, pairs. torch's pickles spell nearly all of them out, so the sum stays below the
+// pickle's size; two-byte references could ask for any amount. Value type.
 class CopyBudget {
  public:
   static constexpr std::uint64_t bytes_per_pickle_byte = 16;
   static constexpr std::uint64_t bytes_least = 64u << 10;
 
-  // Of a pickle of so many bytes. Throws Error "pt.budget".
+  // `pickle_bytes`: size of the pickle. Throws Error "pt.budget".
   void take(const std::string& path, std::uint64_t bytes, std::uint64_t pickle_bytes);
 
  private:
@@ -69,9 +67,9 @@ class Pickle {
   [[nodiscard]] const std::vector<std::uint32_t>& items(std::uint32_t index) const {
     return lists[nodes[index].items];
   }
-  // Of a call or an object: the dotted name; "" for anything else.
+  // Returns the dotted name of a call or an object; "" for other nodes.
   [[nodiscard]] std::string_view callee(std::uint32_t index) const;
-  // Whether it is made by something in Python that makes no tensors.
+  // Returns true for results of Python code that does not make tensors.
   [[nodiscard]] bool is_foreign(std::uint32_t index) const;
   // "a list", "a call of builtins.eval" ... for messages.
   [[nodiscard]] std::string describe(std::uint32_t index) const;
@@ -81,19 +79,19 @@ class Pickle {
   std::string texts;
 };
 
-// Of ("storage", class, key, device, count of elements), and in old files a view of it or None.
-// Nothing: it is such an id.
+// Checks ("storage", class, key, device, element count), with a view or None in old files. nullopt:
+// valid.
 [[nodiscard]] std::optional<std::string> problem_of_storage_id(const Pickle& pickle,
                                                                std::uint32_t id);
 
 // Globals that make tensors, all of them: torch's _rebuild_ functions.
 [[nodiscard]] bool is_tensor_maker(std::string_view global) noexcept;
 
-// The objects that a pickle other than a state dict may hold.
+// The objects that a pickle may contain, unless it is a state dict.
 struct PickleRules {
   // Globals that may be named, all others are "pt.global_refused"; null: any may be named.
   bool (*is_allowed)(std::string_view global) noexcept = nullptr;
-  // A call or an object gets what BUILD gives it as its third item. Otherwise that is dropped.
+  // Store the argument of BUILD as the third item of a call or object; otherwise drop it.
   bool keeps_state = false;
 };
 
@@ -103,7 +101,7 @@ struct PickleRules {
 [[nodiscard]] Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end,
                                  Warnings& warnings, const PickleRules& rules = {});
 
-// Larger ones are refused: 100,000 tensors take 20 MB.
+// Larger pickles are rejected: 100,000 tensors take 20 MB.
 inline constexpr std::uint64_t pickle_bytes_max = 48u << 20;
 
 }  // namespace loadstone

@@ -87,9 +87,9 @@ class StateReader {
     return pickle_.kind(node) == PickleKind::call && is_tensor_maker(pickle_.callee(node));
   }
 
-  // Returns true if `is_meant` takes the key (empty: none) of a tensor in `node` or below it. Each
-  // container is looked into once, for all questions together: those of earlier ones without such a
-  // tensor hold none.
+  // Returns true if `is_meant` accepts the key (empty: none) of a tensor in `node` or below it.
+  // Visits each container once for all calls together: containers of earlier calls that returned
+  // false have no such tensor.
   template <typename IsMeant>
   [[nodiscard]] bool finds_tensor(std::uint32_t node, const IsMeant& is_meant) {
     std::vector<std::pair<std::string_view, std::uint32_t>> todo = {{"", node}};
@@ -114,7 +114,7 @@ class StateReader {
 
   void forget_seen() { seen_.assign(pickle_.nodes.size(), false); }
 
-  // An answer of yes leaves some containers half seen, and is given once a wrapper.
+  // A result of true leaves some containers partly visited; it occurs once per wrapper.
   [[nodiscard]] bool holds_tensors(std::uint32_t node) {
     const bool holds = finds_tensor(node, [](std::string_view) { return true; });
     if (holds) forget_seen();
@@ -216,7 +216,7 @@ class StateReader {
            pickle_.kind(value) != PickleKind::none && !is_tensor(value);
   }
 
-  // False for a key that makes no name.
+  // Returns false for a key that cannot be part of a name.
   bool append_key(std::string& prefix, std::uint32_t key, std::uint32_t value) {
     if (pickle_.kind(key) == PickleKind::text) {
       spend_copy(pickle_.text(key).size());
@@ -255,7 +255,7 @@ class StateReader {
           warnings_.add("pt.cycle", name, "BINGET", "a container holds itself",
                         pickle_.describe(value), "a tree");
         } else if (depth >= depth_max) {
-          spend("containers stand too deep in each other", fmt::format("{} levels", depth_max));
+          spend("containers are nested too deeply", fmt::format("{} levels", depth_max));
         } else {
           walk(value, name, depth + 1);
         }
@@ -316,8 +316,8 @@ class StateReader {
     tensors_[found->second.tensor] = std::move(tensor);
   }
 
-  // Views of one storage may overlap, and one element may stand for many: what all tensors take
-  // together is bounded by the file too, for whoever writes or compares them.
+  // Views of one storage may overlap, and one element may serve many: the file also bounds the
+  // total size of all tensors, for callers that write or compare them.
   void add_view_bytes(const TensorInfo& tensor) {
     const std::uint64_t elements = tensor.shape.numel().value_or(0);
     const auto sum = checked_add(view_bytes_, tensor.encoding.byte_count(elements).value_or(0));
@@ -345,7 +345,7 @@ class StateReader {
   CopyBudget budget_;
   Names ignored_;
   Names rivals_;            // with tensors of the same names
-  Names extra_states_;      // other than tensors
+  Names extra_states_;      // except tensors
   std::string_view taken_;  // the wrapper of the state dict
   std::vector<bool> seen_;  // by finds_tensor()
   std::vector<bool> on_path_;

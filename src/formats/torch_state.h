@@ -9,10 +9,9 @@
 
 namespace loadstone {
 
-// In the order of the pickle; with strides where the elements do not stand in C order. Throws Error
+// In the pickle's order; with strides if a tensor is not contiguous. Throws Error
 // "pt.global_refused", "pt.unsupported", "pt.view_bounds", "pt.overflow", "pt.duplicate",
-// "pt.storage_missing", "pt.top_level", "pt.arguments", "pt.budget",
-// "pt.utf8".
+// "pt.storage_missing", "pt.top_level", "pt.arguments", "pt.budget", "pt.utf8".
 [[nodiscard]] std::vector<TensorInfo> read_state(const TorchFile& file, Warnings& warnings,
                                                  std::vector<Finding>& findings);
 

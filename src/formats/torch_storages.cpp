@@ -49,7 +49,7 @@ const StorageClass* class_of(std::string_view global) {
   refuse(path, {code, std::move(message), "BINPERSID", std::move(found), std::move(expected)});
 }
 
-// A key becomes a part of a record's name.
+// A key is part of a record's name.
 bool is_plain_key(std::string_view key) {
   return !key.empty() && key.size() <= 64 && std::ranges::all_of(key, [](char each) {
     return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z') ||
@@ -72,7 +72,7 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
                 "torch.FloatStorage or another of torch's");
     }
     if (!is_plain_key(key)) {
-      refuse_id(path, "pt.storage_key", "a storage's key is no plain name",
+      refuse_id(path, "pt.storage_key", "a storage's key is not a plain name",
                 "'" + printable(key) + "'", "digits, usually");
     }
     TorchStorage storage = {.dtype = type->dtype,

@@ -12,10 +12,10 @@ namespace loadstone {
 
 struct TorchStorage {
   Dtype dtype = Dtype::u8;
-  bool is_untyped = false;  // bytes, whose dtype each tensor says
+  bool is_untyped = false;  // bytes; each tensor declares its dtype
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t file_begin = 0;  // once it is found
+  std::uint64_t file_begin = 0;  // set when the record is found
   bool is_found = false;
 };
 

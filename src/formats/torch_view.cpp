@@ -15,15 +15,15 @@ namespace loadstone {
 
 namespace {
 
-// Parameters of parameters: nobody writes more than one.
+// Parameters of parameters: no writer nests them deeper.
 constexpr int parameter_wrappers_max = 8;
 
-// What torch's functions get: how many of their arguments describe the tensor.
+// Arguments of torch's functions that describe a tensor.
 struct RebuildFunction {
   std::string_view name;
   std::size_t arguments_min;
-  std::size_t hooks;  // position of the hooks; 0: it takes none
-  std::size_t dtype;  // position of the dtype; 0: that of the storage
+  std::size_t hooks;  // position of the hooks; 0: no such argument
+  std::size_t dtype;  // position of the dtype; 0: the storage's
 };
 
 constexpr auto rebuild_functions = std::to_array<RebuildFunction>({
@@ -87,7 +87,7 @@ class ViewReader {
   }
   [[noreturn]] void refuse_view(std::string_view field, std::string found,
                                 std::string expected) const {
-    refuse({"pt.view_bounds", "the tensor is no view of its storage", field, std::move(found),
+    refuse({"pt.view_bounds", "the tensor is not a view of its storage", field, std::move(found),
             std::move(expected)});
   }
   [[noreturn]] void refuse_arguments(std::uint32_t node) const {
@@ -122,12 +122,12 @@ class ViewReader {
             pickle_.describe(node), "no hooks"});
   }
 
-  // {"conj": True} would be other numbers.
+  // {"conj": True} would change the values.
   void require_no_metadata(std::uint32_t node) const {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({"pt.unsupported", "a tensor with a state of its own, such as a conjugate", "REDUCE",
+    refuse({"pt.unsupported", "a tensor with further state, such as a conjugate", "REDUCE",
             pickle_.describe(node), "a plain tensor"});
   }
 

@@ -36,7 +36,7 @@ constexpr std::uint32_t in_zip64 = UINT32_MAX;
 constexpr unsigned encrypted_flags = 0x0001 | 0x0040 | 0x2000;
 constexpr unsigned sizes_follow_flag = 0x0008;
 
-// `at` lies so far before the end that the number fits.
+// Precondition: at least sizeof(Number) bytes follow `at`.
 template <typename Number>
 Number number_at(std::span<const std::byte> bytes, std::uint64_t at) {
   static_assert(std::is_unsigned_v<Number>);
@@ -50,10 +50,10 @@ struct End {
   std::uint64_t directory_begin = 0;
   std::uint64_t directory_bytes = 0;
   std::uint64_t entries = 0;
-  std::uint64_t end_begin = 0;  // where the directory has to end
+  std::uint64_t end_begin = 0;  // required end of the directory
 };
 
-// A record's fields that stand in the directory and may be in the zip64 part of it.
+// Fields of a record that the directory or its zip64 part contains.
 struct ZipEntry {
   std::string_view name;
   unsigned flags = 0;
@@ -138,14 +138,14 @@ class ZipReader {
     if (number_at<std::uint32_t>(locator, 0) != locator64_magic) return;
     const auto begin = number_at<std::uint64_t>(locator, 8);
     if (begin > locator_begin - end64_bytes) {
-      refuse("the end of the directory lies elsewhere", std::to_string(begin),
+      refuse("the end of the directory is at another offset", std::to_string(begin),
              "an offset before it", {}, locator_begin);
     }
     std::array<std::byte, end64_bytes> bytes;
     source_.read(begin, bytes);
     const auto size = number_at<std::uint64_t>(bytes, 4);
     if (number_at<std::uint32_t>(bytes, 0) != end64_magic || size != locator_begin - begin - 12) {
-      refuse("the 64-bit end of the directory is none", "other bytes", "its record", {}, begin);
+      refuse("the 64-bit end of the directory is invalid", "other bytes", "its record", {}, begin);
     }
     const End in64 = {.directory_begin = number_at<std::uint64_t>(bytes, 48),
                       .directory_bytes = number_at<std::uint64_t>(bytes, 40),
@@ -208,7 +208,7 @@ class ZipReader {
                       entry.name);
   }
 
-  // The 64-bit numbers follow each other, and only those that are asked for.
+  // The 64-bit fields follow each other; only those with a placeholder are present.
   void read_extra(ZipEntry& entry, std::span<const std::byte> extra, std::uint64_t offset) const {
     while (extra.size() >= 4) {
       const auto id = number_at<std::uint16_t>(extra, 0);
@@ -296,7 +296,7 @@ class ZipReader {
     return data_begin;
   }
 
-  // No byte belongs to two records, and none stands before the first: the file is one thing only.
+  // No byte belongs to two records and none precedes the first, so the file has one meaning.
   void require_apart() const {
     std::vector<std::size_t> order(directory_.records.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;

@@ -1,4 +1,4 @@
-// The directory of a zip archive, as far as torch's files need it: what is stored, and where.
+// The directory of a zip archive, as far as torch's files need it: names and places of records.
 // Rules and codes: docs/formats/torch.md.
 #pragma once
 
@@ -26,8 +26,8 @@ struct ZipDirectory {
   std::uint64_t directory_begin = 0;  // all records end before it
 };
 
-// Reads the directory and every local header, and nothing of the data. Each record then lies inside
-// the file, apart from all others, and is named the same way twice. Throws Error "pt.zip",
+// Reads the directory and every local header, but no data. Each record is then inside the file,
+// separate from all others, with the same name in both places. Throws Error "pt.zip",
 // "pt.duplicate", "io.*".
 [[nodiscard]] ZipDirectory read_zip_directory(ByteSource& source);
 

@@ -1,5 +1,5 @@
-// What a weight of bitsandbytes is made of, checked before anything is allocated: the same rules
-// for files, plans and tensors at hand.
+// Components of a bitsandbytes weight, checked before any allocation: the same rules for files,
+// plans and tensors in memory.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
   return {};
 }
 
-// The codes of an encoding with blocks; nothing for int8.
+// Returns the codes of an encoding with blocks; nullopt for int8.
 [[nodiscard]] constexpr std::optional<Bnb4Code> bnb4_code(BnbEncoding encoding) noexcept {
   switch (encoding) {
     case BnbEncoding::nf4:
@@ -65,12 +65,12 @@ struct BnbProblem {
   std::string expected;
 };
 
-// Nothing where the sizes do not fit 64 bits, and for int8 without rows.
+// nullopt if the sizes do not fit into 64 bits, and for int8 without rows.
 [[nodiscard]] std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                                 std::uint64_t block_size) noexcept;
 
-// Parts are nested where one of them is called so. The tables ("code", "nested_code") may be left
-// out. The packed data of nf4 and fp4 may be of any dtype, as long as the bytes are as many.
+// The statistics are nested if a component has a nested name. The tables ("code", "nested_code")
+// are optional. The packed data of nf4 and fp4 may have any dtype with the right number of bytes.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_parts(BnbEncoding encoding, const Shape& shape,
                                                         std::uint64_t block_size,
                                                         std::span<const BnbPart> parts);
@@ -79,7 +79,7 @@ struct BnbProblem {
 [[nodiscard]] std::optional<BnbProblem> check_bnb_scales(std::string_view part,
                                                          const std::byte* scales,
                                                          std::uint64_t count);
-// 16 F32 that must be the encoding's own: decoders of bitsandbytes look at no others.
+// Requires the encoding's own 16 F32: decoders of bitsandbytes use no others.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values);
 // 256 F32 that scales were rounded to: finite, and ascending, as every encoder's are.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_nested_code(const std::byte* values);

@@ -9,19 +9,19 @@
 
 namespace loadstone {
 
-// Whether cast() has the pair: every dtype to itself where its elements are whole bytes, and all
-// pairs of f64, f32, f16, bf16, f8_e4m3, f8_e5m2, the integers and bool. f8_e8m0 is a source only.
+// Returns true if cast() supports the pair: every dtype of whole bytes to itself, and all pairs of
+// f64, f32, f16, bf16, f8_e4m3, f8_e5m2, the integers and bool. f8_e8m0 is a source only.
 [[nodiscard]] bool can_cast(Dtype source, Dtype target) noexcept;
 
 // Casts `count` elements; strides count elements of either side. Thread-safe.
 using CastStrided = void (*)(const std::byte* source, std::uint64_t source_stride,
                              std::byte* target, std::uint64_t target_stride,
                              std::uint64_t count) noexcept;
-// The same for elements that stand one after the other on both sides.
+// The same for contiguous elements on both sides.
 using CastRun = void (*)(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 
-// Finite numbers that a dtype cannot hold because they are too large: they become infinite, or the
-// largest number of a dtype without infinities.
+// Finite values that are too large for a dtype: they become infinite, or the largest value of a
+// dtype without infinities.
 struct Overflow {
   std::uint64_t count = 0;
   double largest = 0;  // magnitude
@@ -40,18 +40,18 @@ struct Overflow {
 using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
                                    std::uint64_t count) noexcept;
 
-// Casts like CastRun; returns whether CountOverflow may find some, at no cost.
+// Casts like CastRun; returns true if CountOverflow may find some, at no cost.
 using CastWatched = bool (*)(const std::byte* source, std::byte* target,
                              std::uint64_t count) noexcept;
 
 struct Cast {
   CastRun run = nullptr;
   CastStrided strided = nullptr;
-  CountOverflow overflow = nullptr;  // null where the target holds every finite number
+  CountOverflow overflow = nullptr;  // null if the target represents every finite value
   CastWatched watched = nullptr;     // of the pairs that most loads need
 };
 
-// All null where !can_cast(source, target).
+// All members are null unless can_cast(source, target).
 [[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
 
 // Counts the floats before the first NaN or infinity. The dtype has casts.

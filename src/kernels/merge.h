@@ -1,5 +1,5 @@
-// Arithmetic of merges in F32: the same bytes on every instruction set, and however numbers are cut
-// into calls. Nothing is fused or reordered: each operation is rounded by itself.
+// Arithmetic of merges in F32: the same bytes on every instruction set, and for any division into
+// calls. Nothing is fused or reordered: each operation is rounded separately.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ void add_scaled(float* sum, const float* numbers, std::uint64_t count, float fac
 // indices have the same remainder modulo 8 in order, and then these eight sums in order.
 [[nodiscard]] float norm(const float* numbers, std::uint64_t count) noexcept;
 
-// Right matrices of products stand in panels, so that what is multiplied stays in the nearest
-// cache: all rows of columns 0 to 31, then all of columns 32 to 63 ...; the last panel is filled
-// up.
+// Right matrices of products are stored in panels, so that operands stay in the nearest cache: all
+// rows of columns 0 to 31, then all of columns 32 to 63 ...; the last panel is padded.
 inline constexpr std::size_t panel_columns = 32;
 
-// Copies columns [begin, begin + count) of row `row`, of a matrix of so many rows, to their panels.
+// Copies columns [begin, begin + count) of row `row`, of a matrix with `rows` rows, to their
+// panels.
 void pack_row(const float* numbers, std::uint64_t row, std::uint64_t rows, std::uint64_t begin,
               std::uint64_t count, float* panels) noexcept;
 
@@ -31,7 +31,7 @@ struct ProductBlock {
   float* sum = nullptr;           // of its first row and column
   std::uint64_t sum_stride = 0;   // from one row to the next
   const float* left = nullptr;    // of its first row: [rows, rank]
-  const float* panels = nullptr;  // of the whole right matrix, see pack_row()
+  const float* panels = nullptr;  // the whole right matrix, see pack_row()
   std::uint64_t rank = 0;
   std::uint64_t rows = 0;
   std::uint64_t column_begin = 0;  // of the right matrix

@@ -1,12 +1,11 @@
-// The formats of NVIDIA ModelOpt, and the OCP's MX formats as it writes them, both ways.
-// docs/formats/modelopt.md says what the bytes mean.
+// The formats of NVIDIA ModelOpt, and the OCP's MX formats as ModelOpt writes them, in both
+// directions. docs/formats/modelopt.md specifies the bytes.
 //
-// Kernels for runs of numbers, and what prepares and cuts whole values for them. All are
-// thread-safe and give the same bytes on every instruction set. Pointers need no alignment; what is
-// read and what is written must not overlap. Encoders return the place of the first number that is
-// not finite, or how many there are: NaN has the code of 0 (that of NaN in F8_E4M3), infinities
-// have that of the largest number, and no scale takes either into account. Scales are finite and
-// above 0.
+// Kernels for runs of values, and functions that prepare and divide whole tensors for them. All are
+// thread-safe and give the same bytes on every instruction set. Pointers need no alignment; input
+// and output must not overlap. Encoders return the index of the first non-finite value, or the
+// count: NaN has the code of 0 (that of NaN in F8_E4M3), infinities have that of the largest value,
+// and scales ignore both. Scales are finite and positive.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +18,11 @@ namespace loadstone {
 
 // ---- kernels: `source` is F32, F16 or BF16
 
-// Joins the largest magnitude of what is finite to `amax`.
+// Updates `amax` with the largest finite magnitude.
 std::uint64_t join_amax(Dtype source, const std::byte* numbers, std::uint64_t count,
                         float& amax) noexcept;
 
-// How numbers with one scale are encoded, as F8_E4M3 or I8: as those of the quotient.
+// Values with one scale, encoded as F8_E4M3 or I8 of the quotient.
 struct ScaledRun {
   Dtype source = Dtype::f32;
   bool is_int8 = false;
@@ -64,7 +63,7 @@ void decode_four_bit(FourBit type, float scale, const std::byte* data, std::uint
 void decode_int4_rows(float upper, float lower, const std::byte* data, std::uint64_t count,
                       Dtype target, std::byte* first, std::byte* second) noexcept;
 
-// ---- whole values
+// ---- Whole tensors
 
 void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept;

@@ -1,13 +1,13 @@
-// What one number becomes in another dtype: torch's results on a CPU, bit for bit.
+// The cast of one value to another dtype: torch's results on a CPU, bit for bit.
 //
-// A number is read into a wide type (std::int64_t, std::uint64_t, float or double) and written from
-// it. Small floats go through float, as torch's do, so f64 to f16 rounds twice: on purpose.
+// A value is read into a wide type (std::int64_t, std::uint64_t, float or double) and written from
+// it. Small floats go through float, as in torch, so f64 to f16 deliberately rounds twice.
 //
-// A float that an integer cannot hold has no defined result in C++, and torch's depends on the CPU
-// and, for u32, on the position in the tensor. Here it is what x86-64 gives one by one: integers of
-// up to 16 bits are cut from 32, u32 from 64 bits. torch 2.13 differs from that on a CPU with
-// AVX-512 only in f64 to u8 outside the range of i32, in floats to u32 outside its range, and in
-// the NaN of f8_e8m0 (0 there).
+// Casts of floats to an integer that cannot represent them are undefined in C++, and torch's result
+// depends on the CPU and, for u32, on the position in the tensor. Here it is the scalar result on
+// x86-64: integers of up to 16 bits are truncated from 32, u32 from 64 bits. torch 2.13 on a CPU
+// with AVX-512 differs from that only in f64 to u8 outside the range of i32, in floats to u32
+// outside its range, and in the NaN of f8_e8m0 (0 there).
 #pragma once
 
 #include <bit>
@@ -34,7 +34,7 @@ namespace loadstone::number {
 }
 
 // The magnitude bits of a small float with `mantissa_bits` and exponent bias `bias`, for a finite
-// magnitude of f32; the caller knows what is too large.
+// magnitude of f32; the caller handles overflow.
 template <unsigned mantissa_bits, unsigned bias>
 [[nodiscard]] constexpr std::uint32_t narrow(std::uint32_t magnitude) noexcept {
   constexpr unsigned cut = 23 - mantissa_bits;
@@ -69,8 +69,8 @@ template <unsigned mantissa_bits, unsigned bias>
   return sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
 }
 
-// torch has two results for a NaN: all ones where it converts vectors (from f32 and f64), the plain
-// quiet NaN where it converts one by one (from all other dtypes).
+// torch has two results for a NaN: all ones if it converts vectors (from f32 and f64), the plain
+// quiet NaN if it converts single values (from all other dtypes).
 inline constexpr std::uint16_t bf16_nan_vector = 0xffff;
 inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
 
@@ -80,7 +80,7 @@ inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Saturates: infinities and what is too large become the largest number.
+// Saturates: infinities and larger values become the largest value.
 [[nodiscard]] constexpr std::uint8_t f8_e4m3_from_f32(std::uint32_t bits) noexcept {
   const std::uint32_t sign = (bits >> 24) & 0x80u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -184,7 +184,7 @@ template <> struct IntegerOf<8, false> { using Type = std::uint64_t; };
 template <> struct IntegerOf<8, true> { using Type = std::int64_t; };
 // clang-format on
 
-// The type that stands for the bytes of a dtype; its size is the dtype's.
+// The C++ type of a dtype's bytes, with the same size.
 template <Dtype dtype>
 struct RawOf {
   static_assert(dtype_info(dtype).has_casts);

@@ -1,5 +1,5 @@
-// What encoders share: numbers read into vectors, the largest magnitude of a run, and numbers
-// written where some may be NaN. For files that Highway compiles once for each instruction set.
+// Shared by encoders: values read into vectors, the largest magnitude of a run, and stores of
+// values with NaNs. For files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <bit>
@@ -21,15 +21,14 @@ inline bool is_finite_number(float value) noexcept {
   return (std::bit_cast<std::uint32_t>(value) & infinity_bits) != infinity_bits;
 }
 
-// As the target, with the plain quiet NaN for each NaN.
+// Casts to the target, with the plain quiet NaN for each NaN.
 template <Dtype target>
 inline void store_number(std::byte* to, float value) noexcept {
   if (value != value) value = std::bit_cast<float>(quiet_nan_bits);
   number::store<target>(to, value, number::bf16_nan_scalar);
 }
 
-// Calls `run` for the dtype that numbers are quantized from or decoded to. Those who prepare a form
-// let no others through.
+// Calls `run` for the plain dtype of a form. Functions that prepare a form reject other dtypes.
 template <class Run>
 inline auto with_numbers(Dtype dtype, Run run) {
   if (dtype == Dtype::f32) return run.template operator()<Dtype::f32>();
@@ -91,8 +90,8 @@ HWY_INLINE VF load_numbers(const std::byte* from) {
   }
 }
 
-// To the nearest number of F16, ties to even, below 65520: the sum with a number so large
-// that its last place is the one of F16, and that number off again.
+// Rounds to the nearest F16, ties to even, below 65520: adds a value whose last place is that of
+// the F16, and subtracts it again.
 HWY_INLINE VF round_to_half(VF values) {
   const V exponent = hn::And(hn::BitCast(U32(), values), all(infinity_bits));
   const V least = hn::Max(exponent, all(113u << 23));  // 2^-14
@@ -147,7 +146,7 @@ HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
   return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
 }
 
-// The same of `count` numbers, which vectors fill.
+// The same for `count` values, a multiple of the vector size.
 template <Dtype source, std::size_t count>
 HWY_INLINE float largest_of(const std::byte* from) {
   using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;

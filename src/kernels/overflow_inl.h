@@ -29,13 +29,13 @@ constexpr std::uint64_t end_of_finite(Dtype dtype) {
   return is_ieee ? top >> mantissa_bits(dtype) << mantissa_bits(dtype) : top;
 }
 
-// The first magnitude of `source` from which on numbers are too large for `target`: its largest
-// number and half of its last digit, which rounds up where the target has infinities.
+// The least magnitude of `source` that is too large for `target`: its largest value plus half of
+// its last digit, which rounds up if the target has infinities.
 constexpr std::uint64_t first_beyond(Dtype source, Dtype target) {
   const FloatFormat& from = dtype_info(source).format;
   const FloatFormat& to = dtype_info(target).format;
   if (source == Dtype::f64 && target != Dtype::f32) {
-    // It is rounded to F32 on its way.
+    // Rounded to F32 first.
     const auto single = static_cast<std::uint32_t>(first_beyond(Dtype::f32, target));
     const double middle =
         (double{std::bit_cast<float>(single - 1)} + double{std::bit_cast<float>(single)}) / 2;
@@ -115,7 +115,7 @@ std::uint64_t finite(const std::byte* from, std::uint64_t count) noexcept {
   return count;
 }
 
-// Null where the target holds all finite numbers of the source, or one of them is no float.
+// Null if the target represents all finite values of the source, or one of them is not a float.
 template <Dtype source, Dtype target>
 constexpr CountOverflow counter() {
   if constexpr (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::floating) {

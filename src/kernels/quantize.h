@@ -1,8 +1,8 @@
-// Numbers to the parts of an encoding, window by window: what an engine needs to know of encoders.
+// Encodes values window by window: the interface between the engine and encoders.
 //
-// A value is a stack of matrices, all of its dimensions but the last two, each encoded by itself:
-// the experts of a fused weight. Windows are runs of its numbers. They may come in any order and
-// from several threads; the bytes are the same.
+// A tensor is a stack of matrices (all dimensions except the last two), each encoded separately,
+// such as the experts of a fused weight. Windows are runs of its elements. They may come in any
+// order and from several threads; the bytes are the same.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ enum class QuantizeKind : std::uint8_t {
   gguf_blocks
 };
 
-// Kernels of bitsandbytes have forms of their own; blocks of GGUF are windows of gguf/, all others
-// of modelopt/.
+// bitsandbytes' kernels have separate forms; blocks of GGUF are windows of gguf/, all others of
+// modelopt/.
 [[nodiscard]] constexpr bool is_bitsandbytes(QuantizeKind kind) noexcept {
   switch (kind) {
     case QuantizeKind::bnb4:
@@ -55,17 +55,16 @@ enum class QuantizeKind : std::uint8_t {
   return false;
 }
 
-// Whose bytes ModelOpt's family has: one rounding, those in a compressed model, those of its
-// export.
+// Variants of the bytes in ModelOpt's family: one rounding; a compressed model's; its export's.
 enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 
 // The kernel, geometry and parts of a quantized value. Value type.
 struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;
-  Dtype dtype = Dtype::f32;  // of the numbers
+  Dtype dtype = Dtype::f32;  // of plain values
   std::uint64_t elements = 0;
-  std::uint64_t window_elements = 1;  // windows are multiples of it, but for the last one
+  std::uint64_t window_elements = 1;  // windows are multiples of it, except the last
   std::uint64_t columns = 1;          // of a row
   std::uint64_t rows = 1;             // of a matrix
   std::uint64_t stack = 1;            // matrices
@@ -83,13 +82,13 @@ struct QuantizedLayout {
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
 
-  // As window_elements, and where it costs nothing whole blocks of whatever the numbers are made
-  // of, which are cheaper to read.
+  // Like window_elements, and if possible whole blocks of any source format, which are cheaper to
+  // read.
   [[nodiscard]] std::uint64_t step_elements() const noexcept {
     const std::uint64_t window = window_elements == 0 ? 1 : window_elements;
     return (whole_elements + window - 1) / window * window;
   }
-  // Of a value that has less, all of it.
+  // For a smaller value, all of it.
   [[nodiscard]] std::uint64_t step_bytes() const noexcept;
 };
 
@@ -100,35 +99,33 @@ struct PartRange {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Joins the largest magnitudes of the numbers [begin, end), any run, to `amax`: one for each matrix
-// of the stack, 0 before the first window. Numbers that are not finite do not count. Returns the
-// place of the first of those, or `end`. Values that share their scale share the largest of theirs.
+// Updates `amax` with the largest magnitudes of any run [begin, end): one per matrix of the stack,
+// 0 before the first window. Ignores non-finite values. Returns the index of the first one, or
+// `end`. Tensors that share a scale use the largest amax among them.
 std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                              const std::byte* numbers, std::span<float> amax) noexcept;
 
-// Which bytes of each part the window [begin, end) writes; none of those that finish_quantized()
-// writes whole. As many `ranges` as parts.
+// Returns the bytes of each component that the window [begin, end) writes; empty for components
+// that finish_quantized() writes. As many `ranges` as components.
 void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                  std::span<PartRange> ranges) noexcept;
 
-// Whether windows leave a part to finish_quantized(), which writes it whole.
+// Returns true if finish_quantized() writes the whole component.
 [[nodiscard]] bool is_finished_whole(const QuantizedLayout& form, std::size_t part);
 
-// Writes what the numbers [begin, end) become. `parts`: where the first byte of each of
-// part_ranges() goes. `amax`: of each matrix, where the form needs it. Returns the place of the
-// first number that is not finite, or `end`.
+// Encodes the elements [begin, end). `parts`: destinations of part_ranges(). `amax`: per matrix, if
+// the form needs it. Returns the index of the first non-finite value, or `end`.
 std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept;
 
-// What takes all windows: nested statistics, scales of whole matrices. `parts` are whole; those
-// that windows have written are left alone and may be null.
+// Writes components that need all windows: nested statistics, scales of whole matrices. `parts` are
+// whole components; those that windows write are not accessed and may be null.
 void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept;
 
-// The numbers [begin, end), a window, as F32, F16 or BF16: not of bnb4 and bnb_int8. `parts`: where
-// the first byte of each of part_ranges() stands, and the whole of those that finish_quantized()
-// wrote.
+// Decodes the window [begin, end) as F32, F16 or BF16; not for bnb4 and bnb_int8. `parts`: the
+// first byte of each of part_ranges(), and whole components of finish_quantized().
 void dequantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept;

@@ -96,7 +96,7 @@ void add_elected(std::span<float* const> values, std::span<const float> factors,
       sum = sum + number;
       if (!factors.empty()) divisor = divisor + factors[k];
     }
-    // Where nothing can be said of signs the result must not look sound.
+    // If the signs are undefined, the result must not look valid.
     if (std::isnan(all)) sum = all;
     values[0][i] = divisor == 0 ? sum : sum / divisor;
   }

@@ -1,5 +1,5 @@
-// What the kernels share: bits of floats in vectors, and bytes read and written at any address. For
-// files that Highway compiles once for each instruction set; included after highway.h.
+// Shared by kernels: bits of floats in vectors, and unaligned loads and stores. For files that
+// Highway compiles once per instruction set; included after highway.h.
 
 #include "kernels/number.h"
 
@@ -25,8 +25,8 @@ using U16 = hn::Rebind<std::uint16_t, F32>;
 using U8 = hn::Rebind<std::uint8_t, F32>;
 using V = hn::Vec<U32>;  // all arithmetic is on the bits, so every instruction set gives the same
 
-// As bytes, because nothing says that tensors in a file are aligned. The scalar target, of one
-// lane, has no vector of bytes.
+// As bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
+// vector of bytes.
 template <class D>
 HWY_INLINE hn::Vec<D> load_bits(D d, const std::byte* from) {
   if constexpr (HWY_TARGET == HWY_SCALAR) {
@@ -49,24 +49,24 @@ HWY_INLINE void store_bits([[maybe_unused]] D d, hn::Vec<D> value, std::byte* to
 
 HWY_INLINE V all(std::uint32_t bits) { return hn::Set(U32(), bits); }
 
-// `yes` where a > b, both below 2^31.
+// `yes` if a > b, otherwise `no`; both below 2^31.
 HWY_INLINE V where_greater(V a, V b, V yes, V no) {
   const auto mask = hn::Gt(hn::BitCast(I32(), a), hn::BitCast(I32(), b));
   return hn::IfThenElse(hn::RebindMask(U32(), mask), yes, no);
 }
 
-// (a as float) - (b as float), where the result is exact.
+// (a as float) - (b as float), if the result is exact.
 HWY_INLINE V subtract_floats(V a, V b) {
   return hn::BitCast(U32(), hn::Sub(hn::BitCast(F32(), a), hn::BitCast(F32(), b)));
 }
 
-// Without `may_be_nan`, a NaN gives something else.
+// Without `may_be_nan`, the result for a NaN is different.
 template <bool may_be_nan = true>
 HWY_INLINE V bits_of_f16(V half) {
   const V magnitude = hn::And(half, all(0x7fff));
   const V sign = hn::ShiftLeft<16>(hn::And(half, all(0x8000)));
   const V shifted = hn::ShiftLeft<13>(magnitude);
-  // Subnormal: 2^-14 + the value, less 2^-14.
+  // Subnormal: 2^-14 + the value, minus 2^-14.
   const V base = all(113u << 23);
   V result = where_greater(all(0x400), magnitude, subtract_floats(hn::Add(shifted, base), base),
                            hn::Add(shifted, all(112u << 23)));
@@ -109,7 +109,7 @@ HWY_INLINE V bf16_of_bits(V bits, V nan) {
   return where_greater(magnitude, all(0x7f800000), nan, rounded);
 }
 
-// ---- one vector's worth of bits as bytes; write_two(): of two, where none is a NaN
+// ---- The bits of a vector as bytes; write_two(): of two vectors without NaNs
 
 struct WriteF32 {
   static constexpr std::size_t bytes = 4;

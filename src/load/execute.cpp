@@ -37,7 +37,7 @@ namespace {
 
 void check_parts(const PlannedTarget& target, const Destination& destination) {
   if (destination.data != nullptr) {
-    refuse_destination(&target, "the parts of a quantized target have memory of their own");
+    refuse_destination(&target, "the components of a quantized target need separate memory");
   }
   if (target.delivery != Delivery::memory || destination.parts.empty()) return;
   const auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
@@ -111,13 +111,13 @@ OpenShards open_needed(const Plan& plan, const ValueSet& values,
   return {*plan.catalog, storage, needed};
 }
 
-// As many readers as the caller wants, or few at first.
+// The number of readers that the caller requested, or a few at first.
 ReaderGrowth growth_of(const Catalog& catalog, unsigned most, const ExecuteOptions& options) {
   const unsigned first = options.threads != 0 ? most : first_readers(catalog, most);
   return {first, most, thread_count(0, defaults::threads_most)};
 }
 
-// `report` has what the comparison of ties left.
+// Fills the report; it already has the findings about ties.
 void fill_report(const Plan& plan, const MemorySink& sink, RunReport& done, Report& report) {
   for (const std::uint32_t i : sink.by_windows()) {
     if (sink.has_written(i)) done.written[i] = plan.targets[i].byte_count();
@@ -181,7 +181,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   shards.require_unchanged();
   fill_report(plan, sink, done, report);
   report.staging_bytes_peak = memory.bytes_peak();
-  if (!options.holds_offload) offload->commit();  // nothing that can fail comes after it
+  if (!options.holds_offload) offload->commit();  // last, because nothing can fail after it
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

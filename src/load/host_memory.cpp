@@ -15,8 +15,8 @@ namespace loadstone {
 
 namespace {
 
-// Large values begin on a page of their own, so that two threads seldom fault in the same one.
-// Those of a few pages do not: what they would leave unused is more than the plan promises.
+// Large values start on a page boundary, so that two threads rarely fault in the same page. Values
+// of a few pages do not: the unused rest would exceed the plan's figure.
 constexpr std::uint64_t small_alignment = 64;
 constexpr std::uint64_t large_bytes = 1 << 20;
 

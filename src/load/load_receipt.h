@@ -13,16 +13,16 @@
 
 namespace loadstone {
 
-// A target that is a whole tensor of a file, byte by byte, has that tensor's digest. All others are
-// hashed as they are made; transposed values and those on devices are read again at the end.
+// A target that equals a whole tensor of a file has that tensor's digest. Others are hashed as they
+// are made; transposed values and those on devices are read again at the end.
 class LoadReceipt : public ReceiptRecorder {
  public:
   // Watches the sink. All must live as long.
   LoadReceipt(const Plan& plan, const ValueSet& values, const OpenShards& shards, MemorySink& sink,
               DigestKind kind);
 
-  // Call it after the threads have ended; it starts `threads` of its own. `storage`: of the
-  // configs. `bytes_done`: the observer's last figure. Throws Error "cancelled".
+  // Call it after the readers have ended; it starts `threads` new ones. `storage` reads configs.
+  // `bytes_done`: the observer's last figure. Throws Error "cancelled".
   [[nodiscard]] std::shared_ptr<const Receipt> finish(Storage& storage, unsigned threads,
                                                       Observer* observer, std::uint64_t bytes_done);
 

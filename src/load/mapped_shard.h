@@ -10,9 +10,9 @@
 
 namespace loadstone {
 
-// The whole file, mapped privately: writing to it changes this process's copy of the page and never
-// the file. The file must stay as it is while this lives: what others change in it may show, and
-// what they cut off ends the process. Thread-safe while nobody writes to the memory.
+// A file, mapped privately: writes change this process's copy of the page and never the file. The
+// file must not change while this object lives: changes may become visible, and access beyond a
+// truncated end kills the process. Thread-safe while nobody writes to the memory.
 class MappedShard {
  public:
   // Opens the file again and checks on the open descriptor that it is the shard: Error
@@ -22,7 +22,7 @@ class MappedShard {
   MappedShard& operator=(const MappedShard&) = delete;
   ~MappedShard();
 
-  // Error "plan.box" where the range leaves the file.
+  // Throws Error "plan.box" if the range exceeds the file.
   [[nodiscard]] std::span<std::byte> bytes(std::uint64_t offset_begin,
                                            std::uint64_t offset_end) const;
 

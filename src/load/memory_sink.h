@@ -31,7 +31,7 @@ class MemorySink final : public ValueSink {
              const OffloadFolder& folder, const ExecuteOptions& options, const Budget& budget,
              MemoryCount& memory);
 
-  // Of values that are read as they are; null where nothing is written.
+  // Destinations of values that need no change; null for other values.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
   // The others: quantized ones, sums, those that need no file, and those on devices.
   [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
@@ -65,13 +65,13 @@ class MemorySink final : public ValueSink {
   std::uint8_t* begun_;  // see ExecuteOptions::begun
   Watch watch_;
   std::vector<std::byte*> whole_;
-  std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device
+  std::vector<std::vector<std::byte*>> parts_;  // for quantized values and values on devices
   std::vector<bool> is_on_device_;
   std::vector<std::uint32_t> by_windows_;
   std::vector<std::atomic<bool>> written_;
   std::unique_ptr<Device> cuda_;
   Device* device_ = nullptr;
-  std::optional<DeviceRing> ring_;  // where a destination is on a device
+  std::optional<DeviceRing> ring_;  // for destinations on devices
 };
 
 }  // namespace loadstone

@@ -81,7 +81,7 @@ std::vector<Provenance> make_provenance(
     item.reason = target.recipe.reason;
     item.bytes_written = bytes_written(i);
     if (target.delivery == Delivery::disk_write || target.delivery == Delivery::disk_keep) {
-      item.reason = "offloaded";  // the model does not hold it
+      item.reason = "offloaded";  // not in the model
     }
   }
   return provenance;

@@ -49,7 +49,7 @@ struct TensorReader::Impl {
         reader(*catalog, shards.sources(), staging_bytes_max, stop) {
     const CastKind way = cast_kind(recipe.dtype, dtype);
     if (way != CastKind::same && way != CastKind::cast) {
-      throw Error("plan.dtype", "there is no cast between these",
+      throw Error("plan.dtype", "there is no such cast",
                   {.tensor = name,
                    .found = std::string(loadstone::name(recipe.dtype)),
                    .expected = std::string(loadstone::name(dtype))});
@@ -69,7 +69,7 @@ struct TensorReader::Impl {
 
 TensorReader::TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
                            std::optional<Dtype> dtype, Storage* storage) try {
-  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+  if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
   const std::uint32_t tensor = index_of(*catalog, name);
   impl_ = std::make_unique<Impl>(std::move(catalog), tensor, name, dtype, storage);
 } catch (...) {

@@ -1,4 +1,4 @@
-// Values of tied names that a checkpoint holds twice.
+// Compares tied tensors that a checkpoint has twice.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@
 
 namespace loadstone {
 
-// Reads the two tensors of a tie and compares them as they are loaded, codes as the values that
-// they stand for. Returns a warning "plan.tie" with the largest difference, or nothing if they are
-// equal. `memory_bytes`: what a reader of remote tensors may take, about.
+// Reads both tensors and compares their loaded values, codes after decoding. Returns a warning
+// "plan.tie" with the largest difference, or nullopt if they are equal. `memory_bytes`: approximate
+// limit for reading remote tensors.
 [[nodiscard]] std::optional<Finding> compare_tie(
     const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
     std::atomic<bool>& stop, std::uint64_t& bytes_read,

@@ -11,8 +11,8 @@
 
 namespace loadstone {
 
-// A member of index.json. With a safetensors_file the reader takes weight_name of it and casts that
-// to dtype; without one it reads NAME.dat.
+// A member of index.json. The reader takes weight_name from safetensors_file and casts it to dtype;
+// without a file it reads NAME.dat.
 struct OffloadEntry {
   std::string target{};
   std::string safetensors_file{};  // absolute; empty until an OffloadFolder has written the value
@@ -29,7 +29,7 @@ struct OffloadEntry {
 // have.
 [[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
 
-// Parts of a target as tensors of their own: itself, where it is not quantized.
+// Components of a quantized target as separate tensors, or the target itself.
 [[nodiscard]] std::vector<QuantizedPart> named_parts(const PlannedTarget& target);
 
 }  // namespace loadstone

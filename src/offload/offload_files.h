@@ -1,4 +1,4 @@
-// Data files of an offload folder, and which of those that stand there belong to whom.
+// Data files of an offload folder, and the runs that own them.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ inline constexpr const char* offload_index_file = "index.json";
 inline constexpr const char* offload_raw_ending = ".dat";
 
 // Names of the files that one run makes in an offload folder; `run` is random.
-[[nodiscard]] std::string offload_lock_name(std::string_view run);   // held while it runs
+[[nodiscard]] std::string offload_lock_name(std::string_view run);   // locked during the run
 [[nodiscard]] std::string offload_index_name(std::string_view run);  // until it is the index
 [[nodiscard]] std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw);
 
-// Whether the readers of safetensors that read offload folders know the dtype.
+// Returns true if the libraries' readers of offload folders support the dtype.
 [[nodiscard]] bool is_readable_offload(Dtype dtype) noexcept;
 
 struct OffloadValue {
@@ -63,20 +63,20 @@ class OffloadFile {
 
 // An index that is there.
 struct OffloadIndex {
-  std::vector<std::pair<std::string, std::string>> members;  // names, and what they are as JSON
+  std::vector<std::pair<std::string, std::string>> members;  // names, with JSON values
   std::set<std::string> files;                               // that they name, without folders
   std::set<std::string> raw_names;                           // whose values are in NAME.dat
 };
 
-// Empty where there is none. Throws Error "offload.index" for what is none.
+// Empty if there is no index. Throws Error "offload.index" for an invalid one.
 [[nodiscard]] OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path);
 
-// Removes what runs left that ended before their end, however they did. The folder is to be locked.
-// Where the file system has no locks nothing tells who still runs, and all stays.
+// Removes files of interrupted runs. The folder must be locked. Without locks in the file system
+// running processes cannot be detected, so all files stay.
 void remove_stale_offload(WritableStorage& storage, const std::string& folder,
                           const OffloadIndex& index);
 
-// Whether a run made this file for values.
+// Returns true if a run made this file for values.
 [[nodiscard]] bool is_offload_data_name(std::string_view name) noexcept;
 
 }  // namespace loadstone

@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 // Each time a reader fetches a value it parses the header of the file: a small one.
 constexpr std::size_t values_per_file = 64;
-// Values that are added wait in memory until they are so many bytes.
+// Added values wait in memory until they reach this size.
 constexpr std::size_t added_bytes_max = 64u << 20;
 
-// NAME.dat is one file in the folder and nothing else, with this and every other reader.
+// NAME.dat must be one file in the folder for this and every other reader.
 void require_file_name(const std::string& name) {
   const bool harmless = !name.empty() && name.find('/') == std::string::npos &&
                         name.find('\0') == std::string::npos &&
@@ -38,7 +38,7 @@ bool is_there(WritableStorage& storage, const std::string& path) {
   return storage.try_status(path, true, status) == 0;
 }
 
-// Whether the name is that of a component of a quantized tensor: "layer.weight.absmax" of
+// Returns true for the name of a component of a quantized tensor: "layer.weight.absmax" for
 // "layer.weight". An older entry of that name belongs to the older value.
 bool is_component_of(const NameSet& names, std::string_view name) {
   for (std::size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
@@ -240,7 +240,7 @@ void OffloadFolder::retype(const std::string& name, Dtype dtype, Shape shape) {
   const auto elements = shape.numel();
   if (!elements || *elements * (bits(dtype) / 8) != value.byte_count ||
       !is_readable_offload(dtype)) {
-    throw Error("plan.dtype", "the bytes are none of this dtype and shape", {.tensor = name});
+    throw Error("plan.dtype", "the bytes do not fit this dtype and shape", {.tensor = name});
   }
   OffloadEntry& entry = required(name);
   entry.dtype = dtype_info(dtype).torch_name;
@@ -277,8 +277,8 @@ void OffloadFolder::commit() {
   sync_seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// What no safetensors file holds has its name from the folder's layout, and so cannot be replaced
-// together with the index.
+// Values that safetensors cannot store have names fixed by the folder's layout, so they cannot be
+// replaced atomically with the index.
 void OffloadFolder::name_raw_files() {
   for (const OffloadEntry& entry : entries()) {
     if (!entry.is_written || !entry.safetensors_file.empty()) continue;
@@ -295,8 +295,8 @@ void OffloadFolder::name_raw_files() {
   }
 }
 
-// {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ..., "shape": [...]}}; without
-// the file for what is in NAME.dat.
+// Returns {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ..., "shape": [...]}};
+// without the file for values in NAME.dat.
 std::string OffloadFolder::index_text(const OffloadIndex& known) const {
   NameSet names;
   const auto entries = this->entries();
@@ -323,7 +323,7 @@ std::string OffloadFolder::index_text(const OffloadIndex& known) const {
   return json.take() + "\n";
 }
 
-// The memory of values goes, and first names of files that have others now.
+// Frees the memory of values, and the old names of renamed files.
 void OffloadFolder::files_committed() noexcept {
   for (const OffloadFile& file : files_) {
     if (file.is_raw()) storage_.remove(file.path());

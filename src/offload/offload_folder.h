@@ -23,8 +23,8 @@ namespace loadstone {
 // by any thread.
 class OffloadFolder {
  public:
-  // Makes the files for all targets with Delivery::disk_write. Where there are none, a plan without
-  // a folder needs none, and has no index either. Throws Error: "offload.name", "offload.index",
+  // Creates the files for all targets with Delivery::disk_write. Without such targets, a plan
+  // without a folder needs none and has no index. Throws Error: "offload.name", "offload.index",
   // "plan.dtype", "io.no_space", "io.denied", "io.write".
   OffloadFolder(const Plan& plan, Storage& storage);
   OffloadFolder(const OffloadFolder&) = delete;
@@ -37,29 +37,28 @@ class OffloadFolder {
     return parts_[target];
   }
 
-  // ---- between the last write and commit(): what a library wants otherwise than the plan
-  // An entry's value, of those that were written.
+  // ---- Between the last write and commit(): changes that a library needs
+  // Returns the value of a written entry.
   [[nodiscard]] std::span<const std::byte> value(const std::string& name);
   // A value that the plan does not have, in place of an entry of this name.
   void add(const std::string& name, Dtype dtype, Shape shape, std::span<const std::byte> bytes);
   void rename(const std::string& from, const std::string& to);
   void remove(const std::string& name);
-  // The same bytes as numbers of another dtype.
+  // Reinterprets the same bytes in another dtype.
   void retype(const std::string& name, Dtype dtype, Shape shape);
   // `name` has the value of `root`.
   void tie(const std::string& name, const std::string& root);
 
-  // Brings everything to the disk, and then gives the index its name. Entries of other names that
-  // the folder has are kept.
+  // Syncs all files to disk, then renames the index. Keeps the folder's other entries.
   void commit();
-  // The folder is as it was; nothing can be committed any more.
+  // Restores the folder and makes further commits impossible.
   void abandon() noexcept { remove_all(); }
   // True once the index is the new one; commit() may still throw after that.
   [[nodiscard]] bool is_committed() const noexcept { return is_committed_; }
 
-  // As they stand in the index, or will.
+  // Entries as in the index, before or after commit().
   [[nodiscard]] std::vector<OffloadEntry> entries() const;
-  // What commit() took to bring files to the disk.
+  // Time that commit() spent on syncing files to disk.
   [[nodiscard]] double sync_seconds() const noexcept { return sync_seconds_; }
 
  private:

@@ -19,10 +19,10 @@ namespace loadstone {
 
 namespace {
 
-// A table that nobody scrolls through helps nobody; the script's shows all.
+// The static table stops here; the script's shows all rows.
 constexpr std::size_t folded_rows_max = 2000;
 
-// Names come from files: nothing of them may become markup.
+// Names come from files and must not become markup.
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char character : printable(text, 1000)) {
@@ -49,7 +49,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-// Whether it can be done, or was, before everything else.
+// Adds the verdict: if the load is possible, or was.
 void add_verdict(std::string& page, const Plan& plan, const PageOptions& options) {
   std::string loaded;
   if (options.loaded) {
@@ -82,7 +82,7 @@ void add_facts(std::string& page, const Plan& plan, const PageOptions& options) 
     if (const auto limit = limits.find(device); limit != limits.end()) {
       text += " of " + human_bytes(limit->second);
     }
-    add_fact(page, "plan said: peak on " + device, text);
+    add_fact(page, "planned peak on " + device, text);
   }
   if (const auto& loaded = options.loaded; loaded) {
     if (loaded->seconds > 0) {
@@ -129,7 +129,7 @@ constexpr std::string_view drawn = R"(<div class="plain">
 <svg id="memory" class="chart" role="img" aria-labelledby="memory-title"></svg></div>
 <ul id="memory-legend" class="legend"></ul>
 <p class="soft">Each target counts from when its first byte is read. Dotted: the peak that the plan
-promises, with what is under way.</p>
+promises, including bytes in flight.</p>
 @speed@
 <h2>Where the bytes are</h2>
 <div class="bar"><label>by <select id="map-by"><option value="module">module</option>

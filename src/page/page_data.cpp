@@ -19,11 +19,11 @@ namespace loadstone {
 
 namespace {
 
-// More of one recipe are counted: nobody reads them.
+// Further boxes of a recipe are only counted.
 constexpr std::size_t boxes_shown_max = 12;
 constexpr std::size_t name_length_max = 1000;
 
-// Numbers for things in the order in which they are first asked for.
+// Numbers keys in the order of their first use.
 template <typename Key>
 class Numbering {
  public:
@@ -99,7 +99,7 @@ class DataWriter {
     json_.end_array();
   }
 
-  // Where a load comes to it: it goes through the shards one after the other.
+  // The position at which a load reads the source: it processes shards in order.
   void write_position(const Recipe& recipe) {
     std::uint64_t position = std::numeric_limits<std::uint64_t>::max();
     for_each_box(recipe, [&](const Box& box) {
@@ -197,7 +197,7 @@ std::string page_data(const Plan& plan, const PageOptions& options) {
   const std::string json = DataWriter(plan).write(options);
   std::string text;
   text.reserve(json.size());
-  for (const char character : json) {  // in JSON it stands in strings only
+  for (const char character : json) {  // in JSON it occurs only in strings
     if (character == '<') {
       text += "\\u003c";
     } else {

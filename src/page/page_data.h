@@ -9,11 +9,11 @@
 
 namespace loadstone {
 
-// By device: the plan's, and what is held beside it.
+// By device: the plan's peak plus other memory.
 [[nodiscard]] std::map<std::string, std::uint64_t> peaks_of(const Plan& plan,
                                                             const PageOptions& options);
 
-// JSON that can stand in a script element: no '<' is in it.
+// Returns JSON for a script element: it contains no '<'.
 [[nodiscard]] std::string page_data(const Plan& plan, const PageOptions& options);
 
 }  // namespace loadstone

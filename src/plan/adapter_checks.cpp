@@ -52,8 +52,8 @@ std::string encoder_folder(unsigned encoder) {
 
 }  // namespace
 
-// Encoders of a pipeline have modules of the same names. A folder with a name of its own is taken
-// for the first.
+// Encoders of a pipeline have modules of the same names. A folder without a known name counts as
+// the first encoder.
 void report_other_encoders(const Catalog& base, const Catalog& adapter,
                            const std::map<unsigned, std::vector<std::string>>& modules,
                            std::vector<Finding>& findings) {

@@ -37,12 +37,12 @@ constexpr auto endings = std::to_array<Ending>({
     {".dora_scale", AdapterRole::magnitude},
 });
 
-// Of methods that are no plain product of two matrices.
+// Names of methods other than a plain product of two matrices.
 constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lokr_",
                                               ".oft_",      ".lora_B.bias", ".on_input",
                                               ".diff",      ".vera_lambda"};
 
-// A prefix of adapters before the base's own names.
+// A prefix that adapters put before the base's names.
 struct Prefix {
   std::string_view text;
   unsigned encoder = 0;                        // of a pipeline
@@ -70,13 +70,13 @@ constexpr auto kohya_prefixes = std::to_array<Prefix>({
     {"lora_te_", 1, first_encoder},
     {"lora_te1_", 1, first_encoder},
     {"lora_te2_", 2, {"conditioner.embedders.1.transformer."}},
-    {"lora_te3_"},  // T5, whose names no other encoder has
+    {"lora_te3_"},  // T5, whose names are unique among encoders
 });
 
 // Projections that some models hold as one matrix, in the order of its rows.
 struct Joined {
   std::string_view name;
-  std::array<std::string_view, 3> parts;  // the last is empty where there are two
+  std::array<std::string_view, 3> parts;  // the last is empty if there are two
 };
 constexpr auto joined_projections = std::to_array<Joined>({
     {"qkv_proj", {"q_proj", "k_proj", "v_proj"}},

@@ -1,4 +1,4 @@
-// How adapters name what belongs to a module, and where in a base that module's weight stands.
+// Names of an adapter's tensors for a module, and the place of that module's weight in a base.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct AdapterName {
 // Returns true for names of matrices that an adapter multiplies with each other.
 [[nodiscard]] bool is_factor_of_adapter(std::string_view tensor);
 
-// Where a module's product is added: a tensor of the base, or a part of it.
+// The target of a module's product: a tensor of the base, or a part of it.
 struct AdapterPlace {
   enum class Part : std::uint8_t {
     all,
@@ -47,9 +47,9 @@ struct AdapterPlace {
   Part part = Part::all;
   std::uint64_t expert = 0;
   std::uint64_t share = 0;   // of an expert's rows: the first or the second ...
-  std::uint64_t shares = 1;  // ... of so many
-  // The number of the pipeline's text encoder that the module is for. 0: the base holds the whole
-  // pipeline, or it is for no encoder.
+  std::uint64_t shares = 1;  // number of equal parts
+  // The number of the pipeline's text encoder that contains the module. 0: the base is the whole
+  // pipeline, or the module is not in an encoder.
   unsigned encoder = 0;
 };
 
@@ -58,8 +58,8 @@ class AdapterPlaces {
  public:
   explicit AdapterPlaces(const std::vector<std::string>& base);
 
-  // Nothing where the base has none. Names that several tensors of the base could mean come back in
-  // `ambiguous`.
+  // nullopt if the base has no such module. `ambiguous` receives names that match several tensors
+  // of the base.
   [[nodiscard]] std::optional<AdapterPlace> find(const std::string& module,
                                                  std::vector<std::string>& ambiguous) const;
   // The base's tensor that one of the adapter replaces.

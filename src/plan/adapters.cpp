@@ -20,9 +20,9 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* unfit = "merge.adapter";       // it does not go with the base
-constexpr const char* malformed = "format.adapter";  // it does not go with itself
-// Names that peft gives to adapters whose scale stands in their configuration alone.
+constexpr const char* unfit = "merge.adapter";       // does not fit the base
+constexpr const char* malformed = "format.adapter";  // is inconsistent
+// Names by peft for adapters whose scale is only in their configuration.
 constexpr std::string_view peft_prefix = "base_model.model.";
 
 // Not thread-safe.
@@ -69,8 +69,8 @@ class Adder {
   }
 
  private:
-  // An adapter must hold the modules that its configuration declares as trained whole. peft lists
-  // heads under all their usual names, of which the base has one.
+  // An adapter must contain the modules that its configuration declares as trained in full. peft
+  // lists heads under all their usual names, of which the base has one.
   void require_saved_modules(const AdapterConfig& config) {
     for (const std::string& module : config.saved_modules()) {
       const auto is_inside = [&](const std::string& name) {
@@ -175,7 +175,7 @@ class Adder {
   void replace(const std::string& name, const MergeSource& source) {
     const auto target = places_.find_value(name);
     if (!target) {
-      unused(name, "it is no part of a product, and the base has no tensor of this name");
+      unused(name, "it is not part of a product, and the base has no tensor of this name");
       return;
     }
     MergeDraft& draft = drafts_.at(*target);
@@ -248,7 +248,7 @@ class Adder {
     }
     if (!draft.source.is_number || !module.left->source.is_number ||
         !module.right->source.is_number) {
-      refuse("these are no numbers that a product could be added to");
+      refuse("a product cannot be added to these values");
     }
     const AdapterConfig* const config = config_of(name);
     const AdapterProduct product = product_of(module);
@@ -296,7 +296,7 @@ class Adder {
     refuse_itself("the adapter has two products for one weight", known->second);
   }
 
-  // peft adds to an nn.Linear as it is, whatever the configuration declares.
+  // peft adds it to an nn.Linear unchanged, regardless of the configuration.
   [[nodiscard]] bool is_conv1d(std::string_view name, const AdapterProduct& product,
                                const AdapterConfig* config) {
     const bool is_declared = config != nullptr && config->is_transposed();
@@ -330,7 +330,7 @@ class Adder {
     }
     if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
-      refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
+      refuse_itself("its scale is in adapter_config.json, which is missing");
     }
     return 1;
   }
@@ -403,7 +403,7 @@ class Adder {
     return is_transposed;
   }
 
-  // Of a stack [experts, out, in], or [experts, in, out]: then it is added as its transpose.
+  // For a stack [experts, out, in], or [experts, in, out], to which the transpose is added.
   [[nodiscard]] bool set_expert(const Shape& shape, const AdapterPlace& place,
                                 const AdapterProduct& product, LowRank& low_rank) const {
     const std::uint64_t out = place.shares * product.out;
@@ -443,12 +443,12 @@ class Adder {
                       const AdapterConfig* config, bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
       if (config != nullptr && config->has_magnitudes()) {
-        refuse_itself("a module has no magnitudes, and the configuration says use_dora: true");
+        refuse_itself("a module has no magnitudes, and the configuration has use_dora: true");
       }
       return;
     }
     if (config != nullptr && !config->has_magnitudes()) {
-      refuse_itself("a module has magnitudes, and the configuration says use_dora: false");
+      refuse_itself("a module has magnitudes, and the configuration has use_dora: false");
     }
     const MergeSource& source = module.magnitude->source;
     const std::uint64_t count = source.shape.numel().value_or(0);

@@ -45,7 +45,7 @@ struct AdapterProduct {
 
 // A product among a draft's terms, and the tensors of the adapter that it is made of.
 struct AddedProduct {
-  std::string name;  // by which the adapter knows the weight
+  std::string name;  // in the adapter
   std::size_t term = 0;
   std::uint32_t left = 0;
   std::uint32_t right = 0;
@@ -58,20 +58,20 @@ struct MergeDraft {
   std::vector<Box> boxes;
   Merge merge;
   std::vector<AddedProduct> products;
-  bool is_replaced = false;       // by an adapter's own tensor
+  bool is_replaced = false;       // by a full tensor of an adapter
   std::uint32_t replacement = 0;  // the adapter's tensor that replaces it
   // Alphas, and tensors of the adapter that were compared with those above.
   std::vector<std::uint32_t> decided_by;
-  // Where it is no number that could be changed: why, in a few words.
+  // A few words with the reason, if the value cannot be changed.
   std::string obstacle{};
 
   [[nodiscard]] bool is_adapted() const noexcept { return is_replaced || !products.empty(); }
-  // `other` was compared, and has the same value.
+  // Records that `other` was compared and is equal.
   void add_same(const MergeDraft& other);
 };
 
-// Those of a base. Adapters may know a tensor by other names too: those of its ties, and that of
-// the checkpoint. Not thread-safe.
+// The drafts of a base. Adapters may also know a tensor by the names of its ties and by that of the
+// checkpoint. Not thread-safe.
 struct MergeDrafts {
   std::map<std::string, MergeDraft, std::less<>> items;
   std::map<std::string, std::string, std::less<>> other_names;  // and the name among `items`
@@ -94,8 +94,8 @@ struct MergeDrafts {
   }
 };
 
-// Adds one adapter, which is this checkpoint of the catalog, to what it changes. A tensor of the
-// adapter that is used by nothing is an error among the findings.
+// Adds one adapter, which is this checkpoint of the catalog, to the drafts that it changes. An
+// unused tensor of the adapter is an error among the findings.
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);

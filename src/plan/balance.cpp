@@ -80,7 +80,7 @@ void Balancer::limit(DeviceMapMode mode) {
   }
   const std::uint64_t sharers = accelerators.size() - (low_first ? 1 : 0);
   const std::uint64_t share = tree_.root().bytes / sharers + largest + largest / 4;
-  // The last one keeps what it has, in case the shares are too small after all.
+  // The last one keeps its capacity, in case the shares are too small.
   for (std::size_t i = 0; i + 1 < accelerators.size(); ++i) {
     auto& capacity = devices_[accelerators[i]].second;
     if (!(low_first && i == 0)) capacity = std::min(capacity, share);
@@ -117,7 +117,7 @@ std::uint64_t Balancer::largest_layer(const std::deque<NodeIndex>& todo, std::se
   return largest;
 }
 
-// What is still to be placed and shares a tensor with this module, but lies outside it.
+// Returns unplaced nodes outside of this module that share a tensor with it.
 std::vector<Balancer::NodeIndex> Balancer::tied_nodes(NodeIndex node,
                                                       const std::deque<NodeIndex>& todo) const {
   std::vector<NodeIndex> found;

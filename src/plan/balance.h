@@ -1,7 +1,7 @@
-// A device for each module, worked out from sizes and capacities, with the choices that
-// accelerate's infer_auto_device_map makes: modules are taken in order and split where they do not
-// fit, modules that share a tensor go together, and the first accelerator and the host keep room
-// for the largest layer that may have to come back from a slower place.
+// Computes a device for each module from sizes and capacities, with the same results as
+// accelerate's infer_auto_device_map: modules are placed in order and split if they do not fit,
+// modules that share a tensor stay together, and the first accelerator and the host reserve room
+// for the largest layer that may be brought back from a slower place.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace loadstone {
 
-// A tensor to place. Ties take no room of their own.
+// A tensor to place. Ties take no room.
 struct Placeable {
   std::string_view name;
   std::uint64_t bytes = 0;
-  std::size_t root = 0;  // index of the tensor that this one is a tie of; its own otherwise
+  std::size_t root = 0;  // index of the tensor that this one is tied to, or its own
 };
 
 // The modules of a model, taken from the dots in its tensors' names.
@@ -32,7 +32,7 @@ class ModuleTree {
     std::vector<std::uint32_t> tensors;  // nodes too, those directly in here
     std::uint64_t bytes = 0;
     std::uint64_t direct_bytes = 0;     // of `tensors`
-    std::uint32_t tensor = UINT32_MAX;  // index, where the node is a tensor
+    std::uint32_t tensor = UINT32_MAX;  // index, if the node is a tensor
 
     [[nodiscard]] bool is_tensor() const noexcept { return tensor != UINT32_MAX; }
   };
@@ -54,15 +54,15 @@ using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
                                                         DeviceMapMode mode, Capacities capacities,
                                                         const std::vector<std::string>& no_split);
 
-// The shortest list of module paths that says the same as one device for each tensor.
+// Returns the shortest list of module paths equivalent to one device per tensor.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> device_map_entries(
     const std::vector<Placeable>& tensors, const std::vector<std::string>& devices);
 
-// Whether `path` is the name or one of the modules around it: "a" and "a.b" are of "a.b.c" and of
-// "a.b[0]", "" is of all.
+// Returns true if `path` is the name or contains it: "a" and "a.b" contain "a.b.c" and "a.b[0]", ""
+// contains everything.
 [[nodiscard]] bool is_path_of(std::string_view path, std::string_view name) noexcept;
 
-// Where the next shorter path around a name ends; npos after the shortest that is not empty.
+// Returns the end of the next shorter path that contains a name; npos after the shortest one.
 [[nodiscard]] std::size_t parent_end(std::string_view name) noexcept;
 
 }  // namespace loadstone

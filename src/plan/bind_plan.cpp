@@ -67,7 +67,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
     if (now.bytes != then.bytes) {
       changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
     }
-    // A copy on another machine, or on this one, has a version of its own, or none.
+    // A copy, remote or local, has a different version or none.
     if (!now.version.empty() && !then.version.empty() && now.version != then.version) {
       changed(shards[i], "version", version_text(now.version), version_text(then.version));
     }
@@ -109,7 +109,7 @@ class Binder {
     bind_sources();
     bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      if (index_.at(plan_.targets[i].name) != i) refuse(i, "name", {"the name stands here twice"});
+      if (index_.at(plan_.targets[i].name) != i) refuse(i, "name", {"the name is repeated"});
     }
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
       check_target(i);
@@ -299,7 +299,7 @@ class Binder {
                   {.tensor = plan_.targets[target].name, .field = std::move(place)});
   }
 
-  // Numbers of the file become indices into the catalog.
+  // Turns the file's numbers into indices of the catalog.
   void bind_boxes(std::size_t i, std::string_view field, std::vector<Box>& boxes) const {
     for (std::size_t b = 0; b < boxes.size(); ++b) {
       Box& box = boxes[b];
@@ -363,11 +363,12 @@ class Binder {
       const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
-        refuse_box(i, "boxes",
-                   {.message = "there is no cast from the source's encoding to the target's dtype",
-                    .found = std::string(encoding.name()),
-                    .expected = std::string(name(read_as)),
-                    .box = b});
+        refuse_box(
+            i, "boxes",
+            {.message = "loadstone has no cast from the source's encoding to the target's dtype",
+             .found = std::string(encoding.name()),
+             .expected = std::string(name(read_as)),
+             .box = b});
       }
       if (!moves_whole_bytes(box, bits(read_as))) {
         refuse_box(
@@ -384,7 +385,7 @@ class Binder {
     refuse(i, "dtype", {"a sum is of floats of whole bytes", std::string(name(dtype))});
   }
 
-  // The rule of make_plan(), for whatever wrote the boxes.
+  // Applies the rule of make_plan() to boxes of any origin.
   void check_codes() const {
     const Codes codes(*plan_.catalog);
     const std::vector<bool> delivered = delivered_codes(plan_);
@@ -434,13 +435,13 @@ class Binder {
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
       refuse(i, "name", {"a name that cannot be a file's in the offload folder"});
     }
-    // A plan that lacks a folder says so in its findings, and is not carried out.
+    // A plan without a folder has a finding about it, and is not executed.
     if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
-      refuse(i, "delivery", {"there is no offload folder"});
+      refuse(i, "delivery", {"the plan has no offload folder"});
     }
   }
 
-  // What execute() promises is worked out again, not believed.
+  // Computes the totals again, because execute() relies on them.
   void check_totals() {
     const std::uint64_t bytes_to_read = plan_.bytes_to_read;
     const std::uint64_t bytes_to_write = plan_.bytes_to_write;

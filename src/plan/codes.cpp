@@ -16,7 +16,7 @@ constexpr std::string_view component_advice =
     "give the target the shape and the floating dtype of the numbers, or load the codes together "
     "with their scales into modules that are made for the encoding";
 
-// A module must get these beside codes: scales, and an order of groups where they are in one.
+// The tensors that a module needs with its codes: scales, and the order of groups, if any.
 std::vector<std::uint32_t> needed(const QuantizedTensor& quantized) {
   std::vector<std::uint32_t> all = quantized.scales;
   const auto& sources = quantized.decoding.sources;
@@ -39,7 +39,7 @@ SourceUse Codes::source_use(std::uint32_t tensor, Dtype asked, const Shape* shap
   const auto is_provided = [&](std::uint32_t scale) {
     return is_taken_[scale] || is_known_[scale];
   };
-  if (!encoding.is_dtype()) {  // blocks, which hold their scales, or all except one
+  if (!encoding.is_dtype()) {  // blocks, which contain all scales or all except one
     const bool is_whole =
         quantized == nullptr || std::ranges::all_of(quantized->scales, is_provided);
     if (asked == Dtype::u8) return is_whole ? SourceUse::component : SourceUse::neither;
@@ -75,7 +75,8 @@ Finding Codes::between(const QuantizedTensor& quantized, std::string_view target
   return finding;
 }
 
-// Its own, or that of which it is a scale. Null: blocks without a scale of their own tensor.
+// Returns its own quantized tensor, or the one whose scale it is. Null: blocks without a separate
+// scale.
 const QuantizedTensor* Codes::owner_of(std::uint32_t tensor) const {
   if (const QuantizedTensor* const own = quantized_.find(tensor)) return own;
   const auto& all = quantized_.tensors();
@@ -162,7 +163,7 @@ std::optional<Codes::Lone> Codes::find_lone(const PlannedTarget& target,
 std::vector<bool> delivered_codes(const Plan& plan) {
   std::vector<bool> delivered(plan.catalog->tensors().size(), false);
   for (const PlannedTarget& target : plan.targets) {
-    if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
+    if (target.recipe.merge != nullptr) continue;  // always values
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding == no_decoding) delivered[box.source] = true;
     }

@@ -1,5 +1,5 @@
-// Codes of a quantized tensor are no numbers: they are delivered as they are, together with their
-// scales, or decoded. No cast makes numbers of them. This is the one place that decides which.
+// Codes of a quantized tensor are either delivered unchanged with their scales, or decoded; a cast
+// does not decode them. Only this file decides which.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,37 @@
 
 namespace loadstone {
 
-// How a target takes the tensor that it gets.
+// The use of a tensor by a target.
 enum class SourceUse : std::uint8_t {
-  plain,      // its numbers, as they are in the file or cast
-  component,  // a part of a quantized tensor, as it is: never cast
-  numbers,    // those that its codes stand for
+  plain,      // its values, unchanged or cast
+  component,  // a component of a quantized tensor, unchanged: never cast
+  numbers,    // decoded values of its codes
   neither,    // something between the two, which is refused
 };
 
-// One catalog's quantized tensors, and which of their components targets take. The catalog must
-// outlive it. Not thread-safe while it is told of targets.
+// A catalog's quantized tensors, and the components that targets use. The catalog must outlive it.
+// Not thread-safe while targets are added.
 class Codes {
  public:
   explicit Codes(const Catalog& catalog);
 
-  // A target of the model takes the tensor under its name.
+  // Records that a target uses the tensor under its name.
   void mark_taken(std::uint32_t tensor) { is_taken_[tensor] = true; }
   // The caller answers for it.
   void mark_known(std::uint32_t tensor) { is_known_[tensor] = true; }
 
-  // For a target to which the model gave the dtype `asked`. A target is a component where it has
-  // the component's dtype and shape, and all scales that the codes need have targets too. It gets
-  // numbers where it is floating, no likeness of the codes, and no scale of theirs has a target.
-  // `shape`: the target's, where it takes the whole tensor; else null, and dtypes alone say it.
+  // For a target with dtype `asked` in the model. A target is a component if it has the component's
+  // dtype and shape, and all scales that the codes need have targets too. It gets decoded values if
+  // it is floating-point, unlike the codes, and none of their scales has a target. `shape`: the
+  // target's if it uses the whole tensor; null: dtypes alone decide.
   [[nodiscard]] SourceUse source_use(std::uint32_t tensor, Dtype asked, const Shape* shape) const;
 
-  // The error for a target that takes neither a component nor numbers.
+  // Returns the error for a target that can use neither a component nor values.
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
-  // The first tensor that the target gets as it is, without a decoding, where it holds codes of
-  // another dtype than the target's, or where nothing takes their scales. `delivered`: by tensor
-  // of the catalog, whether something takes it.
+  // The first tensor that the target gets without decoding although it contains codes of a dtype
+  // other than the target's, or codes whose scales are unused. `delivered`: by tensor of the
+  // catalog, true if it is used.
   struct Lone {
     std::uint32_t tensor;
     Finding error;
@@ -51,11 +51,11 @@ class Codes {
   [[nodiscard]] std::optional<Lone> find_lone(const PlannedTarget& target,
                                               const std::vector<bool>& delivered) const;
 
-  // Null: the tensor holds no codes of a quantized tensor.
+  // Null: the tensor has no codes.
   [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept {
     return quantized_.find(tensor);
   }
-  // Marks all that belongs to the tensor's codes, and itself.
+  // Marks the tensor and all components of its codes.
   void mark_components(std::uint32_t tensor, std::vector<bool>& marked) const;
 
  private:

@@ -15,7 +15,7 @@ namespace loadstone {
 
 namespace {
 
-// Whether the target has the elements of one whole source in the same order, cast or not.
+// Returns true if the target has the elements of one whole source in the same order, cast or not.
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
   if (target.quantization || target.recipe.merge != nullptr) return false;

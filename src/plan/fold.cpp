@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// A name as text with holes where its numbers are.
+// A name as text with holes in place of its numbers.
 struct NumberedName {
   std::string text;  // each number is '\1'
   std::vector<std::string> numbers;
@@ -37,7 +37,7 @@ NumberedName numbered_name(std::string_view name) {
   return pattern;
 }
 
-// "0-11", or "0,3,5 ..." where numbers are left out.
+// Returns "0-11", or "0,3,5 ..." with gaps.
 std::string range_text(const std::set<std::uint64_t>& numbers) {
   const std::uint64_t first = *numbers.begin();
   const std::uint64_t last = *numbers.rbegin();
@@ -51,14 +51,14 @@ std::string range_text(const std::set<std::uint64_t>& numbers) {
   return text;
 }
 
-// Which numbers each hole of one pattern takes.
+// The numbers in each hole of one pattern.
 class Holes {
  public:
   void add(const std::vector<std::string>& numbers) {
     holes_.resize(numbers.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       holes_[i].texts.insert(numbers[i]);
-      // Longer ones are no counters.
+      // Longer digits are not counters.
       if (numbers[i].size() < 10) holes_[i].values.insert(std::stoull(numbers[i]));
     }
   }

@@ -10,10 +10,10 @@
 
 namespace loadstone {
 
-// Of one code and severity; the others are counted.
+// Findings per code and severity; further ones are counted.
 inline constexpr std::size_t findings_shown_max = 300;
 
-// What people read about one or several targets.
+// The row of one or several targets, as text.
 struct PlanRow {
   std::string name;  // "layer.{0-11}.weight"
   std::uint64_t count = 0;
@@ -21,12 +21,12 @@ struct PlanRow {
   std::string shape;
   std::string dtype;  // "F32", or "BF16 -> F32"
   std::string device;
-  std::string origin;  // with what it takes: "checkpoint, 128 boxes", "tie of 'x'"
-  std::string from;    // the source where it has another name, or how many there are
+  std::string origin;  // with its arguments: "checkpoint, 128 boxes", "tie of 'x'"
+  std::string from;    // the source if its name differs, or the number of sources
   std::uint64_t bytes = 0;
 };
 
-// Of one target, as it is called.
+// The row of one target, with its name.
 [[nodiscard]] PlanRow row_of(const Plan& plan, const PlannedTarget& target);
 
 // In the order of each row's first target.

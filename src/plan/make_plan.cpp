@@ -20,7 +20,7 @@ namespace loadstone {
 
 namespace {
 
-// The production looks at every name, so what is wrong with the skeleton is found before that.
+// Validates the skeleton first, because the production visits every name.
 const Skeleton& validated(const Skeleton& skeleton) {
   skeleton.validate();
   return skeleton;
@@ -101,7 +101,7 @@ void Planner::check_options() const {
     refuse_option("device_map", "a module has two devices", std::string(*same));
 }
 
-// Recipes are plain data, so whoever filled them in may be wrong.
+// Recipes are plain data from callers, so they may be wrong.
 void Planner::check_recipes() {
   std::uint64_t constant_bytes = 0;
   for (const TargetRecipe& recipe : options_.recipes.targets) {
@@ -173,7 +173,7 @@ Plan Planner::run(SinkKind sink) && {
     count_costs(plan_);
     check_budget();
   }
-  // Rules and recipes are many ways to make boxes; this is the one place that vouches for them.
+  // Rules and recipes are many ways to make boxes; all of them are checked here.
   for (const PlannedTarget& target : plan_.targets) {
     if (target.recipe.origin != Origin::checkpoint) continue;
     const std::uint64_t elements = target.shape.numel().value_or(0);
@@ -194,7 +194,7 @@ Plan Planner::run(SinkKind sink) && {
 Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                const PlanOptions& options) {
   return only_errors([&] {
-    if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+    if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
     return Planner(std::move(catalog), skeleton, options).run(SinkKind::memory);
   });
 }

@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// Boxes of an adapter count its own decodings, which now stand behind others.
+// Shifts indices in an adapter's boxes, whose decodings are now appended to others.
 void move_decodings(std::vector<Box>& boxes, std::uint32_t by) {
   for (Box& box : boxes) {
     if (box.decoding != no_decoding) box.decoding += by;
@@ -35,7 +35,7 @@ void move_decodings(Merge& merge, std::uint32_t by) {
 
 }  // namespace
 
-// Why nothing can be added to a target. Targets that have failed are told by their own finding.
+// Returns the reason why nothing can be added to a target. Failed targets have a separate finding.
 std::string Planner::obstacle_of(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   const Origin origin = planned.recipe.origin;
@@ -55,7 +55,7 @@ std::string Planner::obstacle_of(std::size_t root) const {
       name(planned.dtype));
 }
 
-// The checkpoint's own name of a target that has one whole source; empty where there is none.
+// Returns the checkpoint's name of a target with one whole source, or an empty text.
 std::string Planner::source_name(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   if (planned.recipe.origin != Origin::checkpoint || planned.recipe.boxes.size() != 1) return {};
@@ -92,13 +92,13 @@ MergeDrafts Planner::drafts() const {
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i || !is_saved(i)) continue;
     std::string name = source_name(i);
-    if (name.empty() || drafts.contains(name)) continue;  // the model's names go first
+    if (name.empty() || drafts.contains(name)) continue;  // the model's names take precedence
     drafts.other_names.emplace(std::move(name), skeleton_.targets[i].name);
   }
   return drafts;
 }
 
-// Returns the ties whose names have drafts of their own.
+// Returns the ties whose names have separate drafts.
 std::vector<DraftTie> Planner::ties_of(const MergeDrafts& drafts) const {
   std::vector<DraftTie> ties;
   for (std::size_t i = 0; i < roots_.size(); ++i) {
@@ -157,7 +157,7 @@ void Planner::take_draft(std::size_t root, MergeDraft draft, std::uint32_t decod
   static_cast<void>(take_merge(root, std::make_shared<const Merge>(std::move(draft.merge))));
 }
 
-// Sums are of F32. Other targets may read the same decodings in a narrower dtype.
+// Sums are computed in F32. Other targets may use the same decodings in a narrower dtype.
 void Planner::decode_to_f32(std::vector<Box>& boxes) {
   for (Box& box : boxes) {
     if (box.decoding == no_decoding || plan_.decodings[box.decoding].dtype == Dtype::f32) continue;
@@ -172,7 +172,7 @@ void Planner::decode_to_f32(std::vector<Box>& boxes) {
   }
 }
 
-// Sums are of F32, so what they read is never rounded for the sake of a target that reads it too.
+// Sums are computed in F32, so their inputs are never rounded for another target.
 void Planner::keep_numbers(const TargetRecipe& recipe) {
   for_each_box(recipe, [&](const Box& box) {
     if (box.decoding != no_decoding) rounded_[box.decoding].try_emplace(Dtype::f32, box.decoding);

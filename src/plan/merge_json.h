@@ -15,8 +15,8 @@
 
 namespace loadstone {
 
-// The numbers that sources and decodings have in the JSON, in the order of their use. Readers leave
-// the numbers of the JSON.
+// The numbers of sources and decodings in the JSON, in the order of their use. Readers keep the
+// JSON's.
 struct PlanNumbers {
   std::vector<std::uint32_t> sources;  // by index into the catalog
   std::vector<std::uint32_t> decodings;
@@ -24,10 +24,11 @@ struct PlanNumbers {
   std::vector<std::uint32_t> decodings_used;
 };
 
-// Numbers all that the values' boxes name. Throws Error "plan.recipe" for those of another catalog.
+// Numbers all sources and decodings of the values' boxes. Throws Error "plan.recipe" for boxes of a
+// different catalog.
 [[nodiscard]] PlanNumbers number_boxes(const ValueSet& values);
 
-// An index, or some: left out if it is no_decoding.
+// An index, or several: omitted if it is no_decoding.
 template <typename Index>
 struct JsonIndex {
   JsonIndex(Index& given, const std::vector<std::uint32_t>& known) : index(given), numbers(known) {}
@@ -57,8 +58,8 @@ void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndices<std::vector<std::uint32_t>> each);
 
-// An F32, or an optional one, by its bits, so that what is read back is what was written. Left out
-// if it is 0 or none.
+// A float, or an optional one, by its bits, so that it is read back exactly. Omitted if it is 0 or
+// nullopt.
 template <typename Number>
 struct JsonBits {
   explicit JsonBits(Number& given, std::string_view refusal = "too large")

@@ -1,4 +1,4 @@
-// The tensors of joined checkpoints as merges see them: numbers, whatever they are kept as.
+// The tensors of joined checkpoints for merges: decoded values, in any encoding.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace loadstone {
 
-// A tensor by the name that a model knows it by.
+// A tensor under its name in the model.
 struct MergeSource {
-  std::uint32_t tensor = 0;  // the data, where it is quantized
+  std::uint32_t tensor = 0;  // the codes, if it is quantized
   Shape shape;
-  Dtype dtype = Dtype::f32;  // in the file; F32 of what is decoded, BF16 of FP8 without scales
+  Dtype dtype = Dtype::f32;  // in the file; F32 if decoded, BF16 for FP8 without scales
   bool is_decoded = false;
   bool is_number = false;  // a float, or decoded
 };
 
-// Whether merges compute with numbers of this dtype.
+// Returns true if merges can compute with this dtype.
 [[nodiscard]] bool is_merged_dtype(Dtype dtype) noexcept;
 
 using MergeSources = std::map<std::string, MergeSource, std::less<>>;
@@ -34,16 +34,16 @@ class MergeNumbers {
  public:
   explicit MergeNumbers(std::shared_ptr<const Catalog> catalog) : catalog_(std::move(catalog)) {}
 
-  // Those of one checkpoint. What cannot be decoded is added to `findings`.
+  // Returns the tensors of one checkpoint. Adds findings for those that cannot be decoded.
   [[nodiscard]] MergeSources sources(std::uint32_t checkpoint,
                                      std::vector<Finding>& findings) const;
   [[nodiscard]] View view(const MergeSource& source) const;
-  // Of a view that was made of the source's.
+  // Returns the boxes of a view of the source.
   [[nodiscard]] std::vector<Box> boxes(const MergeSource& source, const View& view);
   [[nodiscard]] std::vector<Box> boxes(const MergeSource& source) {
     return boxes(source, view(source));
   }
-  // All that boxes count on; none of them is left here.
+  // Returns all decodings of the boxes, and keeps none.
   [[nodiscard]] std::vector<Decoding> take_decodings() { return std::move(decodings_); }
 
  private:

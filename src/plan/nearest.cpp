@@ -26,7 +26,7 @@ std::uint64_t hash_of(const Shape& shape) {
   return hash;
 }
 
-// Where the longest ending begins that is looked at.
+// Returns the position of the longest suffix to consider.
 std::size_t first_ending(std::string_view name) {
   std::size_t begin = name.size();
   for (std::size_t i = 0; i < endings_max; ++i) {
@@ -40,7 +40,7 @@ std::size_t first_ending(std::string_view name) {
 
 constexpr std::size_t template_groups_max = 9;  // templates know $1 to $9
 
-// Runs of digits and of other characters, in turn.
+// Alternating runs of digits and of other characters.
 std::vector<std::string_view> runs_of(std::string_view name) {
   std::vector<std::string_view> runs;
   while (!name.empty()) {
@@ -89,7 +89,7 @@ void NearestNames::add(std::string_view name, const Shape* shape) {
 void NearestNames::collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const {
   for (std::size_t begin = first_ending(name);;) {
     const auto dot = name.find('.', begin);
-    // A last word alone ("weight") says nothing, unless it is all there is of one of the two names.
+    // A last word alone ("weight") is not specific, unless one of the two names has no other.
     const bool is_last = dot == std::string_view::npos;
     if (const auto entry = endings_.find(name.substr(begin)); entry != endings_.end()) {
       for (const std::uint32_t index : entry->second) {

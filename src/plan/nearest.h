@@ -13,8 +13,8 @@
 
 namespace loadstone {
 
-// Names to choose from, with their shapes. Names come before shapes: equal endings first (a prefix
-// is what differs most often), then few edits. Not thread-safe: it keeps count of the work done.
+// Candidate names with their shapes. Ranks names before shapes: equal suffixes first (a prefix is
+// the most frequent difference), then few edits. Not thread-safe: it counts its work.
 class NearestNames {
  public:
   // Both must outlive this. A missing shape is null.
@@ -41,9 +41,8 @@ class NearestNames {
   std::uint64_t comparisons_ = 0;
 };
 
-// A rule for somebody to copy who has the right tensor under another name: the rename, as JSON,
-// that makes `target` of `source`. Where both hold the same numbers in the same order, it holds for
-// any numbers: one rule for all layers.
+// Suggests a rename, as a JSON rule, that makes `target` from `source`. If both contain the same
+// numbers in the same order, it applies to all numbers: one rule for all layers.
 [[nodiscard]] std::string suggested_rule(std::string_view source, std::string_view target);
 
 }  // namespace loadstone

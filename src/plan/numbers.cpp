@@ -13,13 +13,13 @@
 
 namespace loadstone {
 
-// Components are told by whether their scales are wanted too, so all names go first.
+// Components depend on targets for their scales, so all names are marked first.
 void Planner::mark_taken_codes() {
   if (plan_.catalog->quantized().empty()) return;
   for (const std::string& name : options_.caller.known_sources) {
     if (const auto known = plan_.catalog->find(name)) codes_.mark_known(*known);
   }
-  // Recipes read numbers by what kernels need: some components are left over.
+  // Recipes read the inputs of kernels, so some components remain unused.
   for (const Decoding& decoding : plan_.decodings) {
     codes_.mark_components(decoding.sources.front(), accounted_);
   }
@@ -38,7 +38,8 @@ void Planner::mark_taken_codes() {
   }
 }
 
-// Sources that are taken as numbers become so. Where they are neither, `culprit` is the first.
+// Switches sources to decoded values if necessary. If a source is neither, `culprit` is the first
+// one.
 SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
                                      std::uint32_t& culprit) {
   SourceUse all = SourceUse::plain;
@@ -63,19 +64,19 @@ SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
     if (!is_source || box.decoding != no_decoding) continue;
     SourceUse one = codes_.source_use(box.source, target.dtype, nullptr);
     const bool has_blocks = !plan_.catalog->tensors()[box.source].encoding.is_dtype();
-    if (has_blocks && one == SourceUse::component) one = SourceUse::neither;  // boxes count numbers
+    if (has_blocks && one == SourceUse::component) one = SourceUse::neither;  // boxes count values
     join(one, box.source);
   }
   return all;
 }
 
-// True: the target has failed, because what it gets is neither component nor numbers, or because
-// the codes cannot be read.
+// Returns true if the target failed: its source is neither component nor values, or cannot be
+// decoded.
 bool Planner::refuse_codes(std::size_t root, const Produced& produced, SourceUse taking,
                            std::uint32_t culprit) {
   const Target& target = skeleton_.targets[root];
   if (taking == SourceUse::neither) {
-    // The caller tells what is wrong with it.
+    // The caller reports it.
     if (options_.caller.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
@@ -103,8 +104,8 @@ std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   return known->second;
 }
 
-// The one of a recipe: kernels round the F32 that they compute, so what is wanted in a narrower
-// dtype comes in that, the same bits without a cast.
+// Returns the decoding for a recipe: kernels round the F32 that they compute, so a narrower dtype
+// is decoded directly, with the same bits as a cast.
 std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   const Decoding& decoding = options_.recipes.decodings[given];
   if (decoding.dtype != Dtype::f32) return given;
@@ -141,8 +142,8 @@ bool Planner::decode_boxes(std::size_t root) {
   return true;
 }
 
-// The boxes of a recipe were made for tensors as they are; numbers stand in the same places where
-// there is one for each code. False: the target has failed.
+// Decodes the sources of a recipe, whose boxes were made for undecoded tensors: values have the
+// same places if there is one per code. Returns false if the target failed.
 bool Planner::decode_recipe(std::size_t root) {
   const auto& tensors = plan_.catalog->tensors();
   std::vector<Box> boxes = plan_.targets[root].recipe.boxes;
@@ -163,7 +164,7 @@ bool Planner::decode_recipe(std::size_t root) {
   return set_boxes(root, std::move(boxes));
 }
 
-// Scales beside weights that are not quantized, unless a target takes them.
+// Reports scales of unquantized weights, unless a target uses them.
 void Planner::report_unused_scales() {
   for (const Finding& finding : plan_.catalog->quantized().findings()) {
     if (finding.severity == Severity::error) continue;
@@ -181,8 +182,8 @@ void Planner::report_unused_scales() {
   }
 }
 
-// Weights that belong behind transforms, unless the model takes the transforms too. Codes may go
-// into modules of the library, which then applies transforms that it does not store.
+// Rejects weights that need transforms, unless the model gets the transforms too. Codes may go into
+// modules of the library, which then applies transforms that it does not store.
 void Planner::refuse_transforms() {
   std::optional<Finding> found = transform_finding(*plan_.catalog);
   if (!found) return;
@@ -198,7 +199,7 @@ void Planner::refuse_transforms() {
   if (are_stored || !plan_.decodings.empty()) add(*std::move(found));
 }
 
-// Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.
+// Runs when all recipes are known: codes with unused scales are meaningless in any dtype.
 void Planner::refuse_lone_codes() {
   if (plan_.catalog->quantized().empty()) return;
   std::vector<bool> delivered = delivered_codes(plan_);

@@ -1,4 +1,4 @@
-// Where each target goes, and how it gets there.
+// The device and delivery of each target.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -102,7 +102,7 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
   }
 }
 
-// Without a map values go to where the model at hand holds its tensors.
+// Without a map values go to the devices of the live model's tensors.
 void Planner::place_as_held(std::vector<std::string>& devices) {
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     const Held* const held = roots_[i] == i ? held_by_model(i) : nullptr;
@@ -121,7 +121,7 @@ void Planner::place_as_held(std::vector<std::string>& devices) {
   }
 }
 
-// An entry that places nothing: its module's tensors have entries of their own, or it is mistyped.
+// Reports an entry that places nothing: its tensors have other entries, or it is mistyped.
 void Planner::report_idle(const std::string& path) {
   const DeviceMap& map = options_.device_map;
   const auto known = std::ranges::find_if(
@@ -148,12 +148,12 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
   add({.severity = Severity::error,
        .code = "plan.device_map",
        .target = first,
-       .message = fmt::format("the device map says nothing about {}",
+       .message = fmt::format("the device map does not cover {}",
                               name_list({&first, 1}, uncovered.size())),
        .suggestion = "an entry for the module \"\" covers the rest"});
 }
 
-// The last word on device, origin and delivery.
+// Determines device, origin and delivery.
 void Planner::settle(PlannedTarget& target, const std::string& device) {
   target.device = device;
   Recipe& recipe = target.recipe;
@@ -184,7 +184,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   target.delivery = is_view ? Delivery::file_view : Delivery::memory;
 }
 
-// Whoever reads an offload folder takes what is there for the whole tensor.
+// Readers of an offload folder treat every tensor as a whole one.
 void Planner::refuse_slice_on_disk(std::size_t target) {
   const Target& wanted = skeleton_.targets[target];
   if (!wanted.slice) return;
@@ -221,7 +221,7 @@ void Planner::check_offload() {
   if (!unaligned.sources.empty()) {
     unaligned.message = name_list(unaligned.sources, unaligned.sources.size(), 1) +
                         (is_far ? " cannot be a view of a file on another machine, and is copied"
-                                : " cannot be a view of the file, for where it stands there, and "
+                                : " cannot be a view of the file, because of its offset, and "
                                   "is copied");
     add(std::move(unaligned));
   }
@@ -229,7 +229,7 @@ void Planner::check_offload() {
   add({.severity = Severity::error,
        .code = "plan.offload_folder",
        .message = fmt::format(
-           "{} targets placed on disk have to be written there, but there is no offload "
+           "{} targets placed on disk must be written there, but the plan has no offload "
            "folder",
            written),
        .suggestion = "give an offload folder, or more memory to other devices"});
@@ -241,7 +241,7 @@ void Planner::check_budget() {
     const auto peak = plan_.peak_bytes.find(device);
     std::uint64_t needed = peak == plan_.peak_bytes.end() ? 0 : peak->second;
     if (options_.device_map.mode) {
-      // A computed map keeps to the capacities as far as tensors go; staging is beside them.
+      // A computed map limits only tensors to the capacities, not staging.
       needed = 0;
       for (const PlannedTarget& target : plan_.targets) {
         if (target.device == device && target.delivery == Delivery::memory) {

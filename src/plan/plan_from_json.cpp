@@ -20,7 +20,7 @@ namespace loadstone {
 
 namespace {
 
-// Shards stand in the root or below it; the plan's word for where is not trusted.
+// Shards must be in the root or below it; the plan is not trusted to place them elsewhere.
 bool is_inside(std::string_view path) {
   if (path.empty() || path.front() == '/') return false;
   while (!path.empty()) {
@@ -34,16 +34,16 @@ bool is_inside(std::string_view path) {
   return true;
 }
 
-// A root may be given as the one shard's own path too.
+// A root may also be the path of the only shard.
 std::string folder_of(const std::string& root, Storage& storage) {
   if (is_remote(root)) return find_remote(storage, root).folder;
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 
-// Where a checkpoint's shards are opened, and who says so. Not thread-safe; used once.
+// Finds the folder of a checkpoint's shards. Not thread-safe; used once.
 class ShardFinder {
  public:
-  // `root`: the caller's word; empty: none. `is_first`: it is no adapter.
+  // `root`: from the caller; may be empty. `is_first`: it is not an adapter.
   ShardFinder(const SavedCheckpoint& saved, const OpenOptions& options, const std::string& root,
               const PlanPaths& paths, bool is_first)
       : saved_(saved),
@@ -60,7 +60,7 @@ class ShardFinder {
     std::vector<std::string> shards;
     for (const SavedShard& shard : saved_.shards) {
       shards.push_back(join_path(folder, shard.path));
-      // A link in the way leads out of the checkpoint's folder only by the caller's word.
+      // A link may lead out of the checkpoint's folder only if the caller allows it.
       static_cast<void>(opener_.open(shards.back(), folder));
     }
     if (!saved_.config_digest.empty()) require_claim(opener_, folder, saved_.config_digest);
@@ -100,7 +100,7 @@ class ShardFinder {
     return folder;
   }
 
-  // Shards beside the plan come first: they need nobody else.
+  // Shards next to the plan come first: they need no host.
   std::string remote_folder() {
     if (plan_folder_holds_all()) return plan_folder_;
     if (!allow_remote_) {
@@ -118,12 +118,12 @@ class ShardFinder {
     try {
       return is_below(opener_.storage.resolve(saved_.root), opener_.storage.resolve(plan_folder_));
     } catch (const Error&) {
-      return false;  // there is no such root
+      return false;  // the root does not exist
     }
   }
 
-  // The plan and its checkpoint were moved together. Adapters stand in folders of their own, and
-  // have the same names and sizes.
+  // Returns true if plan and checkpoint were moved together. Adapters have separate folders, with
+  // the same names and sizes.
   [[nodiscard]] bool plan_folder_holds_all() const {
     if (plan_folder_.empty() || !is_first_) return false;
     return std::ranges::all_of(saved_.shards, [&](const SavedShard& shard) {

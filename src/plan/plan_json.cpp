@@ -36,7 +36,7 @@ void visit_source(auto& visitor, auto& name, auto&& checkpoint, auto& encoding, 
   visit_shape(visitor, shape);
 }
 
-// Numbers and switches of a plan that are saved as they are, and what people read.
+// Figures and switches of a plan that are stored unchanged, for readers.
 template <typename Visitor>
 void visit_totals(Visitor& visitor, Like<Plan> auto& plan) {
   visitor.member("bytes_to_read", plan.bytes_to_read);
@@ -64,7 +64,7 @@ void visit_totals(Visitor& visitor, Like<Plan> auto& plan) {
   }
 }
 
-// The checkpoint that a source is of.
+// Returns the checkpoint of a source.
 std::uint32_t checkpoint_of(const Catalog& catalog, std::uint32_t source) {
   std::uint32_t checkpoint = 0;
   while (source >= catalog.tensors_of(checkpoint).end) ++checkpoint;

@@ -1,4 +1,4 @@
-// A plan as JSON: docs/plan-json.md. What a file says is read first, bound to a catalog after.
+// A plan as JSON: docs/plan-json.md. A file is read first, and bound to a catalog afterwards.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct SavedShard {
   std::string header_digest;
 };
 
-// Where it was, and its files.
+// A checkpoint's former place and files.
 struct SavedCheckpoint {
   std::string root;
-  std::string config_digest;  // of its claim; empty: not known
+  std::string config_digest;  // of its claim; empty: unknown
   std::vector<SavedShard> shards;
 };
 
@@ -39,8 +39,8 @@ struct SavedTieCheck {
   std::string other;
 };
 
-// A plan as a file tells it: nothing is checked against a catalog. Boxes name sources by their
-// position in `sources`; plan.catalog is null.
+// A plan as stored: nothing is checked against a catalog. Boxes refer to positions in `sources`;
+// plan.catalog is null.
 struct SavedPlan {
   std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow it
   std::vector<SavedSource> sources;

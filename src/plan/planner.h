@@ -30,7 +30,7 @@ class Planner {
   Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
           const PlanOptions& options);
 
-  // Costs are those of a load; of values that go to files whoever writes these counts them.
+  // Counts the costs of a load; a writer of files counts its own.
   [[nodiscard]] Plan run(SinkKind sink) &&;
 
  private:
@@ -108,7 +108,7 @@ class Planner {
   void refuse_lone_codes();
   void refuse_transforms();
 
-  // unmatched.cpp: what is left over on either side
+  // unmatched.cpp: unused sources and missing targets
   void report_contests();
   void report_unexpected();
   void report_kept();
@@ -138,12 +138,12 @@ class Planner {
   NamePatterns missing_patterns_;
   Production production_;
   Codes codes_;
-  // Components of what is decoded or refused by name: none of them is left over.
+  // Components of decoded or rejected tensors, which are not reported as unused.
   std::vector<bool> accounted_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
-  // The decodings that those of recipes have become, by dtype.
+  // New decodings for those of recipes, by dtype.
   std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
-  std::map<std::uint32_t, std::uint32_t> f32_decodings_;  // of those of another dtype
+  std::map<std::uint32_t, std::uint32_t> f32_decodings_;  // F32 variants of other decodings
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets
   std::vector<std::size_t> roots_;  // what each is a tie of; itself

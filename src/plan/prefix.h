@@ -19,9 +19,9 @@ struct Stripping {
   std::vector<Finding> findings;
 };
 
-// A prefix goes only where every name has it (several after each other, too) and no name is the
-// model's as it is: of several the fewest that make most names the model's. Where only some names
-// have it, a finding gives the rule to use. `rules` go before it.
+// Strips a prefix only if every name has it (possibly several in sequence) and no name matches the
+// model unchanged: of several candidates, the shortest with the most matches. If only some names
+// have it, a finding gives a rule. `rules` take precedence.
 [[nodiscard]] Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
                                      const std::vector<std::string>& prefixes, const Rules& rules);
 

@@ -22,18 +22,19 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   for (const std::string& name : options.caller.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
-  // A constant stands in the place of a source of its name that nothing else is made of.
+  // A constant replaces a source of its name that nothing else uses.
   for (const TargetRecipe& recipe : options.recipes.targets) {
     RuleMatch match;
     if (recipe.constant == nullptr || rules.match(recipe.target, match)) continue;
     if (const auto known = catalog.find(recipe.target)) taken[*known] = true;
   }
-  // Of several checkpoints the first one names what there is; recipes alone reach the others.
+  // Of several checkpoints the first one determines names; only recipes use the others.
   const std::uint32_t end = catalog.tensors_of(0).end;
   for (std::uint32_t i = 0; i < end && !options.caller.knows_all_sources; ++i) {
     if (!taken[i]) add_named({.source = i, .name = tensors[i].name});
   }
-  // Numbers whose name is none of the file's: "experts.down_proj" of "experts.down_proj_blocks".
+  // Decoded tensors with names that the file lacks: "experts.down_proj" for
+  // "experts.down_proj_blocks".
   for (const QuantizedTensor& each : catalog.quantized().tensors()) {
     const bool has_own_name = each.data < end && tensors[each.data].name != each.name;
     if (!has_own_name || taken[each.data] || options.caller.knows_all_sources) continue;
@@ -196,7 +197,7 @@ std::optional<Problem> Production::split_view(const Produced& item, const Rule& 
                                               View& view) const {
   const auto dim = dim_index(rule.dims[0], view.shape.rank());
   if (!dim) {
-    return Problem{fmt::format("there is no dimension {}", rule.dims[0]), view.shape.text()};
+    return Problem{fmt::format("dimension {} does not exist", rule.dims[0]), view.shape.text()};
   }
   const std::uint64_t extent = view.shape[*dim];
   const std::size_t parts = rule.targets.size();

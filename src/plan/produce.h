@@ -1,4 +1,4 @@
-// What the checkpoint holds once rules have been applied to its names: the tensors it can give.
+// The tensors that the checkpoint provides after rules are applied to its names.
 #pragma once
 
 #include <cstddef>
@@ -25,19 +25,19 @@ struct Member {
   std::string_view name;  // the tensor's, or that of the quantized tensor that it is the data of
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
-  bool is_numbers = false;  // taken as what its codes stand for
+  bool is_numbers = false;  // used as decoded values
 };
 
-// One tensor that the checkpoint gives: a source as it is, what a rule makes of some, or a recipe.
+// One provided tensor: an unchanged source, the result of a rule, or a recipe.
 struct Produced {
   static constexpr std::uint32_t none = UINT32_MAX;
 
   std::string name;
-  std::vector<Member> members;  // in the order in which the rule takes them
+  std::vector<Member> members;  // in the rule's order
   std::uint32_t rule = none;
   std::uint32_t part = 0;       // which of the rule's targets
   std::uint32_t recipe = none;  // index into Recipes::targets
-  bool is_claimed = false;      // a target takes it
+  bool is_claimed = false;      // used by a target
 };
 
 // Two makers of one name.
@@ -54,13 +54,13 @@ class Production {
   [[nodiscard]] std::deque<Produced>& items() noexcept { return items_; }
   [[nodiscard]] Produced* find(std::string_view name);
   [[nodiscard]] const std::vector<Contest>& contests() const noexcept { return contests_; }
-  // How many names each pattern of the rules took, in their order.
+  // Returns the number of matches per pattern of the rules, in their order.
   [[nodiscard]] std::vector<std::size_t> matches() const;
 
-  // The view that a rule (or no rule) makes; not for recipes. Numbers of a quantized source count
-  // from numbers_begin() on; blocks that are taken as they are are bytes.
+  // Returns the view that a rule (or no rule) makes; not for recipes. Decoded values of a quantized
+  // source have indices from numbers_begin(); undecoded blocks are bytes.
   [[nodiscard]] std::optional<Problem> view_of(const Produced& item, View& view) const;
-  // Whether it is a source as it is, under whatever name.
+  // Returns true if it is an unchanged source, under any name.
   [[nodiscard]] bool is_whole(const Produced& item) const;
   // Sources that keep a joining rule from making its target. `shape` is what the model expects.
   [[nodiscard]] SeriesGaps source_gaps(const Produced& item, const Shape& shape) const;

@@ -27,7 +27,7 @@ struct Tensor {
   View view;
   Dtype dtype = Dtype::f32;
   bool rounded = false;
-  bool is_source = false;  // a tensor of the catalog as it is
+  bool is_source = false;  // an unchanged tensor of the catalog
   Constant constant;       // the view then has a shape only
   bool is_packed = false;  // of a block format: a source that can only be decoded
 };
@@ -50,7 +50,7 @@ std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t st
   const std::uint64_t extent = view.shape[dim];
   const std::uint64_t rest = start + size * step - extent;  // of the last step, beyond the end
   const bool reaches_out = start + size * step > extent;
-  if (reaches_out && rest > start) {  // no room for whole steps: the last index by itself
+  if (reaches_out && rest > start) {  // whole steps do not fit: the last index alone
     View last = view;
     if (auto misfit = slice(last, at, start + (size - 1) * step, 1)) return misfit;
     if (auto misfit = slice_steps(view, dim, start, size - 1, step)) return misfit;
@@ -103,7 +103,7 @@ struct RecipeBuilder::Impl {
                                  fmt::format("one of {}", values.size())});
   }
 
-  // For all but add(): constants are no views.
+  // For all operations except add(): constants are not views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
     if (tensor.is_packed) {
@@ -140,7 +140,7 @@ struct RecipeBuilder::Impl {
     return keep({std::move(view), dtype, false, false, {}});
   }
 
-  // A copy that `change` makes another view of.
+  // Returns a copy with a view changed by `change`.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
     return only_errors([&] {
@@ -178,7 +178,7 @@ struct RecipeBuilder::Impl {
 
 RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog) try
     : impl_(std::make_unique<Impl>()) {
-  if (catalog == nullptr) refuse_operation("recipe", {"there is no catalog"});
+  if (catalog == nullptr) refuse_operation("recipe", {"the catalog is null"});
   impl_->catalog = std::move(catalog);
 } catch (...) {
   throw_as_error();
@@ -273,8 +273,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation("cast", {"there is no cast between these",
-                                  fmt::format("{} to {}", source.name(), name(dtype))});
+        refuse_operation(
+            "cast", {"there is no such cast", fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
     }
@@ -349,7 +349,7 @@ void RecipeBuilder::add(std::string target, Value value) {
 Recipes RecipeBuilder::finish() {
   return only_errors([&]() -> Recipes {
     impl_->names.clear();
-    // Decodings stay: values go on to name them.
+    // Keeps decodings, because values still refer to them.
     return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
   });
 }

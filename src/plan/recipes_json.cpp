@@ -26,8 +26,7 @@ constexpr std::uint64_t version = 2;
 constexpr std::size_t recipes_bytes_max = std::size_t{1} << 30;
 constexpr const char* recipe_code = "plan.recipe";
 
-// The encoding of the codes in a source, with all that gives them their values, to be compared.
-// Empty: the source holds values.
+// The encoding of the codes in a source, with all components, for comparison. Empty: plain values.
 std::string codes_of(const Catalog& catalog, std::uint32_t source) {
   const QuantizedTensor* const codes = catalog.quantized().find(source);
   if (codes == nullptr) return {};

@@ -1,4 +1,4 @@
-// Which recipe each target gets, and what stands in its way.
+// Determines the recipe of each target, or the problem that prevents one.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// Whether checkpoints hold it: under its own name or that of a tie.
+// Returns true if checkpoints save it, under its own name or that of a tie.
 bool Planner::is_saved(std::size_t root) const {
   const auto saved = [&](std::size_t i) {
     const TargetKind kind = skeleton_.targets[i].kind;
@@ -189,7 +189,7 @@ bool Planner::set_boxes(std::size_t root, std::vector<Box> boxes) {
     return !plan_.catalog->tensors()[source].encoding.is_dtype();
   });
   if (!is_empty || !has_blocks) return decode_boxes(root);
-  // There is nothing to decode.
+  // Nothing to decode.
   recipe.boxes.clear();
   recipe.origin = Origin::constant;
   recipe.constant = std::make_shared<const std::vector<std::byte>>();
@@ -302,7 +302,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
       finding.code = "plan.encoding";
       finding.message =
           encoding.is_dtype()
-              ? fmt::format("there is no cast from {} ('{}') to {} ('{}')", finding.found,
+              ? fmt::format("loadstone has no cast from {} ('{}') to {} ('{}')", finding.found,
                             printable(source.name), finding.expected, printable(target.name))
               : fmt::format("unsupported encoding {}: '{}' cannot be decoded for '{}'",
                             finding.found, printable(source.name), printable(target.name));
@@ -329,7 +329,7 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced, Sourc
   const bool is_component = taking == SourceUse::component;
   if (kind(target.dtype) != DtypeKind::floating || is_component) return target.dtype;
   if (options_.dtype) return *options_.dtype;
-  // The dtype of codes is none of numbers.
+  // The dtype of codes is not that of values.
   const bool is_plain = produced != nullptr && taking == SourceUse::plain;
   if (!options_.dtype_from_file || !is_plain) return target.dtype;
   if (produced->recipe != Produced::none) {
@@ -356,7 +356,7 @@ MissingPolicy Planner::missing_policy(std::size_t root) const {
   return pattern ? options_.missing_patterns[*pattern].second : options_.missing;
 }
 
-// Ties are one tensor: what holds one of them holds all.
+// Ties are one tensor: memory of one name is memory of all.
 const Held* Planner::held_by_model(std::size_t root) const {
   if (skeleton_.targets[root].held) return &*skeleton_.targets[root].held;
   for (const std::size_t tie : members(root)) {
@@ -365,7 +365,7 @@ const Held* Planner::held_by_model(std::size_t root) const {
   return nullptr;
 }
 
-// The value that is there stays as it is, whatever dtype and encoding others get.
+// Keeps the existing value, with its dtype and encoding.
 bool Planner::keep(std::size_t root) {
   const Held* const held = held_by_model(root);
   PlannedTarget& planned = plan_.targets[root];

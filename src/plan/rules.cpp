@@ -123,8 +123,7 @@ std::size_t group_end(std::string_view text, std::size_t at) {
     } else if (text[at] == '[') {
       in_class = true;
       if (text.substr(at + 1).starts_with('^')) ++at;
-      if (text.substr(at + 1).starts_with(']'))
-        ++at;  // a ']' that stands first is one of the class
+      if (text.substr(at + 1).starts_with(']')) ++at;  // a first ']' is part of the class
     } else if (text[at] == '(') {
       return std::string_view::npos;
     } else if (text[at] == ')') {
@@ -262,7 +261,7 @@ std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_
     } else if (std::string_view("*+?[]{}|)").find(character) != std::string_view::npos) {
       return {};
     } else if (character != '^' && character != '$') {
-      name += character;  // a dot stands for itself: people forget the backslash
+      name += character;  // a literal dot: people forget the backslash
     }
   }
   return re2::RE2::FullMatch(name, pattern) ? name : std::string();

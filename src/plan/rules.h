@@ -39,7 +39,7 @@ struct CompiledRule {
   std::vector<Template> targets;
 };
 
-// What matched a name: groups[0] is the first group. The views are into the name.
+// The match of a name: groups[0] is the first group. Views into the name.
 struct RuleMatch {
   std::uint32_t rule = 0;
   std::uint32_t pattern = 0;
@@ -53,21 +53,22 @@ class CompiledRules {
   explicit CompiledRules(const Rules& rules);
 
   [[nodiscard]] const std::vector<CompiledRule>& rules() const noexcept { return rules_; }
-  // The first rule and pattern that match the whole name. False: none.
+  // Finds the first rule and pattern that match the whole name. Returns false if there is none.
   [[nodiscard]] bool match(std::string_view name, RuleMatch& match) const;
 
  private:
   std::vector<CompiledRule> rules_;
 };
 
-// Whether JSON is rules, and not recipes: a list, or an object that begins with a text.
+// Returns true for the JSON of rules rather than recipes: a list, or an object that begins with a
+// text.
 [[nodiscard]] bool is_rules_json(std::string_view text) noexcept;
 
-// How many tensors an operation takes and makes: a step is from one to one.
+// Number of tensors that an operation reads and makes: a step is from one to one.
 enum class OpKind : std::uint8_t { name_only, joins, cuts, step };
 enum class Count : std::uint8_t { none, one, two, all, any };
 
-// All that is known of an operation, but for what it does.
+// All properties of an operation, except its implementation.
 struct RuleOpRow {
   std::string_view name;
   OpKind kind = OpKind::name_only;
@@ -94,7 +95,7 @@ struct RuleOpRow {
 }
 // clang-format on
 
-// Whether many sources make one target.
+// Returns true if many sources make one target.
 [[nodiscard]] constexpr bool joins_sources(RuleOp op) noexcept {
   return rule_op_row(op).kind == OpKind::joins;
 }

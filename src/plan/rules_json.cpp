@@ -28,7 +28,7 @@ void visit_names(JsonWriter& json, std::string_view field, const std::vector<std
   json.member(field, names);
 }
 
-// The first step of a rule, or one of the others.
+// The first step of a rule, or a further one.
 template <typename Visitor>
 void visit_step(Visitor& visitor, auto& step) {
   visitor.member("op", step.op);
@@ -57,7 +57,7 @@ Rules read_prefixes(const JsonReader& reader, JsonReader::Element value, const J
   const JsonObject checked(reader, value, place);
   for (const auto field : simdjson::dom::object(value)) {
     const JsonPlace at = {&place, field.key, 0};
-    if (field.key == "op") reader.refuse(at, "a rule stands in a list: [{...}]");
+    if (field.key == "op") reader.refuse(at, "rules are a list: [{...}]");
     rules.push_back(prefix_rule(field.key, reader.string(field.value, at)));
   }
   const CompiledRules compiled(rules);

@@ -1,5 +1,5 @@
-// Targets of which the model at hand holds a part: their recipes are those of the whole tensors,
-// and are cut when all of them are known.
+// Targets of which the live model has a part: their recipes are made for whole tensors, and cut
+// when all of them are known.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace loadstone {
 
 namespace {
 
-// The slice of a value that is known before anything is read.
+// Cuts a value that is known before anything is read.
 Constant slice_constant(const Recipe& recipe, Dtype dtype, const std::vector<Box>& boxes,
                         std::uint64_t elements) {
   const std::size_t bytes = bits(dtype) / 8;
@@ -52,7 +52,7 @@ std::string slice_recipe(const Target& target, PlannedTarget& planned) {
   recipe.boxes = std::move(boxes);
   const auto is_decoded = [](const Box& box) { return box.decoding != no_decoding; };
   if (kept == 0 && std::ranges::any_of(recipe.boxes, is_decoded)) {
-    recipe.boxes.clear();  // there is nothing to decode
+    recipe.boxes.clear();  // nothing to decode
     recipe.origin = Origin::constant;
     recipe.constant = std::make_shared<const std::vector<std::byte>>();
   }

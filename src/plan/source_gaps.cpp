@@ -1,4 +1,4 @@
-// Which sources of a stack or concat are not there, and what they would be called.
+// Missing sources of a stack or concat, with their expected names.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// The groups that tell the sources of one target apart, as one text.
+// Returns the groups that distinguish the sources of one target, as one text.
 std::string key_of(const Member& member, const Template& target) {
   std::string key;
   for (std::size_t g = 0; g < member.groups.size(); ++g) {
@@ -23,7 +23,7 @@ std::string key_of(const Member& member, const Template& target) {
   return key;
 }
 
-// The one group that the target does not use; nothing where there are none or several.
+// Returns the only group that the target does not use; nullopt if there are none or several.
 std::optional<std::size_t> counting_group(const Member& member, const Template& target) {
   std::optional<std::size_t> found;
   for (std::size_t g = 0; g < member.groups.size(); ++g) {
@@ -41,7 +41,7 @@ std::string renumbered(std::string_view name, std::string_view group, std::uint6
   return result.replace(begin, group.size(), std::to_string(number));
 }
 
-// How many sources of each pattern the model's shape asks for; 0: not known.
+// Returns the number of sources per pattern that the model's shape requires; 0: unknown.
 std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
   const bool stacks =
       rule.op == RuleOp::stack_concat || (rule.op == RuleOp::stack && rule.sources.size() == 1);
@@ -95,7 +95,7 @@ class GapFinder {
     }
   }
 
-  // Patterns without a match, and keys that are no numbers which some of the patterns have.
+  // Finds patterns without a match, and non-numeric keys that only some patterns have.
   void find_unmatched(const Template& target) {
     const bool wants_all = rule_.rule.op == RuleOp::stack_concat;
     std::vector<std::unordered_set<std::string, NameHash, std::equal_to<>>> has(
@@ -122,7 +122,8 @@ class GapFinder {
     }
   }
 
-  // Name of the partner's tensor of this number; empty where the rule would not find it.
+  // Returns the name of a partner's tensor with this number, or an empty text if the rule would not
+  // match it.
   [[nodiscard]] std::string name_of(std::uint32_t partner, std::uint64_t number) const {
     const std::size_t first = first_of_[partner];
     const Member& example = *numbered_[first];
@@ -133,8 +134,8 @@ class GapFinder {
     return is_found ? name : std::string();
   }
 
-  // Counting from 1 is as good as from 0 where nothing is short, and a pattern such as (1[2-9])
-  // does not miss what it would not find.
+  // Numbers may start at 0 or 1 if the count is complete, and a pattern such as (1[2-9]) lacks only
+  // numbers that it could match.
   [[nodiscard]] std::uint64_t first_number(std::uint64_t count) const {
     std::uint64_t first = UINT64_MAX;
     for (const SeriesMember& member : series_) {

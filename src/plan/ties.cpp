@@ -1,5 +1,5 @@
-// The one place that decides what a tie means for a plan: which name's value is loaded, what the
-// other names of the checkpoint mean, and when the names become tensors of their own.
+// Decides, only here, what a tie means for a plan: the name whose value is loaded, the meaning of
+// the checkpoint's other names, and when names become separate tensors.
 #include "plan/ties.h"
 
 #include <fmt/format.h>
@@ -54,8 +54,8 @@ Finding split_finding(const std::vector<SameValue>& values) {
   std::string message =
       kept.empty()
           ? fmt::format(
-                "adapters change {}, which are tied, each in its own way: each becomes a "
-                "tensor of its own",
+                "adapters change the tied names {} differently: each becomes a "
+                "separate tensor",
                 name_list(changed))
           : fmt::format(
                 "adapters change {}, which {} tied to {}: {} the base's value as {} of "
@@ -123,7 +123,7 @@ const std::vector<std::size_t>& Planner::members(std::size_t root) const {
   return found == groups_.end() ? none : found->second;
 }
 
-// Ties are one tensor, so any of their names will do; the root's own goes first.
+// Ties are one tensor, so any of their names provides the value; the root's own name has priority.
 Produced* Planner::choose_produced(std::size_t root) {
   Produced* chosen = production_.find(skeleton_.targets[root].name);
   if (chosen != nullptr) chosen->is_claimed = true;
@@ -161,7 +161,7 @@ bool Planner::refuse_other_names(std::size_t root, const Produced& chosen) {
   return false;
 }
 
-// Nothing if a rule cannot make it.
+// nullopt if a rule cannot make it.
 std::optional<Shape> Planner::shape_of(const Produced& produced) const {
   if (produced.recipe != Produced::none) return options_.recipes.targets[produced.recipe].shape;
   View view;
@@ -169,7 +169,7 @@ std::optional<Shape> Planner::shape_of(const Produced& produced) const {
   return view.shape;
 }
 
-// Returns true if both take one whole tensor in the same way, so that their sources compare.
+// Returns true if both use one whole tensor in the same way, so that their sources can be compared.
 bool Planner::has_same_boxes(const Produced& first, const Produced& second) const {
   if (first.members.size() != 1 || second.members.size() != 1) return false;
   if (production_.is_whole(first) && production_.is_whole(second)) return true;
@@ -186,7 +186,7 @@ bool Planner::has_same_boxes(const Produced& first, const Produced& second) cons
   return box == a.boxes.front();
 }
 
-// Values are compared when they are read; until then nobody knows whether they are equal.
+// Values are compared when they are read; until then it is unknown if they are equal.
 void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& chosen,
                             const Produced& other) {
   const auto& tensors = plan_.catalog->tensors();
@@ -222,7 +222,7 @@ void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& c
 // Names with a new root get the recipe of the old one, before adapters change it.
 void Planner::split_ties(const TieRoots& roots) {
   std::vector<std::pair<std::size_t, std::size_t>> changed;
-  std::vector<std::size_t> fresh;  // roots that were none
+  std::vector<std::size_t> fresh;  // new roots
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     const auto root = roots.find(skeleton_.targets[i].name);
     if (root == roots.end()) continue;
@@ -240,7 +240,7 @@ void Planner::split_ties(const TieRoots& roots) {
   for (const std::size_t root : fresh) take_own_value(root);
 }
 
-// A name with a tensor of its own has the value that the checkpoint holds of it, if it does.
+// Gives a name with a separate tensor the checkpoint's value of that name, if there is one.
 void Planner::take_own_value(std::size_t root) {
   if (production_.find(skeleton_.targets[root].name) == nullptr) return;
   forget_check(root);
@@ -256,7 +256,7 @@ void Planner::forget_check(std::size_t tie) {
   });
 }
 
-// One tensor that adapters change cannot stand for two values, unless they replace it.
+// One tensor that adapters change cannot have two values, unless they replace it.
 void Planner::settle_checks(const MergeDrafts& drafts) {
   std::vector<std::size_t> idle;
   for (TieCheck& check : plan_.tie_checks) {

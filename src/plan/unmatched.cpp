@@ -1,4 +1,4 @@
-// What is left over on either side, and what may have been meant.
+// Unused sources and missing targets, with suggestions.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void Planner::report_unexpected() {
   unexpected_begin_ = plan_.findings.size();
   if (options_.unexpected == UnexpectedPolicy::ignore) return;
   for (const Produced& item : production_.items()) {
-    // Numbers under a name of their own are told of by their components' names.
+    // Decoded values with a separate name are reported by their components' names.
     const bool is_told = std::ranges::all_of(item.members, [&](const Member& member) {
       return member.is_numbers || accounted_[member.source];
     });
@@ -111,7 +111,7 @@ void Planner::suggest() {
   std::vector<const Produced*> items;
   for (const Produced& item : production_.items()) {
     if (item.is_claimed) continue;
-    // What rules make has a shape too, but to know it is not worth the work.
+    // Results of rules have a shape too, but computing it is not worth the work.
     const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none &&
                           !item.members.front().is_numbers;
     names.add(item.name,
@@ -132,7 +132,7 @@ void Planner::suggest() {
       text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
       reverse.try_emplace(items[nearest[n]]->name, target.name);
     }
-    // One rule may hold for all layers: it is said once.
+    // One rule may apply to all layers: it is suggested once.
     const auto [rule, is_new] =
         rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
     text += is_new ? "? A rule that maps it: [" + *rule + "]" : "? The rule above maps it";

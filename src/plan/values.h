@@ -1,4 +1,4 @@
-// A plan lowered to the values that the engine makes.
+// Lowers a plan to the values that the engine makes.
 #pragma once
 
 #include "boxes/value.h"

@@ -90,7 +90,7 @@ void add_figures(std::string& text, const Plan& plan) {
     text += fmt::format(", {} to write to {}", human_bytes(plan.bytes_to_write),
                         printable(plan.offload_folder));
   }
-  text += "\nmemory   the plan says: peak ";
+  text += "\nmemory   planned: peak ";
   const char* separator = "";
   for (const auto& [device, bytes] : plan.peak_bytes) {
     text += fmt::format("{}{} on {}", separator, human_bytes(bytes), printable(device));
@@ -110,7 +110,7 @@ Verdict verdict_of(const Plan& plan, const std::string& loaded) {
   const std::uint64_t warnings = count_of(Severity::warning);
   if (errors > 0) {
     return {Severity::error, counted(errors, "error") + ": this plan cannot be carried out",
-            "Nothing was read. Mend what stands below, then plan again."};
+            "Nothing was read. Fix the errors below, then plan again."};
   }
   Verdict verdict = {Severity::info, "OK: every target has an origin", "The load can begin."};
   if (!loaded.empty()) {
@@ -129,7 +129,7 @@ std::string proved_text(const Plan& plan) {
     return target.recipe.origin == Origin::excluded;
   });
   if (excluded == 0) return "Every target has a value, and an origin for it.";
-  return "Every target has a value and an origin, but for " +
+  return "Every target has a value and an origin, except " +
          counted(static_cast<std::uint64_t>(excluded), "target") + " without one on purpose.";
 }
 

@@ -12,12 +12,12 @@
 namespace loadstone {
 
 struct Verdict {
-  Severity severity = Severity::info;  // of the worst finding; info: nothing stands in the way
+  Severity severity = Severity::info;  // of the worst finding; info: no problem
   std::string first;                   // whether it can be done, or was
   std::string next;                    // what to do
 };
 
-// `loaded` is what to say of the load that carried the plan out; empty: there was none.
+// `loaded`: the sentence about a completed load; empty: none.
 [[nodiscard]] Verdict verdict_of(const Plan& plan, const std::string& loaded = {});
 
 // The sentence that a load which followed the plan has proved.

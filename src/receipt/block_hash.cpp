@@ -33,7 +33,7 @@ class Xxh3 final : public BlockHash {
   [[nodiscard]] BlockDigest finish() override { return bytes_of(XXH3_128bits_digest(&state_)); }
 
  private:
-  XXH3_state_t state_;  // wants 64 bytes of alignment, which C++20's new gives
+  XXH3_state_t state_;  // needs 64 bytes of alignment, which C++20's new provides
 };
 
 }  // namespace

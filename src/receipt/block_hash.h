@@ -15,10 +15,10 @@ namespace loadstone {
 
 inline constexpr std::uint64_t receipt_block_bytes = 1u << 20;
 
-// As many bytes as its kind has; the others are zeros.
+// As many bytes as the kind has, followed by zeros.
 using BlockDigest = std::array<std::byte, 32>;
 
-// Bytes that come one after the other. Not thread-safe.
+// Hashes consecutive bytes. Not thread-safe.
 class BlockHash {
  public:
   virtual ~BlockHash() = default;
@@ -26,21 +26,21 @@ class BlockHash {
   [[nodiscard]] virtual BlockDigest finish() = 0;
 };
 
-// A digest is of a block of data, or of the list of all blocks: no list has a block's digest. Of a
-// whole file it is the plain one, as others publish it.
+// A digest covers a block of data, or a list of blocks, with different tags. For a whole file it is
+// the plain digest that others publish.
 enum class HashOf : std::uint8_t { block, tree, file };
 
 // Throws Error "receipt.digest" where the kind is not built in, "memory.host".
 [[nodiscard]] std::unique_ptr<BlockHash> make_hash(DigestKind kind, HashOf what);
 [[nodiscard]] BlockDigest hash_block(DigestKind kind, std::span<const std::byte> bytes);
-// Of all blocks of the ranges, in their order. Hexadecimal.
+// Hexadecimal digest of all blocks of the ranges, in their order.
 [[nodiscard]] std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
                                       std::span<const BlockDigest> blocks);
 
 // In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
 [[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);
 [[nodiscard]] bool has_sha256() noexcept;
-// SHA-1 of a file of so many bytes as git names it; its digest has 20 bytes.
+// Computes git's SHA-1 of a file of this size; the digest has 20 bytes.
 [[nodiscard]] std::unique_ptr<BlockHash> make_git_hash(std::uint64_t bytes);
 [[nodiscard]] std::string hexadecimal(std::span<const std::byte> digest);
 

@@ -8,14 +8,14 @@
 
 namespace loadstone {
 
-// Of an item: its number among all blocks, and its bytes.
+// A block of an item: its index among all blocks, and its bytes.
 struct DigestTable::Block {
   std::uint64_t index = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-// Bytes of a block that have come, but not all.
+// A block whose bytes have arrived in part.
 struct DigestTable::OpenBlock {
   std::mutex mutex;                 // taken behind the item's, and guards all that follows
   std::unique_ptr<BlockHash> hash;  // of all up to `at`
@@ -32,7 +32,7 @@ struct DigestTable::Item {
   std::mutex mutex;
   // Guarded by mutex, as all that follows.
   std::uint64_t bytes_left = 0;
-  std::vector<BlockDigest> blocks;  // none before the first one and after the last one
+  std::vector<BlockDigest> blocks;  // empty before the first block and after the last
   std::vector<bool> is_there;
   std::map<std::uint64_t, std::shared_ptr<OpenBlock>> open;
 };
@@ -148,7 +148,7 @@ std::optional<BlockDigest> DigestTable::append(OpenBlock& open, const Block& blo
     open.waiting.erase(first);
   }
   if (open.at != block.end) return std::nullopt;
-  open.is_given_up = true;  // nothing more is wanted
+  open.is_given_up = true;  // further bytes are ignored
   return open.hash->finish();
 }
 

@@ -20,11 +20,10 @@ namespace loadstone {
 // Receives the bytes of each read; false from it ends the work early.
 using GoesOn = std::function<bool(std::uint64_t bytes)>;
 
-// A block that comes in one update is hashed at once, without a lock. One that comes in parts is
-// hashed in order, under a lock of its own; a part that comes too early is copied until its turn.
-// Copies take at most `waiting_bytes_max`; beyond, their blocks are given up, and
-// complete() has them read again. Bytes that come twice are hashed once. update() is thread-safe;
-// add() comes before it.
+// Hashes a block that arrives in one update at once, without a lock. Parts of a block are hashed in
+// order, under the block's lock; a part that arrives early is copied until its turn. Copies take at
+// most `waiting_bytes_max`; blocks beyond are given up, and complete() has them read again.
+// Repeated bytes are hashed once. update() is thread-safe; add() comes before it.
 class DigestTable {
  public:
   static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
@@ -42,12 +41,12 @@ class DigestTable {
   // Ranges in ascending order that do not touch; empty ones do not count. Returns the item's
   // number.
   std::uint32_t add(std::vector<ByteRange> ranges);
-  // Bytes outside the item's ranges are left aside.
+  // Ignores bytes outside of the item's ranges.
   void update(std::uint32_t item, std::uint64_t begin, std::span<const std::byte> bytes);
   // Reads the missing bytes, bytes_left() in all. Called once an item. False: it was ended early.
   bool complete(std::uint32_t item, const Read& read, const GoesOn& goes_on = {});
   [[nodiscard]] std::uint64_t bytes_left(std::uint32_t item) const;
-  // Of an item that is complete. Error "internal" otherwise.
+  // Requires a complete item; Error "internal" otherwise.
   [[nodiscard]] const std::string& digest(std::uint32_t item) const;
 
   [[nodiscard]] DigestKind kind() const noexcept { return kind_; }
@@ -63,7 +62,7 @@ class DigestTable {
   bool visit_blocks(const Item& item, std::uint64_t begin, std::uint64_t end, const Visit& visit);
   void update_block(Item& item, const Block& block, std::uint64_t begin,
                     std::span<const std::byte> bytes);
-  // Returns the block's digest once all of it has come.
+  // Returns the block's digest once all bytes have arrived.
   [[nodiscard]] std::optional<BlockDigest> append(OpenBlock& open, const Block& block,
                                                   std::uint64_t begin,
                                                   std::span<const std::byte> bytes);

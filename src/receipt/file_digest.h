@@ -12,13 +12,13 @@
 
 namespace loadstone {
 
-// Returns the digest of ranges, which count from `begin` on; empty if it was ended early. Takes a
-// MiB of memory.
+// Returns the digest of ranges relative to `begin`; empty if it was cancelled. Takes 1 MiB of
+// memory.
 [[nodiscard]] std::string file_digest(DigestKind kind, ByteSource& file, std::uint64_t begin,
                                       const std::vector<ByteRange>& ranges,
                                       const GoesOn& goes_on = {});
 
-// All of a tensor's ranges, where the receipt leaves them out.
+// Returns all bytes of a tensor as a range, if the receipt has no ranges for it.
 [[nodiscard]] std::vector<ByteRange> ranges_of(const ReceiptTensor& tensor);
 
 }  // namespace loadstone

@@ -38,9 +38,10 @@ void visit_digest(Visitor& visitor, std::string_view field, auto& digest, const 
   }
 }
 
-constexpr const char* no_range = "no range: ranges ascend, do not touch, and lie in the bytes";
+constexpr const char* no_range =
+    "an invalid range: ranges ascend, do not touch, and are inside of the bytes";
 
-// Ascending, apart from each other, inside of `bytes`.
+// Ascending, disjoint, inside of `bytes`.
 template <typename Visitor>
 void visit_ranges(Visitor& visitor, std::string_view field, auto& ranges, std::uint64_t bytes) {
   visitor.member(field, ranges);
@@ -171,7 +172,7 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
     if (!paths.insert({file.checkpoint, file.path}).second) {
       reader.refuse({&at, "path"}, "two sources have this path", printable(file.path));
     }
-    // Outputs that read other ranges of a tensor have a digest of it each.
+    // Outputs that read different ranges of a tensor have separate digests.
     std::map<std::string_view, ByteRange> places;
     std::set<std::tuple<std::string_view, const std::vector<ByteRange>&>> own;
     for (const ReceiptTensor& tensor : file.tensors) {

@@ -131,7 +131,7 @@ ReceiptRecorder::ReceiptRecorder(const ValueSet& values, const OpenShards& shard
 void ReceiptRecorder::need(std::size_t group, const Value& value) {
   const auto need_of = [&](std::uint32_t tensor, const std::vector<ByteRange>& ranges) {
     const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
-    if (ranges.empty() && bytes > 0) return;  // an empty box reads none of it
+    if (ranges.empty() && bytes > 0) return;  // an empty box reads nothing
     auto& known = groups_[group].needed[tensor].ranges;
     for (const ByteRange& range : ranges) {
       known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});

@@ -1,5 +1,5 @@
-// The receipt of a load or a conversion while it is made: digests of sources as they are read, and
-// of outputs as they are made.
+// Makes the receipt of a load or a conversion: digests of sources as they are read, and of outputs
+// as they are made.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::uint32_t> deciding_tensors(const ValueSet& values,
                                                           const Value& value);
 
-// Outputs and the sources that they need come in groups, each with a receipt: a load is one group,
-// each file of a conversion one. A tensor of which a group needs parts has the ranges that its
-// boxes touch, with holes of less than 64 KiB. need(), add() and prepare() come first; the others
-// are thread-safe after them.
+// Outputs and their sources form groups, each with a receipt: a load is one group, each file of a
+// conversion is one. If a group needs parts of a tensor, it has the ranges that its boxes touch,
+// with holes of less than 64 KiB. need(), add() and prepare() come first; then the others are
+// thread-safe.
 class ReceiptRecorder {
  public:
   // The shards' sources, which hash the bytes that pass: the run must read through them.

@@ -83,7 +83,7 @@ void Skeleton::validate() const {
     for (std::size_t i = 0; i < targets.size(); ++i) {
       const Target& target = targets[i];
       if (!names.insert(target.name).second) {
-        refuse(i, target, "name", "the name stands here twice");
+        refuse(i, target, "name", "the name is repeated");
       }
       const auto elements = target.shape.numel();
       if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
@@ -91,7 +91,7 @@ void Skeleton::validate() const {
                fmt::format("{} {}", name(target.dtype), target.shape.text()));
       }
       if (target.slice && !target.slice->is_inside(target.shape)) {
-        refuse(i, target, "slice", "the slice is none of the tensor's", target.slice->text(),
+        refuse(i, target, "slice", "the slice does not fit the tensor", target.slice->text(),
                target.shape.text());
       }
     }
@@ -109,7 +109,7 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
     for (const QuantizedTensor& each : catalog.quantized().tensors()) {
       if (each.data == QuantizedTensor::none) continue;
       if (catalog.tensors()[each.data].encoding.is_dtype()) continue;
-      // The numbers of blocks are multiplied with their scale.
+      // Decoded blocks already include their scale.
       for (const std::uint32_t i : each.companions()) is_left_out[i] = true;
       for (const std::uint32_t i : each.unneeded) is_left_out[i] = true;
     }

@@ -1,4 +1,4 @@
-// A descriptor that one object holds.
+// A file descriptor with one owner.
 #pragma once
 
 #include <unistd.h>

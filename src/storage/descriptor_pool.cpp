@@ -21,7 +21,7 @@ namespace {
 
 // Fewer would be opened and closed for each read of a handful of threads.
 constexpr std::size_t open_min = 8;
-// Another thread may be about to give what it has just opened to the pool.
+// Another thread may be about to add the file that it has just opened.
 constexpr unsigned attempts_max = 50;
 constexpr auto attempt_interval = std::chrono::milliseconds(1);
 
@@ -31,8 +31,8 @@ std::size_t open_limit() noexcept {
   return std::clamp<std::size_t>(limit.rlim_cur / 4, open_min, DescriptorPool::open_max);
 }
 
-// O_NONBLOCK: opening a named pipe without a writer would wait for ever. It means nothing for
-// regular files, and what is not one is refused on the descriptor and not on the path.
+// O_NONBLOCK: opening a named pipe without a writer would block for ever. It has no effect on
+// regular files; others are rejected by the descriptor, not by the path.
 int open_once(const char* path, int flags) noexcept {
   int descriptor = -1;
   do {
@@ -57,11 +57,11 @@ PooledFile::PooledFile(DescriptorPool& pool, std::string path, int descriptor,
 PooledFile::~PooledFile() { pool_.remove(*this); }
 
 DescriptorPool& DescriptorPool::instance() {
-  // Never destroyed: files may live longer than what is static.
+  // Never destroyed: files may outlive static objects.
   static DescriptorPool& pool = *[] {
     auto* made = new DescriptorPool;
-    // A child has only the thread that called fork(): nobody else would ever unlock the mutex or
-    // give a descriptor back.
+    // A child has only the thread that called fork(): no other thread would unlock the mutex or
+    // return a descriptor.
     ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                      [] {
                        instance().forget_users();
@@ -97,7 +97,7 @@ int DescriptorPool::take(PooledFile& file) {
       return file.descriptor_;
     }
   }
-  // Outside the lock: a slow file system must not keep readers of other files waiting.
+  // Outside of the lock: a slow file system must not block readers of other files.
   const int descriptor = open_file(file.path_.c_str());
   if (descriptor < 0) {
     const int problem = errno;
@@ -123,7 +123,7 @@ int DescriptorPool::take(PooledFile& file) {
 
 void DescriptorPool::give_back(PooledFile& file) noexcept {
   const std::lock_guard lock(mutex_);
-  if (file.users_ == 0 || --file.users_ > 0) return;  // none: it was taken before fork()
+  if (file.users_ == 0 || --file.users_ > 0) return;  // 0: taken before fork()
   --used_;
   if (open_ > limit_) close_beyond_limit();
 }
@@ -177,7 +177,7 @@ void DescriptorPool::close_beyond_limit() noexcept {
   }
 }
 
-// False: whoever has the descriptors, it is not this pool.
+// False: other owners than this pool have the descriptors.
 bool DescriptorPool::make_room(unsigned attempt) noexcept {
   {
     const std::lock_guard lock(mutex_);

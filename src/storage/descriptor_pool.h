@@ -37,10 +37,9 @@ class PooledFile {
   std::uint64_t used_at_ = 0;
 };
 
-// Keeps the descriptors that were used last, at most a quarter of those that the process may have
-// (RLIMIT_NOFILE, asked for again each time) and 256. Where the system has none left all the same,
-// idle ones are closed, and those in use are waited for. Thread-safe, and usable in a child after
-// fork().
+// Caches the most recently used descriptors, at most 256 and a quarter of the process's limit
+// (RLIMIT_NOFILE, queried each time). If the system runs out of them anyway, it closes idle ones
+// and waits for those in use. Thread-safe, also in a child after fork().
 class DescriptorPool {
  public:
   static constexpr std::size_t open_max = 256;
@@ -52,11 +51,11 @@ class DescriptorPool {
   DescriptorPool(const DescriptorPool&) = delete;
   DescriptorPool& operator=(const DescriptorPool&) = delete;
 
-  // open(2) for reading; makes room where there is none. -1 and errno where it fails.
+  // open(2) for reading; frees descriptors if necessary. Returns -1 and sets errno on failure.
   [[nodiscard]] int open_file(const char* path, int flags = 0) noexcept;
 
-  // The file's descriptor, which stays open until it is given back. Opens the file again where it
-  // has none: Error "io.changed" where another file stands there by now, or none.
+  // The file's descriptor, which stays open until it is released. Opens the file again if
+  // necessary: Error "io.changed" if it is missing or was replaced.
   class Use {
    public:
     explicit Use(PooledFile& file) : file_(file), descriptor_(file.pool_.take(file)) {}
@@ -80,7 +79,7 @@ class DescriptorPool {
   void give_back(PooledFile& file) noexcept;
   void add(PooledFile& file, int descriptor);
   void remove(PooledFile& file) noexcept;
-  // With the mutex held.
+  // Requires the mutex.
   void adopt(PooledFile& file, int descriptor) noexcept;
   [[nodiscard]] bool close_idle() noexcept;
   void close_beyond_limit() noexcept;

@@ -1,5 +1,5 @@
-// Bases of all decorators of files and file systems: each call goes on to the inner one, so that a
-// decorator has the functions that it changes and no others.
+// Bases of decorators of files and file systems: they forward each call, so that a decorator
+// overrides only the functions that it changes.
 #pragma once
 
 #include <memory>

@@ -35,7 +35,7 @@ class LocalFile final : public ByteSource {
     struct stat status {};
     const DescriptorPool::Use use(file_);
     if (::fstat(use.descriptor(), &status) != 0)
-      fail("io.read", "cannot tell the file's size", 0, errno);
+      fail("io.read", "cannot get the file's size", 0, errno);
     return identity_of(status);
   }
 
@@ -62,7 +62,7 @@ class LocalFile final : public ByteSource {
       ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                       POSIX_FADV_DONTNEED);
     } catch (const std::exception&) {
-      // The file is gone or there is no descriptor left: then its pages stay.
+      // The file is gone or no descriptor is left: its pages stay cached.
     }
   }
 

@@ -1,5 +1,5 @@
-// Reading a file of this machine through pread: there is no shared file position, so any number of
-// threads may read one descriptor.
+// Reads a local file through pread: there is no shared file position, so any number of threads may
+// read one descriptor.
 #pragma once
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// The machine's own file system, as far as it is read from.
+// This machine's file system, for reading.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// Thread-safe: holds nothing.
+// Thread-safe: has no state.
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
@@ -30,7 +30,7 @@ class LocalStorage final : public Storage {
   [[nodiscard]] EntryKind kind(const std::string& path) override {
     require_whole_path(path);
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot tell what this is");
+    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot inspect it");
     return status_of(status).kind;
   }
 

@@ -73,7 +73,8 @@ class LocalSink final : public FileSink {
     if (pages == MAP_FAILED) return errno;
     memory = memory_ = static_cast<std::byte*>(pages);
     byte_count_ = static_cast<std::size_t>(byte_count);
-    // The mapping keeps the file, and msync() its errors: many files take no descriptors.
+    // The mapping keeps the file open, and msync() reports its errors, so many files take no
+    // descriptors.
     descriptor_ = Descriptor();
     return 0;
   }
@@ -83,7 +84,7 @@ class LocalSink final : public FileSink {
     return errno_of(::fsync(descriptor_.get()));
   }
 
-  // Linux begins to write dirty pages when it is told so, and drops those that are clean.
+  // Linux starts to write dirty pages on request, and drops clean ones.
   void release() noexcept override {
     if (memory_ == nullptr) ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
@@ -121,7 +122,7 @@ class LocalLock final : public FileLock {
 // A path with a NUL would be cut by the system.
 bool is_cut(const std::string& path) noexcept { return path.find('\0') != std::string::npos; }
 
-// Thread-safe: holds nothing.
+// Thread-safe: has no state.
 class LocalWriter final : public WritableStorage {
  public:
   int try_status(const std::string& path, bool follows_link, FileStatus& status) override {

@@ -1,4 +1,4 @@
-// The machine's own file system.
+// This machine's file system, for writing.
 #pragma once
 
 #include "loadstone/storage.h"

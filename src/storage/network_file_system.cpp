@@ -9,7 +9,7 @@ namespace loadstone {
 
 namespace {
 
-// linux/magic.h has some of them; the others' own sources have theirs.
+// Some are in linux/magic.h, others in the file systems' own sources.
 constexpr std::array<std::uint32_t, 16> network_types = {
     0x6969,      // NFS
     0x517b,      // SMB

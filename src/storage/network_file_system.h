@@ -1,13 +1,13 @@
-// Which file systems bring their bytes from another machine.
+// Recognises file systems whose bytes come from another machine.
 #pragma once
 
 #include <cstdint>
 
 namespace loadstone {
 
-// By the number that statfs() gives. A mapped file of such a system ends the program with SIGBUS
-// where the network fails, and each page of it may be a request of its own. FUSE counts as one: it
-// is what most stores of objects are mounted with, and it does not say what is behind it.
+// By the type from statfs(). If the network fails, access to a mapped file of such a system kills
+// the program with SIGBUS, and each page may be a separate request. Includes FUSE: most object
+// stores are mounted with it, and it does not report the system behind it.
 [[nodiscard]] bool is_network_file_system(std::uint32_t type) noexcept;
 
 [[nodiscard]] bool is_on_network(int descriptor) noexcept;

@@ -1,4 +1,4 @@
-// Limits, errors and names for files that are not whole yet.
+// Limits, errors and names of incomplete files.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace loadstone {
 // Throws Error "io.no_space", "io.denied" or "io.write" for the system's error number.
 [[noreturn]] void fail_write(int problem, std::string message, std::string path);
 
-// Whether this process may write a file so large.
+// Returns true if this process may write a file of this size.
 [[nodiscard]] bool may_grow_to(std::uint64_t byte_count) noexcept;
 // Throws where it may not: passing that limit would raise a signal instead of an error.
 void check_file_limit(std::uint64_t byte_count, const std::string& path);
 
-// 16 hexadecimal digits that no other run has, in whatever process, container or machine.
+// 16 hexadecimal digits, unique across processes, containers and machines.
 [[nodiscard]] std::string random_name();
 // ".loadstone-RANDOM.part"
 [[nodiscard]] std::string unique_part_name();

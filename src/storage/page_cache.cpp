@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
-// Of a larger range the kernel fetches what the device's read-ahead allows, and forgets the rest.
+// For a larger range the kernel fetches only as much as the device's read-ahead allows.
 constexpr std::uint64_t asked_at_once = 128 << 10;
 constexpr std::uint64_t samples_max = 256;
 
@@ -31,10 +31,10 @@ struct CachePages {
   std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
 };
 
-// Returns true if the byte is cached, or being read; none where the system gives no answer.
-// cachestat() came with Linux 6.5 and answers for files that the user may write to. preadv2()
-// answers for all, but starts to read the page: a fast device may deliver it before the answer.
-// (mincore() reports files that are others' and cannot be written to as cached.)
+// Returns true if the byte is cached or being read; nullopt if the system cannot tell. cachestat()
+// came with Linux 6.5 and works for files that the user may write. preadv2() works for all files,
+// but starts to read the page: a fast device may deliver it before the answer. (mincore() reports
+// pages of files that belong to others and are not writable as cached.)
 std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
   const CacheRange range = {offset, 1};
   CachePages pages = {};
@@ -80,7 +80,7 @@ std::uint64_t prefetch_missing(int descriptor, std::uint64_t begin, std::uint64_
   std::uint64_t asked = 0;
   while (begin < end) {
     const std::uint64_t part_end = std::min(end, (begin / looked_at_bytes + 1) * looked_at_bytes);
-    // The last byte: the first ones may be on a page that came with what stands before.
+    // The last byte: the first ones may be on a page that was read for preceding bytes.
     if (!is_cached(descriptor, part_end - 1).value_or(false)) {
       asked += ask(descriptor, begin, part_end);
     }

@@ -1,4 +1,4 @@
-// What the system's page cache holds of a file.
+// The part of a file that is in the system's page cache.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace loadstone {
 
-// From 0 to 1, by a sample of at most 256 pages; none where the system does not say it.
+// From 0 to 1, by a sample of at most 256 pages; nullopt if the system does not report it.
 [[nodiscard]] std::optional<double> cached_share_of(int descriptor, std::uint64_t bytes);
 
-// Asks the system to fetch what the cache lacks of a range, or may lack where it does not say so.
-// One byte in a MiB is looked at, for the others are mostly as it is. Returns for how many bytes it
-// was asked.
+// Asks the system to fetch the parts of a range that the cache lacks, or may lack. Checks one byte
+// per MiB, because its neighbours are usually in the same state. Returns the number of bytes
+// requested.
 std::uint64_t prefetch_missing(int descriptor, std::uint64_t begin, std::uint64_t bytes) noexcept;
 
 }  // namespace loadstone

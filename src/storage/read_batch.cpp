@@ -10,9 +10,9 @@ namespace {
 
 // One call moves at most 2^31 - 4096 bytes anyhow.
 constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
-// Of bytes that are moved: they are to be in the core's own cache still.
+// Bytes to move afterwards, which should still be in the core's cache.
 constexpr std::size_t moved_batch_bytes_max = 256 << 10;
-// Fewer are read where they go: another part has its price in the kernel, too.
+// Shorter pieces are read directly: an additional one costs time in the kernel, too.
 constexpr std::size_t moved_bytes_min = 4096;
 
 std::size_t shift_to_line(const std::byte* to, std::uint64_t offset, std::size_t line) noexcept {

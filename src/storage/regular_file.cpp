@@ -45,7 +45,7 @@ Descriptor open_regular(const std::string& path, struct stat& status) {
     if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
     fail_open(path, errno, "cannot open");
   }
-  if (::fstat(file.get(), &status) != 0) fail_open(path, errno, "cannot tell what the file is");
+  if (::fstat(file.get(), &status) != 0) fail_open(path, errno, "cannot inspect the file");
   if (S_ISREG(status.st_mode)) return file;
   refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
                     : S_ISFIFO(status.st_mode) ? "a named pipe"

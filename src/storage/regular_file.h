@@ -15,8 +15,8 @@ namespace loadstone {
 // A path with a NUL would be cut by the system; names from files can hold one.
 void require_whole_path(const std::string& path);
 
-// A regular file and its status; where the process has no descriptor left, idle ones of the pool
-// are closed. Never blocks on a pipe. Throws Error: those above, "io.not_regular".
+// Opens a regular file and gets its status; closes idle descriptors of the pool if the process has
+// none left. Never blocks on a pipe. Throws Error: those above, "io.not_regular".
 [[nodiscard]] Descriptor open_regular(const std::string& path, struct stat& status);
 
 }  // namespace loadstone

@@ -41,7 +41,7 @@ class LocalOnly final : public ForwardingStorage {
 
 }  // namespace
 
-// The signatures are those of the real ones, which keep what they are given.
+// The signatures match the real functions, which store their arguments.
 // NOLINTBEGIN(performance-unnecessary-value-param)
 std::unique_ptr<Storage> make_remote_storage(RemoteOptions /*options*/) {
   return std::make_unique<LocalOnly>();

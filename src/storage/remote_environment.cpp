@@ -34,7 +34,7 @@ std::string token_path(const Variable& variable) {
   return home.empty() ? std::string() : home + "/.cache/huggingface/token";
 }
 
-// Where the hub's own programs have written it; none where they have not.
+// Returns the token that the hub's own programs have stored, or an empty text.
 std::string token_from_file(const std::string& path) {
   if (path.empty()) return {};
   try {

@@ -1,4 +1,4 @@
-// Which variables say how other machines are reached. The front ends read them, nobody else.
+// Environment variables for access to other machines, which only the front ends read.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace loadstone {
 
-// `variable`: its value, or nothing. Reads the hub's token from its file where no variable has it.
+// `variable`: returns its value or nullopt. If no variable has the hub's token, reads its file.
 [[nodiscard]] RemoteOptions remote_options_from(
     const std::function<std::string(const std::string& variable)>& variable);
 

@@ -1,5 +1,5 @@
-// Memory that reading from other machines takes beside what is read: budgets count it, and what
-// takes it keeps to it.
+// Memory for reading from other machines, in addition to the data: budgets count it, and requests
+// keep within it.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace loadstone {
 
-// Of libcurl, for what has come and was not yet taken.
+// libcurl's buffer of received bytes.
 inline constexpr std::uint64_t remote_buffer_bytes = 512 << 10;
-// Of a request: that buffer, and as much for the connection's own state and the allocator's, as
-// measured with 1, 4 and 16 of them.
+// Per request: that buffer, and as much for the connection's state and the allocator, as measured
+// with 1, 4 and 16 requests.
 inline constexpr std::uint64_t remote_request_bytes = 2 * remote_buffer_bytes;
 // Blocks for small reads: one of each of the files that were read last.
 inline constexpr std::uint64_t remote_block_bytes_max = 256 << 10;
 inline constexpr std::size_t remote_blocks_max = 16;
 
-// With so many requests at once, of so many files.
+// Memory for concurrent requests and open files.
 [[nodiscard]] constexpr std::uint64_t remote_bytes(unsigned requests, std::size_t files) noexcept {
   if (files == 0) return 0;
   return requests * remote_request_bytes +

@@ -1,4 +1,4 @@
-// Paths of other machines as text: nothing here contacts anybody.
+// Parses paths of other machines; contacts no host.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ namespace loadstone {
 [[nodiscard]] bool is_hub(std::string_view path) noexcept;
 [[nodiscard]] bool is_s3(std::string_view path) noexcept;
 
-// A URL as messages and plans may hold it: without query, fragment, user and password.
-// Other paths are left as they are: a file's name may hold such characters.
+// Returns a URL for messages and plans: without query, fragment, user and password. Other paths are
+// unchanged: a file's name may contain such characters.
 [[nodiscard]] std::string public_url(std::string_view url);
 // Rejects a path to write to that is a URL and would become folders: Error "io.remote".
 void require_local(const std::string& path);
 
-// A file's name as a part of a URL; slashes stay.
+// Encodes a file's name as part of a URL; keeps slashes.
 [[nodiscard]] std::string encoded_path(std::string_view name);
 // The same without slashes: one name of a path, a value of a query.
 [[nodiscard]] std::string encoded_name(std::string_view name);
@@ -33,7 +33,7 @@ struct HubPath {
   std::string file = {};          // empty, or ends in a slash: a folder
 
   [[nodiscard]] std::string text() const;
-  // A commit never becomes another one.
+  // A commit is immutable.
   [[nodiscard]] bool is_pinned() const noexcept;
 };
 // Throws Error "io.remote" where the path is not of that form.

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* cannot_write = "cannot write the file";
 
-// Names there are of open descriptors: a file that is renamed to one reaches nobody.
+// Names of open descriptors: renaming a file to one has no effect on its reader.
 bool names_a_descriptor(const std::string& path) {
   const std::string name = fs::path(path).lexically_normal().string();
   return name.starts_with("/dev/fd/") || name.starts_with("/proc/") || name == "/dev/stdin" ||
@@ -72,7 +72,7 @@ void write_whole(const std::string& path, std::string_view text, WritableStorage
   } catch (const Error& error) {
     if (older && is_of_the_folder(error)) return write_in_place(target, text);
     Where where = error.where();
-    where.path = path;  // nobody knows the temporary name
+    where.path = path;  // instead of the temporary name
     throw Error(error.code(), cannot_write, std::move(where));
   }
 }

@@ -1,4 +1,4 @@
-// The rules above single calls: what is tried again, and which error it becomes.
+// Rules on top of system calls: retries, and the mapping of errors.
 #include <algorithm>
 #include <cerrno>
 #include <exception>
@@ -81,7 +81,7 @@ LockResult FileLock::take(LockMode mode, bool waits) {
     const int problem = repeated([&] { return try_take(mode, waits); });
     if (problem == 0) return LockResult::taken;
     if (problem == EWOULDBLOCK) return LockResult::busy;
-    // Network file systems lock only what is open for writing, which a folder never is: EBADF.
+    // Network file systems lock only files open for writing, which a folder never is: EBADF.
     if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
       return LockResult::unsupported;
     }
@@ -187,7 +187,7 @@ bool WritableStorage::remove_folder(const std::string& path) noexcept {
 
 void WritableStorage::sync_folder(const std::string& path) {
   const int problem = repeated([&] { return try_sync_folder(path); });
-  if (problem == EINVAL) return;  // not for folders: what is renamed there is safe all the same
+  if (problem == EINVAL) return;  // unsupported for folders: their renames are durable anyway
   require(problem, "cannot bring the folder to the disk", path);
 }
 

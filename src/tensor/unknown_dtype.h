@@ -1,4 +1,4 @@
-// The sentence for a word that names no dtype.
+// The message for an unknown dtype.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// "unknown dtype 'bf15'; did you mean 'bf16'?" `others`: words that are taken besides dtypes.
+// "unknown dtype 'bf15'; did you mean 'bf16'?" `others`: further accepted words.
 [[nodiscard]] std::string unknown_dtype(std::string_view text,
                                         std::vector<std::string> others = {});
 

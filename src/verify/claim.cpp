@@ -23,7 +23,7 @@ namespace loadstone {
 
 namespace {
 
-// Text of a config in the folder; empty if there is none.
+// Returns the text of a config in the folder, or an empty text.
 std::string config_text(const FileOpener& opener, const std::string& folder,
                         std::string_view name) {
   return find_config(opener, folder, name).value_or("");
@@ -33,8 +33,8 @@ bool has(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
 }
 
-// Of transformers or diffusers: other programs have config.json files that need not speak of
-// quantization.
+// Recognises configs of transformers and diffusers: config.json files of other programs need not
+// mention quantization.
 bool is_of_library(std::string_view config) {
   return has(config, "\"model_type\"") || has(config, "\"_class_name\"");
 }
@@ -46,7 +46,7 @@ bool mentions_quantization(std::string_view config) {
   });
 }
 
-// Older tools and other programs say it elsewhere.
+// Older tools and other programs declare it in other files.
 bool has_other_config(const FileOpener& opener, const std::string& folder) {
   const auto has_file = [&](std::string_view name) {
     return !config_text(opener, folder, name).empty();
@@ -54,8 +54,7 @@ bool has_other_config(const FileOpener& opener, const std::string& folder) {
   return has_file("params.json") || std::ranges::any_of(own_configs, has_file, &OwnConfig::name);
 }
 
-// One of several shards that is looked at by itself has not all tensors, and a GGUF file has
-// nothing to do with the config beside it.
+// A single shard lacks some tensors, and a GGUF file does not depend on the config next to it.
 bool is_described_elsewhere(const Catalog& catalog) {
   const std::string_view path = catalog.shards().front().path;
   const std::string_view name = path.substr(path.find_last_of('/') + 1);

@@ -11,8 +11,8 @@
 
 namespace loadstone {
 
-// Warnings "q.config": a library's config.json does not mention quantized tensors, or names
-// an encoding where all tensors are plain floats. Null: the catalog's own storage.
+// Returns warnings "q.config": a library's config.json does not mention quantized tensors, or
+// declares an encoding although all tensors are plain floats. `storage`: null: the catalog's.
 [[nodiscard]] std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage);
 
 // Two values for an embedding and a head that the config ties: errors "plan.shape" for two shapes,

@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// Owns nothing: the catalog must outlive all copies.
+// Not owning: the catalog must outlive all copies.
 [[nodiscard]] inline std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
   return {std::shared_ptr<const Catalog>(), &catalog};
 }
@@ -23,20 +23,20 @@ namespace loadstone {
 // All elements of a tensor in C order, as a box of them.
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);
 
-// One tensor's elements in C order, or as they stand in the file; or those of a value that is made
-// of tensors. `stop`: read() then returns early, and its bytes mean nothing. Not thread-safe.
+// Reads the elements of a tensor, in C order or in file order, or of a value made from tensors.
+// `stop`: read() then returns early, and its bytes are undefined. Not thread-safe.
 class ElementReader {
  public:
   ElementReader(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file,
                 std::atomic<bool>& stop);
-  // As this dtype.
+  // Reads in this dtype.
   ElementReader(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype,
                 std::atomic<bool>& stop);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  // Finite numbers read since the last call that the dtype cannot hold.
+  // Returns the finite values, read since the last call, that overflow the dtype.
   [[nodiscard]] Overflow take_overflow() { return reader_ ? reader_->take_overflow() : Overflow(); }
-  // Whole elements.
+  // Reads whole elements.
   void read(std::uint64_t begin, std::span<std::byte> into);
 
  private:

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t sha256_digits = 64;
 constexpr std::size_t git_digits = 40;
-constexpr int folders_max = 16;  // one in the other
+constexpr int folders_max = 16;  // nested
 
-// MODEL/blobs/DIGEST: of a file of Git LFS the SHA-256, by which the hub keeps it; of another the
-// SHA-1 that git computes of it.
+// MODEL/blobs/DIGEST: the SHA-256 of a file in Git LFS, under which the hub stores it, or the SHA-1
+// that git computes for other files.
 std::string published_digest(const std::string& real_path) {
   const std::filesystem::path path = real_path;
   const std::string name = path.filename().string();
@@ -41,7 +41,7 @@ Finding without_digest(const std::string& name) {
   return {.severity = Severity::warning,
           .code = "verify.no_digest",
           .sources = {name},
-          .message = "'" + name + "' is no file of a hub's cache that is named by its digest",
+          .message = "'" + name + "' is not a file of a hub's cache that is named by its digest",
           .suggestion = "A receipt has digests of any checkpoint: loadstone load --receipt"};
 }
 
@@ -60,7 +60,7 @@ std::string digest_of(const HubFile& file, ByteSource& source, Jobs& jobs,
   return hexadecimal(std::span(digest).first(file.expected.size() / 2));
 }
 
-// All files of a folder: what stands beside the tensors decides what they mean.
+// Adds all files of a folder: the meaning of tensors depends on the other files.
 void add_files(Storage& storage, const std::string& root, const std::string& folder, int depth,
                std::vector<HubFile>& files) {
   for (const std::string& entry : storage.list(join_path(root, folder))) {

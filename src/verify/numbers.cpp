@@ -16,8 +16,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t staging_bytes = 4 << 20;
-// Scales are no larger than numbers need, so the largest code is less than twice the largest
-// number: what does not fit F32 any more is at most this.
+// Scales are as small as the values allow, so the largest code is less than twice the largest
+// value: codes that overflow F32 have at most this magnitude.
 constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
 
 // A shard whose filled tensors are not read.
@@ -63,7 +63,7 @@ std::vector<std::shared_ptr<ByteSource>> filled_sources(
   return made;
 }
 
-// Null where the kernel has none for such data.
+// Returns null if the kernel has no bound for such data.
 const ErrorBound* bound_of(const Decoding& decoding, const Catalog& catalog) {
   const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
   if (kernel == nullptr || kernel->error == nullptr) return nullptr;
@@ -75,7 +75,7 @@ const ErrorBound* bound_of(const Decoding& decoding, const Catalog& catalog) {
   return fits ? kernel->error : nullptr;
 }
 
-// That of all numbers; null where there is no such one.
+// Returns the error bound shared by all decodings, or null.
 const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
   const ErrorBound* bound = nullptr;
   const auto is_decoded = [](const Box& box) { return box.decoding != no_decoding; };
@@ -88,7 +88,7 @@ const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
   return bound;
 }
 
-// The limit for all numbers together where no bound of each is known.
+// Returns the limit for all values together if no bound per value is known.
 double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
   // GPTQ and AWQ do not take the nearest code, and E5M2 and zero points are only read here. Codes
   // in another order have an error of about 1.4, doubled scales one of 1.
@@ -146,7 +146,7 @@ std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
   if (bound_->of_outer > 0) {
     bool has_outer = false;
     for (const Decoding& decoding : value_->decodings) {
-      if (decoding.sources.size() <= 2) continue;  // scales of scales come behind them
+      if (decoding.sources.size() <= 2) continue;  // no scales of scales
       fill(decoding.sources[1], bound_->top_scale);
       has_outer = true;
     }

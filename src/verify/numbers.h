@@ -1,5 +1,5 @@
-// The numbers of a tensor, stored quantized or not, and how far they can be from those that they
-// were made of.
+// The values of a tensor, quantized or plain, with a bound on their distance from the values before
+// quantization.
 #pragma once
 
 #include <atomic>
@@ -25,22 +25,22 @@ class Numbers {
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
 
-  // `value` must live as long as it is open. Of blocks, and of codes of several kinds, no bound is
-  // known.
+  // `value` must outlive the use. Block formats, and values of several encodings, have no known
+  // bound.
   void open(const std::string& name, const TensorRecipe& value);
 
   // F32, valid until the next call.
   const std::vector<float>& read(std::uint64_t begin, std::uint64_t end);
 
-  // Whether the numbers are exact, or a bound is known of their distance from the real ones: at
-  // most relative() times the real number's magnitude, and tolerance().
+  // Returns true if values are exact, or their distance from the real values has a known bound:
+  // relative() times the real magnitude, plus tolerance().
   [[nodiscard]] bool is_bounded() const noexcept { return is_exact_ || bound_ != nullptr; }
   [[nodiscard]] bool is_exact() const noexcept { return is_exact_; }
-  // Where no bound is known: the relative error of all numbers together that is no sign of a wrong
-  // scale or order. Those have 1 and more.
+  // Without a known bound: the relative error of all values together that does not indicate a wrong
+  // scale or order. Those cause errors of 1 and more.
   [[nodiscard]] double error_max() const noexcept { return error_max_; }
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
-  // Of each of these numbers. Reads scales only.
+  // Returns the tolerance of each value. Reads scales only.
   std::vector<double> tolerance(std::uint64_t begin, std::uint64_t end);
   // The most that it can be for scales made for numbers of at most these magnitudes.
   [[nodiscard]] double tolerance_max(double of_group, double of_tensor) const noexcept;

@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// Blocks of codes that stand in components elsewhere have the codes' name.
+// Blocks whose codes are components in other layouts have the codes' name.
 std::string codes_of(Encoding encoding) {
   if (encoding.is_dtype()) return {};
   return encoding == Encoding(BlockFormat::mxfp4) ? "mxfp4" : std::string(encoding.name());
@@ -32,7 +32,8 @@ bool are_floats(Encoding first, Encoding second) {
          can_cast(first.dtype(), second.dtype());
 }
 
-// Whether components have the same names and forms, so that they can be compared one by one.
+// Returns true if components have the same names and shapes, so that they can be compared one by
+// one.
 bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& second,
                  const QuantizedTensor& b) {
   return std::ranges::equal(
@@ -43,7 +44,7 @@ bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& 
       });
 }
 
-// A target of a layout as a value of its own. Its boxes count on the layout's decodings.
+// Turns a layout's target into a separate value, whose boxes refer to the layout's decodings.
 Side side_of(const Catalog& catalog, const TargetRecipe& target,
              const std::vector<Decoding>& decodings) {
   Side side = {.value = {target.shape, target.dtype, target.boxes, {}}, .encoding = {}};
@@ -54,7 +55,7 @@ Side side_of(const Catalog& catalog, const TargetRecipe& target,
     encoding = catalog.tensors()[box.source].encoding;
     if (const auto* const found = catalog.quantized().find(box.source)) stored = found;
     if (box.decoding == no_decoding && encoding.is_dtype()) continue;
-    // Blocks have no decoding of the layout's, so that they are told by their source.
+    // Blocks have no decoding in the layout, so their source identifies them.
     const bool is_block = box.decoding == no_decoding;
     const std::uint32_t key =
         is_block ? static_cast<std::uint32_t>(decodings.size()) + box.source : box.decoding;
@@ -89,7 +90,7 @@ Pairs::Pairs(const Catalog& first, const Catalog& second)
   add_layouts(first_names, second_names);
 }
 
-// Quantized tensors that can be decoded, and all tensors that are none of their components.
+// Returns quantized tensors that can be decoded, and tensors that are not components.
 Pairs::Names Pairs::names_of(const Catalog& catalog) {
   Names names;
   std::vector<bool> is_component(catalog.tensors().size(), false);
@@ -155,7 +156,7 @@ void Pairs::add_layouts(const Names& first, const Names& second) {
   }
 }
 
-// Of values that the second checkpoint does not have under their own names.
+// Adds values that the second checkpoint has under other names.
 void Pairs::add_layout(const Recipes& layout, const Names& first, const Names& second) {
   std::set<std::uint32_t> taken;
   const auto is_free = [&](std::uint32_t tensor) {

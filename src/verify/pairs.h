@@ -1,4 +1,4 @@
-// Which values of two checkpoints are the same one, where names, layouts or encodings differ.
+// Finds corresponding values of two checkpoints with different names, layouts or encodings.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ namespace loadstone {
 struct Side {
   TensorRecipe value;
   std::string encoding;  // "BF16", "nvfp4", "Q4_K"
-  // What its codes are called in whatever layout they stand; empty: they are plain numbers.
+  // The codes' encoding in any layout; empty: plain values.
   std::string codes{};
-  std::vector<std::uint32_t> tensors{};  // all that belong to it
+  std::vector<std::uint32_t> tensors{};  // with all components
 
   [[nodiscard]] bool is_quantized() const noexcept { return !codes.empty(); }
 };
@@ -29,8 +29,8 @@ struct Pair {
   std::string name;  // in the second checkpoint
   Side first;
   Side second;
-  // Every number is to be the same when both are read as `dtype`, that of the second where both are
-  // plain. Else each may be as far off as codes explain, and samples are compared.
+  // Values must be equal when both are read as `dtype` (the second one's if both are plain).
+  // Otherwise samples are compared, with the tolerance of the codes.
   bool is_exact = false;
   Dtype dtype = Dtype::f32;
 };
@@ -40,15 +40,15 @@ class Pairs {
  public:
   Pairs(const Catalog& first, const Catalog& second);
 
-  // Whether the tensor belongs to a pair, so that it has no partner of its own name.
+  // Returns true if the tensor is in a pair, and so has no partner of the same name.
   [[nodiscard]] bool covers_first(std::uint32_t tensor) const { return in_first_[tensor]; }
   [[nodiscard]] bool covers_second(std::uint32_t tensor) const { return in_second_[tensor]; }
   [[nodiscard]] const std::vector<Pair>& all() const noexcept { return pairs_; }
-  // What headers alone tell of values that a conversion laid out anew.
+  // Differences that headers reveal, for values that a conversion rearranged.
   [[nodiscard]] const std::vector<Difference>& differences() const noexcept { return differences_; }
 
  private:
-  // A name that numbers have, and where they stand.
+  // The name of a value and its place.
   struct Named {
     const QuantizedTensor* stored = nullptr;
     std::uint32_t tensor = 0;

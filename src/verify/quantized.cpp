@@ -22,7 +22,7 @@ constexpr std::uint64_t scale_chunk_bytes = 1 << 20;
 // with no more elements than all samples are compared whole.
 constexpr std::uint64_t samples = 16;
 constexpr std::uint64_t sample_elements = 4096;
-// Of the bounds, which are computed in double precision of decoded F32.
+// Rounding of the bounds, which are computed in double precision from decoded F32.
 constexpr double rounding = 0x1p-20;
 
 struct Counts {
@@ -59,12 +59,12 @@ struct Comparison {
   double difference = 0;  // sums of squares: of differences, of the first side's numbers,
   double power = 0;
   double allowed = 0;    // and of what each difference can be
-  double error_max = 0;  // where that is not known
+  double error_max = 0;  // if that is unknown
   bool is_bounded = true;
   std::uint64_t numbers = 0;
   std::uint64_t unexplained = 0;   // differ by more than their codes explain
   std::uint64_t first_number = 0;  // of those
-  std::string scale;               // one that is larger than the numbers need
+  std::string scale;               // one that is larger than the values need
 
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
@@ -82,9 +82,9 @@ struct Comparison {
   }
 };
 
-// Scales that are far larger than the numbers make bounds as wide as these, and any code is near.
-// So where numbers have lost most of their value, the scale must be one that they need. Numbers
-// with the same tolerance have the same scale.
+// Scales much larger than the values would make bounds so wide that any code passes. So if values
+// lost most of their magnitude, their scale must be one that they need. Values with the same
+// tolerance have the same scale.
 class ScaleCheck {
  public:
   void add(const std::vector<float>& numbers, const std::vector<float>& decoded,
@@ -105,7 +105,7 @@ class ScaleCheck {
     }
   }
 
-  // What is wrong with the first such scale; empty if nothing is.
+  // Describes the first wrong scale; empty if there is none.
   std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements,
                       const std::atomic<bool>& stop) {
     if (largest_.empty()) return {};
@@ -145,8 +145,8 @@ class ScaleCheck {
   std::map<double, Largest> largest_;  // by tolerance
 };
 
-// Both sides stand for the same real numbers. They are those of an exact side; else each is at most
-// as large as a side's own number and its bound allow.
+// Both sides represent the same real values: those of an exact side, or else values within the
+// bounds of both sides.
 void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
                      Comparison& made, std::array<ScaleCheck, 2>& scales) {
   const std::vector<float> a = first.read(begin, end);
@@ -173,7 +173,7 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
     const double bound =
         (first.relative() + second.relative()) * real + a_tolerance[i] + b_tolerance[i];
     made.allowed += bound * bound;
-    // Not where either is no number.
+    // Skip non-finite values.
     const bool is_explained = std::abs(step) <= bound * (1 + rounding);
     if (!is_explained && made.unexplained++ == 0) made.first_number = begin + i;
   }

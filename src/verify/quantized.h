@@ -1,5 +1,4 @@
-// What verify looks at in weights that are stored quantized: their scales, and how far what they
-// mean is from the numbers that they were made of.
+// Checks of quantized weights: their scales, and the distance of decoded values from the originals.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Files compared with a receipt: every byte by its digest, and the headers of outputs by what they
-// list.
+// Compares files with a receipt: every byte by its digest, and headers of outputs by their
+// contents.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -187,7 +187,7 @@ class ReceiptCheck {
     }
     if (count == 0) {
       throw Error("usage",
-                  is_output ? "the receipt is of a load, which wrote no file: name what it read"
+                  is_output ? "the receipt is of a load, which wrote no file: pass its source"
                             : "the receipt is of fewer checkpoints",
                   {.path = root});
     }
@@ -239,7 +239,7 @@ class ReceiptCheck {
                                     fmt::format("{} in '{}'", found[i], printable(check.path)),
                                     check.digest});
     }
-    // A header with other bytes is named already.
+    // A different header is already reported.
     if (!files_hold_) return report;
     for (const Listed& each : files_) {
       headers_.compare(*each.file, each.path, each.is_output, report.differences);
@@ -255,7 +255,7 @@ class ReceiptCheck {
            std::ranges::count(files, name, &ReceiptFile::path) > 0;
   }
 
-  // Null where it is not there, which is a difference.
+  // Null if it is missing, which is a difference.
   std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path) {
     try {
       return storage_.open(path);
@@ -293,7 +293,7 @@ class ReceiptCheck {
     }
   }
 
-  // The receipt itself has any name: what is told of it is that it is one.
+  // The receipt itself may have any name; it is identified by its contents.
   void add_unexpected(const std::vector<ReceiptFile>& files, const std::string& root) {
     std::set<std::string> known;
     std::set<std::string> folders;
@@ -315,7 +315,7 @@ class ReceiptCheck {
     add_in(add_in, {});
   }
 
-  // None where another machine does not list them.
+  // Empty if a remote machine cannot list them.
   std::vector<std::string> names_in(const std::string& root) {
     if (!is_remote(root)) return storage_.list(root);
     return list_remote(storage_, root).value_or(std::vector<std::string>());
@@ -327,7 +327,7 @@ class ReceiptCheck {
   ReceiptHeaders headers_;
   std::vector<Check> checks_;
   std::vector<Listed> files_;  // those that are there
-  bool files_hold_ = true;     // sizes and headers are those of the receipt
+  bool files_hold_ = true;     // sizes and headers match the receipt
   std::vector<Difference> differences_;
   std::vector<Finding> notes_;
 };

@@ -19,7 +19,7 @@ Bits load(const std::byte* from) noexcept {
   return bits;
 }
 
-// IEEE-like numbers: all exponent bits set means infinite, or NaN where the mantissa is not 0.
+// IEEE-like floats: all exponent bits set means infinite, or NaN if the mantissa is not 0.
 template <typename Bits>
 ValueCounts count_ieee(std::span<const std::byte> bytes, Bits exponent, Bits mantissa) noexcept {
   ValueCounts counts;

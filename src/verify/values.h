@@ -1,4 +1,4 @@
-// What is odd about the values in a run of bytes of one encoding.
+// Counts unusual values in bytes of one encoding.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct ValueCounts {
 // The least bytes that can be looked at by themselves: an element or a block.
 [[nodiscard]] std::size_t unit_bytes(Encoding encoding) noexcept;
 
-// `bytes` are whole units.
+// `bytes` must be whole units.
 [[nodiscard]] ValueCounts count_values(Encoding encoding,
                                        std::span<const std::byte> bytes) noexcept;
 

@@ -32,13 +32,13 @@ constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
 // Across the order of the file each chunk reads all of it again.
 constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
 
-// As many whole units as fit a chunk.
+// The number of whole units that fit into a chunk.
 std::size_t chunk_bytes(Encoding encoding) noexcept {
   const std::size_t unit = unit_bytes(encoding);
   return chunk_bytes_max / unit * unit;
 }
 
-// Of a view with strides, all that its range holds.
+// Counts all values in the range, including gaps of a strided view.
 ValueCounts count_range(const OpenShards& shards, const DistinctRange& range, Jobs& jobs,
                         std::vector<std::byte>& scratch) {
   const TensorInfo& tensor = shards.catalog().tensors()[range.tensor];
@@ -69,7 +69,7 @@ Finding not_finite(const Catalog& catalog, const TensorInfo& tensor, const Value
                     "finite numbers");
 }
 
-// The first byte where both differ; nothing where they do not.
+// Returns the first different byte, or nullopt.
 std::optional<std::size_t> first_byte(std::span<const std::byte> left,
                                       std::span<const std::byte> right) {
   const auto [in_left, in_right] = std::ranges::mismatch(left, right);
@@ -77,7 +77,7 @@ std::optional<std::size_t> first_byte(std::span<const std::byte> left,
   return static_cast<std::size_t>(in_left - left.begin());
 }
 
-// The same of F32, where zeros are equal whatever their sign: GGUF's codes of 4 bits have one zero.
+// The same for F32, with equal zeros of both signs: GGUF's 4-bit codes have one zero.
 std::optional<std::size_t> first_number(std::span<const std::byte> left,
                                         std::span<const std::byte> right) {
   for (std::size_t at = 0; const auto skipped = first_byte(left.subspan(at), right.subspan(at));) {
@@ -111,7 +111,7 @@ std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> l
   return std::nullopt;
 }
 
-// The first byte where two values differ, as `compare` tells it.
+// Returns the first byte at which two values differ according to `compare`.
 template <typename Compare>
 std::optional<std::uint64_t> first_difference(ElementReader& first, ElementReader& second,
                                               std::size_t step, Jobs& jobs,
@@ -129,7 +129,7 @@ std::optional<std::uint64_t> first_difference(ElementReader& first, ElementReade
   return std::nullopt;
 }
 
-// In the order of their elements, which is that of their bytes where both stand in the same order.
+// In the order of elements, which is the order of bytes if both tensors have the same strides.
 std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
                                               const OpenShards& second, const TensorInfo& b,
                                               Jobs& jobs, std::vector<std::byte>& scratch) {
@@ -140,14 +140,14 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
   return first_difference(left, right, step, jobs, scratch, first_byte);
 }
 
-// Whether the elements come in the order of the file, mostly.
+// Returns true if most elements come in file order.
 bool is_in_order(const TensorRecipe& value) {
   return std::ranges::all_of(value.boxes, [](const Box& box) {
     return box.dims.empty() || (box.dims.back().source_stride == 1);
   });
 }
 
-// Of a value whose numbers are to be the same, wherever and as whatever they stand.
+// Compares values that must be equal, in any place and encoding.
 std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
                                             const Pair& pair, Jobs& jobs,
                                             std::vector<std::byte>& scratch) {
@@ -174,7 +174,7 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
       "equal numbers"};
 }
 
-// What the headers alone tell.
+// Returns a difference that headers reveal.
 std::optional<Difference> header_difference(const TensorInfo& a, const TensorInfo* b) {
   if (b == nullptr) {
     return Difference{a.name, DifferenceKind::missing, "nothing",
@@ -224,7 +224,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
   const QuantizedTensors& stored = catalog.quantized();
-  // Floats that codes are packed into are none.
+  // Floats that store packed codes are not values.
   const auto is_storage = [&](std::size_t i) {
     const QuantizedTensor* const found = stored.find(static_cast<std::uint32_t>(i));
     const auto* const kernel =
@@ -253,7 +253,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;
-    // No encoder makes NaN of a number.
+    // No encoder turns a number into NaN.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
                                          fmt::format("{} numbers that are NaN", counts[data].nan),
                                          "none in a quantized weight"));
@@ -266,7 +266,7 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   return only_errors([&] { return verified(catalog, options); });
 }
 
-// What the bytes tell of a tensor that has its name in both checkpoints, or in the first alone.
+// Compares bytes of a tensor that both checkpoints, or only the first, have under its name.
 static std::optional<Difference> tensor_difference(const OpenShards& first,
                                                    const OpenShards& second, const TensorInfo& a,
                                                    Jobs& jobs, std::vector<std::byte>& scratch) {
@@ -278,7 +278,7 @@ static std::optional<Difference> tensor_difference(const OpenShards& first,
                     fmt::format("other bytes from byte {} of the tensor on", *at), "equal bytes"};
 }
 
-// Samples of what is quantized differently, and a word on what is the same in other clothes.
+// Reports samples of differently quantized values, and values that are equal after decoding.
 static void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
                          std::atomic<bool>& stop, VerifyReport& report) {
   Samples samples(first, second, stop);

@@ -151,7 +151,8 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
         prepare_quantization(quantization_of(*each), {4, 256 + 16}, Dtype::f32, form);
     ASSERT_TRUE(problem) << each->name;
     EXPECT_EQ(problem->found, "[4, 272]");
-    EXPECT_EQ(problem->message, "rows are no whole blocks of " + std::to_string(block.elements));
+    EXPECT_EQ(problem->message,
+              "rows do not fill whole blocks of " + std::to_string(block.elements));
   }
   EXPECT_EQ(count, 22u);
 }

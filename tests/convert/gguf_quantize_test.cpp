@@ -122,7 +122,7 @@ TEST_F(GgufQuantize, AMixGivesLlamaCppsTypes) {
   const Conversion conversion = planned(options);
   EXPECT_THAT(codes_of(conversion),
               ElementsAre("convert.fallback", "convert.fallback", "plan.cast", "plan.cast"));
-  EXPECT_THAT(conversion.plan.findings[0].message, HasSubstr("no whole blocks of Q4_K"));
+  EXPECT_THAT(conversion.plan.findings[0].message, HasSubstr("do not fill whole blocks of Q4_K"));
 }
 
 // Tensors whose numbers became others are told, and those that are only wider are no difference;

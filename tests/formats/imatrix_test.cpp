@@ -137,7 +137,7 @@ std::vector<Bad> bad_old_files() {
       old_file("negative_numbers", 1, head + raw(std::int32_t{-1}) + good, "im.count", "numbers"),
       old_file("numbers_past_the_end", 1, cut, "im.count", "numbers"),
       old_file("most_numbers", 1, head + raw(INT32_MAX) + good, "im.count", "numbers"),
-      old_file("nan", 1, imatrix_entry("blk.0", 1, {1, nan}), "im.value", "number 1"),
+      old_file("nan", 1, imatrix_entry("blk.0", 1, {1, nan}), "im.value", "value 1"),
       old_file("infinite", 1, imatrix_entry("blk.0", 0, {infinite}), "im.value", "blk.0"),
       old_file("negative", 1, imatrix_entry("blk.0", 2, {-1}), "im.value", "blk.0"),
       old_file("duplicate", 2, good + good, "im.duplicate", "blk.0"),
@@ -228,7 +228,7 @@ std::vector<Bad> bad_gguf_files() {
           [](Writer& to) {
             add_imatrix_entry(to, "a", {1, nan}, {1});
           },
-          "im.value", "number 1"),
+          "im.value", "value 1"),
       gguf_file(
           "negative_count", [](Writer& to) { add_imatrix_entry(to, "a", {1}, {-1}); }, "im.value",
           "a"),

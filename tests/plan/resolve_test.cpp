@@ -168,7 +168,7 @@ TEST(MakePlan, PartsOfDifferentShapesAreFound) {
   EXPECT_THAT(findings[0].sources, ElementsAre("e0", "e1"));
   EXPECT_THAT(findings[0].message, HasSubstr("rule 0 (stack)"));
   EXPECT_THAT(findings[1].message, HasSubstr("2 equal parts"));
-  EXPECT_THAT(findings[3].message, HasSubstr("there is no dimension"));
+  EXPECT_THAT(findings[3].message, HasSubstr("does not exist"));
 }
 
 TEST(MakePlan, TwoSourcesOfOneTargetAreFound) {

@@ -36,7 +36,7 @@ TEST(Table, SaysAllThatMatters) {
   EXPECT_THAT(text, HasSubstr("3.1 kB to read"));
   EXPECT_THAT(text, HasSubstr("on cpu"));
   EXPECT_THAT(text, StartsWith("OK: every target has an origin\n2 warnings below. The load can"));
-  EXPECT_THAT(text, HasSubstr("the plan says: peak "));
+  EXPECT_THAT(text, HasSubstr("planned: peak "));
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // names cannot steer a terminal
 }
 

@@ -76,7 +76,7 @@ def merge(
         lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
             another model of a pipeline. Any other tensor that nothing uses is an error.
         tie: of an embedding that an adapter changes and that the config ties to the head:
-            ``"split"`` writes the head as a tensor of its own with the base's value, and a config
+            ``"split"`` writes the head as a separate tensor with the base's value, and a config
             with ``tie_word_embeddings: false``; ``"keep"`` changes both.
         method: ``"linear"``: the sum of all, each times its weight. ``"slerp"``: the arc from the
             first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first,

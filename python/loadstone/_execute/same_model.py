@@ -105,7 +105,7 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if splits and ties.is_split(slot, target):
             tie_of = root  # the plan's own doing
         if root != tie_of and roots.get(root, "") != roots[slot.name]:
-            own = "a tensor of its own"
+            own = "a separate tensor"
             found, expected = (f"tied to {name}" if name else own for name in (root, tie_of))
             raise _changed("a tie was made or cut", slot, found, expected)
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):

@@ -23,7 +23,7 @@ def test_plan_begins_with_the_verdict(run, small, incomplete, surplus):
     order = ["cannot be", "plan     ", "bytes    ", "2 errors  plan.missing", "target  "]
     places = [text.find(word) for word in order]
     assert places == sorted(places) and -1 not in places
-    assert "the plan says: peak" in text
+    assert "planned: peak" in text
     assert run("plan", small, status=0).stdout.startswith("OK: every target has an origin\n")
     warned = run("plan", *surplus, status=0).stdout.splitlines()
     assert warned[1] == "1 warning below. The load can begin."
@@ -50,17 +50,17 @@ def test_load_begins_with_the_verdict(run, small, incomplete, tmp_path):
     skeleton.write_text(json.dumps({"targets": [buffer]}))
     _, second, *_ = run("load", small, "--skeleton", skeleton, status=0).stdout.splitlines()
     assert (
-        second == "Every target has a value and an origin, but for 1 target without one on purpose."
+        second == "Every target has a value and an origin, except 1 target without one on purpose."
     )
     [memory] = [line for line in rest if line.startswith("memory")]
-    assert re.search(r"plan said a peak of .*; process used .* at its peak \(", memory)
+    assert re.search(r"planned peak .*; process used .* at its peak \(", memory)
     refused = run("load", small, "--skeleton", incomplete, status=1)
     assert "2 errors: this plan cannot be carried out; nothing was read" in refused.stderr
 
 
 def test_memory_of_a_conversion(run, small, tmp_path):
     text = run("convert", small, tmp_path / "out.safetensors", status=0).stdout
-    assert re.search(r"memory .*plan said a peak of .*; process used .* at its peak", text)
+    assert re.search(r"memory .*planned peak .*; process used .* at its peak", text)
 
 
 # ---- colours

@@ -59,7 +59,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   if (claim.method == "gptq") {
-    return mismatch("is packed as AWQ, and the config says GPTQ", "awq", "gptq");
+    return mismatch("is packed as AWQ, and the config declares GPTQ", "awq", "gptq");
   }
   if (!is_of_gemm(claim.layout)) {
     refuse(made, "plan.encoding", "is packed in a layout that this version does not decode",
@@ -67,7 +67,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   if (claim.bits && *claim.bits != 4) {
-    return mismatch("has other bits than the config says", "4", std::to_string(*claim.bits));
+    return mismatch("has a different number of bits than the config declares", "4",
+                    std::to_string(*claim.bits));
   }
   const TensorInfo& zeros = table[module->zeros];
   const std::uint64_t inputs = codes.shape[0];
@@ -79,7 +80,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   }
   const std::uint64_t size = inputs / groups;
   if (claim.group_size && std::min(*claim.group_size, inputs) != size) {
-    return mismatch("has other groups than the config says", fmt::format("groups of {}", size),
+    return mismatch("has a different group size than the config declares",
+                    fmt::format("groups of {}", size),
                     fmt::format("groups of {}", *claim.group_size));
   }
   set_decoding(table, made, "awq",

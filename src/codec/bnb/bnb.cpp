@@ -49,7 +49,7 @@ std::optional<QuantizedTensor> recognise_rows(const TensorTable& table, std::uin
   return made;
 }
 
-// ---- NF4 and FP4: packed bytes, and a state that says how
+// ---- NF4 and FP4: packed bytes, and a state that describes them
 
 // A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
 bool is_packed(const TensorInfo& tensor) {
@@ -73,7 +73,8 @@ std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
     if (table.find(each) != none) return std::nullopt;
   }
   QuantizedTensor made = quantized_tensor(name, tensor, {});
-  refuse(made, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
+  refuse(made, "q.scale_missing", "is packed and lacks the state that describes it",
+         std::move(wanted));
   return made;
 }
 
@@ -82,12 +83,13 @@ void check_tables(const TensorTable& table, const QuantizedTensor& made, const s
   if (const auto map = table.find(made.name + ".quant_map"); map != none) {
     const auto encoding = from_name<BnbEncoding>(type);
     const auto code = encoding ? bnb4_code(*encoding) : std::nullopt;
-    if (code) check_bnb_map(table[map], table.bytes_of(map), *code);  // else there is no kernel
+    if (code)
+      check_bnb_map(table[map], table.bytes_of(map), *code);  // otherwise no kernel was found
   }
   if (nested_map != none) check_bnb_nested_map(table[nested_map], table.bytes_of(nested_map));
 }
 
-// The kernel tells the size of blocks by the number of scales; the state says it too.
+// The number of scales determines the kernel's block size, which the state must confirm.
 bool has_sizes(const TensorTable& table, QuantizedTensor& made, const Decoding& decoding,
                std::uint64_t block_size) {
   const TensorInfo& data = table[decoding.sources[0]];
@@ -137,7 +139,7 @@ void decode_by_state(const TensorTable& table, QuantizedTensor& made) {
   }
 }
 
-// Told by its state; of two, the first in the file has the tensor.
+// Recognised by its state; if there are two, the first in the file has the tensor.
 std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
   const auto at = name.find(state_infix);

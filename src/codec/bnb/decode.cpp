@@ -1,4 +1,4 @@
-// Weights of bitsandbytes: any range of their numbers.
+// Decodes any range of a bitsandbytes weight.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<std::string_view, 4> components = {"data", "absmax", "nested_absmax",
                                                         "nested_code"};
 
-// Scales that are decoded in one go: they stay in the first-level cache.
+// Scales that are decoded at once: they stay in the first-level cache.
 constexpr std::uint64_t scales_max = 512;
 
 class RowDecoder final : public Decoder {
@@ -107,7 +107,7 @@ std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
     }
     checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
-  // Where it is no part of its own it comes with the request.
+  // Without a separate component it comes with the request.
   if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
   const auto problem = check_bnb_parts(encoding, request.shape, block_size, checked);
   if (!problem) return std::nullopt;
@@ -129,7 +129,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   const auto block_size =
       by_rows ? 64 : block_size_of(made.elements, request.parts[1].shape.numel().value_or(0));
   if (!block_size) {
-    return Problem{"no size of blocks gives so many scales", request.parts[1].shape.text(),
+    return Problem{"no block size fits this number of scales", request.parts[1].shape.text(),
                    request.shape.text()};
   }
   if (auto wrong = check(request, encoding, *block_size)) return wrong;
@@ -155,13 +155,13 @@ constexpr ErrorBound with_nested_scales(ErrorBound bound) noexcept {
   return error_bound::with_scale_codes(bound, gap / 2, std::byte{0xff});
 }
 
-// Numbers become F16 first, whose least subnormal is 2^-24.
+// Values are cast to F16 first, whose least subnormal is 2^-24.
 constexpr ErrorBound by_way_of_f16(ErrorBound bound) noexcept {
   bound.constant = 0x1p-25;
   return bound;
 }
 
-// The inverse of a scale below 2^-128 is infinite: its numbers get the outermost codes, or none.
+// A scale below 2^-128 has an infinite inverse: its values get the outermost codes, or none.
 constexpr ErrorBound with_inverse_scales(ErrorBound bound) noexcept {
   bound.constant = 0x1p-127;
   return bound;

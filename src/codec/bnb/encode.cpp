@@ -77,7 +77,7 @@ std::vector<ConstantComponent> state(const Quantization& quantization, const Sha
            bytes_of(std::as_bytes(std::span(text)))}};
 }
 
-// How the bytes lie: 0, row by row.
+// The order of the bytes: 0 for row-major.
 std::vector<ConstantComponent> weight_format(const Quantization& /*quantization*/,
                                              const Shape& /*shape*/, Dtype /*dtype*/) {
   static const Bytes rows = bytes_of(std::array{std::byte{0}});

@@ -30,7 +30,7 @@ BnbState parse(std::string_view text, const std::string& name) {
   BnbState state;
   const std::string type(reader.string(fields.required("quant_type"), fields.at("quant_type")));
   if (!name.ends_with("bitsandbytes__" + type)) {
-    refuse(name, "another quant type than the name says", "quant_type", printable(type));
+    refuse(name, "a different quant type than the name", "quant_type", printable(type));
   }
   std::vector<std::uint64_t> extents;
   const JsonPlace shape_place = fields.at("shape");
@@ -56,7 +56,7 @@ BnbState parse(std::string_view text, const std::string& name) {
   if (!nested) return state;
   double offset = 0;
   if (nested->get_double().get(offset) != simdjson::SUCCESS) {
-    refuse(name, "the offset of nested scales is no number", "nested_offset", {});
+    refuse(name, "the offset of nested scales is not finite", "nested_offset", {});
   }
   state.nested_offset = static_cast<float>(offset);
   if (!std::isfinite(*state.nested_offset)) {

@@ -1,4 +1,4 @@
-// The small JSON in which bitsandbytes says what a packed weight is.
+// The small JSON in which bitsandbytes describes a packed weight.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace loadstone {
 
-// A state has some 200 bytes; what is much larger is something else.
+// A state has about 200 bytes; a much larger tensor is not one.
 inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
 
 struct BnbState {
-  Shape shape;  // of the numbers
+  Shape shape;  // of the decoded tensor
   Dtype dtype = Dtype::bf16;
   std::uint64_t block_size = 64;
   std::optional<float> nested_offset;

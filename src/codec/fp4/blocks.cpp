@@ -24,7 +24,7 @@ constexpr std::byte pair_of(unsigned first, unsigned second) noexcept {
   return static_cast<std::byte>(first | second << 4);
 }
 
-// Two neighbours a byte become the halves of a block: numbers i and i + 16 a byte.
+// Repacks adjacent pairs per byte into halves of a block: elements i and i + 16 per byte.
 void interleave(const std::byte* codes, std::byte* to) noexcept {
   constexpr std::size_t half = code_bytes / 2;
   for (std::size_t i = 0; i < half; ++i) {
@@ -42,7 +42,7 @@ void separate(const std::byte* codes, std::byte* to) noexcept {
   }
 }
 
-// What a decoder makes of each block.
+// The result that a decoder makes from each block.
 enum class Made : std::uint8_t { blocks, codes, scales };
 
 constexpr std::uint64_t made_bytes(Made made) noexcept {
@@ -126,7 +126,7 @@ std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDeco
       request.shape.rank() > 0 && request.shape.extents().back() % block_bytes == 0;
   if (!is_whole || !is_in_rows || !is_byte(request.parts[0].encoding) ||
       !is_byte(request.parts[1].encoding)) {
-    return Problem{"codes and scales are no whole blocks of MXFP4",
+    return Problem{"codes and scales do not fill whole blocks of MXFP4",
                    request.parts[0].shape.text() + " and " + request.parts[1].shape.text(),
                    "bytes of blocks " + request.shape.text()};
   }
@@ -170,7 +170,7 @@ std::optional<Decoding> mxfp4_blocks_of(const Decoding& numbers,
   const auto& extents = numbers.shape.extents();
   if (numbers.sources.size() != 2 || extents.empty()) return std::nullopt;
   const TensorInfo& scales = tensors[numbers.sources[1]];
-  // Of blocks of another size, and of blocks in two dims, there are other numbers of scales.
+  // Other block sizes, and two-dimensional blocks, have other numbers of scales.
   const auto& groups = scales.shape.extents();
   if (extents.back() % block_elements != 0 || !is_byte(scales.encoding) || groups.empty() ||
       groups.back() != extents.back() / block_elements ||

@@ -15,11 +15,11 @@ namespace loadstone {
 // They give bytes: "mxfp4_blocks" of codes and scales; "mxfp4_codes" and "mxfp4_scales" of blocks.
 extern const std::array<DecodeKernel, 3> mxfp4_block_kernels;
 
-// Gives GGUF's blocks of the codes whose numbers `numbers` gives; nothing where they are no MXFP4
-// in rows of whole blocks.
+// Returns a decoding to GGUF's blocks for the codes that `numbers` decodes; nullopt unless they are
+// MXFP4 in rows of whole blocks.
 [[nodiscard]] std::optional<Decoding> mxfp4_blocks_of(const Decoding& numbers,
                                                       const std::vector<TensorInfo>& tensors);
-// Whether a decoding gives GGUF's blocks of MXFP4.
+// Returns true if a decoding yields GGUF's blocks of MXFP4.
 [[nodiscard]] bool gives_mxfp4_blocks(const Decoding& decoding) noexcept;
 
 // Components of a tensor in blocks of MXFP4: its codes [..., columns / 2] and its scales

@@ -60,7 +60,7 @@ Shape ungrouped(const Shape& shape) {
   if (extents.size() < 2) return shape;
   const std::uint64_t bytes = extents.back();
   extents.pop_back();
-  extents.back() *= 2 * bytes;  // overflow: the kernel then gives another shape
+  extents.back() *= 2 * bytes;  // on overflow the kernel gets a different shape and rejects it
   return Shape(std::move(extents));
 }
 
@@ -124,7 +124,7 @@ const std::array kernels = {
 
 Shape doubled(const Shape& shape) {
   auto extents = shape.extents();
-  if (!extents.empty()) extents.back() *= 2;  // overflow: the kernel then gives another shape
+  if (!extents.empty()) extents.back() *= 2;  // on overflow the kernel rejects the shape
   return Shape(std::move(extents));
 }
 
@@ -134,14 +134,14 @@ Shape in_blocks(const Shape& shape, std::uint64_t block) {
   return Shape(std::move(extents));
 }
 
-// How the companions are called: behind the name of the numbers.
+// Suffixes of the companions, appended to the tensor's name.
 struct Naming {
   std::string_view scale;
   std::string_view global;
   const char* nvfp4;  // the kernel
 };
 
-// NVFP4 where there is a scale of scales, MXFP4 where scales are powers of two.
+// NVFP4 if there is a scale of scales, MXFP4 if scales are powers of two.
 void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale,
             std::uint32_t global, const Naming& naming) {
   const bool is_nvfp4 = scale != none && is_dtype(table[scale], {Dtype::f8_e4m3});
@@ -175,7 +175,7 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
   }
 }
 
-// compressed-tensors: two numbers a byte. Integers have words, or a shape of their own.
+// compressed-tensors: two values per byte. Integers have words, or a separate shape.
 std::optional<QuantizedTensor> recognise_packed(const TensorTable& table, std::uint32_t tensor) {
   constexpr Naming naming = {"_scale", "_global_scale", "nvfp4_divided"};
   const std::string name = without_suffix(table[tensor].name, "_packed");
@@ -244,7 +244,7 @@ std::optional<Problem> write_mxfp4(const Quantization& quantization, const Shape
                                    QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.columns % mx_block != 0) {
-    return Problem{"a row is no whole blocks of 32 numbers", shape.text(),
+    return Problem{"a row does not fill whole blocks of 32 values", shape.text(),
                    "columns a multiple of 32"};
   }
   form.window_elements = mx_block;

@@ -59,7 +59,7 @@ bool is_scale_name(std::string_view name) {
   return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales");
 }
 
-// Tells by shapes and dtypes which of the encodings it is. Used once.
+// Recognises the encoding by shapes and dtypes. Used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, std::uint32_t data, std::uint32_t scale)
@@ -138,7 +138,7 @@ class Recogniser {
   std::uint64_t columns_ = 0;
 };
 
-// FP8 numbers without scales are numbers, unless the configs beside the checkpoint claim more.
+// FP8 tensors without scales are plain values, unless the checkpoint's configs claim more.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const TensorInfo& data = table[tensor];
   if (!is_fp8(data) || is_scale_name(data.name)) return std::nullopt;  // scales can be FP8 too

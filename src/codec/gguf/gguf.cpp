@@ -62,10 +62,10 @@ class BlockDecoder final : public Decoder {
   const Dtype dtype_;
 };
 
-// Blocks whose numbers are multiplied with a scale from a tensor of its own.
+// Blocks whose values are multiplied by a scale from a separate tensor.
 class ScaledBlockDecoder final : public Decoder {
  public:
-  // `per_scale`: how many numbers share a scale.
+  // `per_scale`: values per scale.
   ScaledBlockDecoder(DecodeBlocks kernel, BlockLayout block, std::uint64_t per_scale, Dtype dtype)
       : blocks_(kernel, block, Dtype::f32),
         block_(block),

@@ -1,4 +1,4 @@
-// Numbers to blocks of GGUF. docs/formats/gguf-blocks.md
+// Encodes blocks of GGUF. docs/formats/gguf-blocks.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ std::optional<Problem> prepare_block_format(const Quantization& quantization, co
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const BlockLayout block = layout(format);
   if (form.columns % block.elements != 0) {
-    return Problem{fmt::format("rows are no whole blocks of {}", block.elements), shape.text(),
+    return Problem{fmt::format("rows do not fill whole blocks of {}", block.elements), shape.text(),
                    fmt::format("a multiple of {} columns", block.elements)};
   }
   if (auto problem = check_importance(quantization, form, format)) return problem;

@@ -84,7 +84,7 @@ class Recogniser {
                   scales.shape.text(), table_[module_.codes].shape.text());
     }
     if (claim.method == "awq") {
-      return mismatch("is packed as GPTQ, and the config says AWQ", "gptq", "awq");
+      return mismatch("is packed as GPTQ, and the config declares AWQ", "gptq", "awq");
     }
     const std::string& layout = claim.layout;
     const bool is_second = layout == "gptq_v2";
@@ -96,7 +96,7 @@ class Recogniser {
     if (claim.is_made && claim.method.empty() && layout.empty()) {
       return fail(
           "plan.config_mismatch",
-          "is packed as GPTQ, and the config beside it cannot be read or says nothing of it",
+          "is packed as GPTQ, and the config next to it is unreadable or does not mention it",
           {table_[module_.codes].name}, "no quant_method", "gptq");
     }
     if (layout.empty()) {
@@ -104,8 +104,8 @@ class Recogniser {
                    .code = "q.version_assumed",
                    .sources = {table_[module_.codes].name},
                    .message =
-                       "no config says which version of GPTQ the checkpoint has: the first is "
-                       "assumed, whose zero points are stored less one"});
+                       "no config specifies the checkpoint's version of GPTQ: assuming the first, "
+                       "whose zero points are stored minus one"});
     }
     return true;
   }
@@ -131,8 +131,8 @@ class Recogniser {
                   fmt::format("{} bits", *claim.bits), "2, 3, 4 or 8 bits");
     }
     if (claim.bits && *claim.bits != bits && !claim.has_exceptions) {
-      return mismatch("has other bits than the config says", std::to_string(bits),
-                      std::to_string(*claim.bits));
+      return mismatch("has a different number of bits than the config declares",
+                      std::to_string(bits), std::to_string(*claim.bits));
     }
     if (!is_width(bits) || codes.shape[0] * word_bits % bits != 0) {
       return fail("plan.encoding", "has codes of a width that is not decoded", {codes.name},
@@ -141,11 +141,11 @@ class Recogniser {
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;
     group_size_ = ceil_div(inputs_, groups);
-    // Without an order, only the config says where a short last group begins.
+    // Without an order, only the config determines the place of a short last group.
     const bool is_even = words::are_even(inputs_, groups);
     const bool is_told = module_.order != TensorTable::none || is_even;
     if (!is_told && (!claim.group_size || claim.has_exceptions)) {
-      return fail("q.group_size", "has groups of a size that nothing says", {scales.name},
+      return fail("q.group_size", "has groups of an unknown size", {scales.name},
                   fmt::format("{} groups of {} inputs", groups, inputs_),
                   "group_size in the config, or g_idx");
     }
@@ -155,19 +155,19 @@ class Recogniser {
     if (ceil_div(inputs_, claimed) == groups) {
       group_size_ = claimed;
     } else if (!claim.has_exceptions) {
-      return mismatch("has other groups than the config says",
+      return mismatch("has a different group size than the config declares",
                       fmt::format("{} groups of {} inputs", groups, inputs_),
                       fmt::format("groups of {}", claimed));
     }
     return true;
   }
 
-  // g_idx says the group of each input. Most say what the order would.
+  // g_idx has the group of each input, usually equal to the default.
   bool find_order() {
     const QuantizationClaim& claim = table_.claim();
     if (module_.order == TensorTable::none) {
       if (!claim.is_reordered.value_or(false)) return true;
-      return fail("q.scale_missing", "has groups in an order of their own, and lacks it",
+      return fail("q.scale_missing", "has reordered groups, and lacks their order",
                   {module_.name + ".g_idx"});
     }
     const TensorInfo& tensor = table_[module_.order];
@@ -187,15 +187,15 @@ class Recogniser {
       has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;
     }
     if (has_order_ && claim.is_reordered == false && !claim.has_exceptions) {
-      return mismatch("has groups in an order of their own, which the config denies", "g_idx",
+      return mismatch("has reordered groups, which contradicts the config", "g_idx",
                       "desc_act: true");
     }
     if (!has_order_) made_.unneeded.push_back(module_.order);
     return true;
   }
 
-  // Zero points of symmetric codes are all the same, and tell the version. A stored one of all ones
-  // is 0 to some readers of the first version, and beyond the codes to others.
+  // Zero points of symmetric codes are all equal, and determine the version. A stored one of all
+  // ones means 0 to some readers of the first version, and is beyond the codes for others.
   bool check_zeros() {
     const std::uint32_t half = 1u << (bits_ - 1);
     const std::string name = table_[module_.zeros].name;
@@ -207,8 +207,9 @@ class Recogniser {
       const std::uint32_t expected = is_first_ ? half - 1 : half;
       const std::uint32_t others = is_first_ ? half : half - 1;
       if (field == others && field != expected) {
-        return mismatch("has the zero points of the other version of GPTQ than the config says",
-                        is_first_ ? "gptq_v2" : "gptq", is_first_ ? "gptq" : "gptq_v2");
+        return mismatch(
+            "has the zero points of a different version of GPTQ than the config declares",
+            is_first_ ? "gptq_v2" : "gptq", is_first_ ? "gptq" : "gptq_v2");
       }
     }
     if (!is_first_) return true;
@@ -257,7 +258,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   const auto module = words::module_of(table, tensor);
   if (!module) return std::nullopt;
   const bool has_scales = module->scales != TensorTable::none;
-  // Codes of AWQ have eight outputs a word.
+  // Codes of AWQ have eight outputs per word.
   if (has_scales && table[tensor].shape[1] * 8 == table[module->scales].shape[1]) {
     return std::nullopt;
   }

@@ -13,7 +13,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t block = scaled::int4_block;
-// Where shapes fit both layouts a conversion writes "int4" or "int4-awq" under this key of the
+// If shapes fit both layouts, a conversion writes "int4" or "int4-awq" under this key of the
 // header's metadata.
 constexpr std::string_view metadata_key = "loadstone.int4";
 
@@ -37,12 +37,12 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                        : scaled::set_scale_dtype(scales, {Dtype::f32}, "F32", form);
   if (wrong) return wrong;
   const Shape& shape = request.shape;
-  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
+  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
   auto expected = shape.extents();
   const std::uint64_t columns = expected.back();
   const std::uint64_t matrix = expected[expected.size() - 2] * columns;
   if ((is_flat ? matrix : columns) % block != 0) {
-    return Problem{"the weights are no whole blocks of 128", shape.text()};
+    return Problem{"the weights do not fill whole blocks of 128", shape.text()};
   }
   expected.back() = is_flat ? 1 : columns / block;
   if (is_flat) expected[expected.size() - 2] = matrix / block;
@@ -61,7 +61,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
-// 7 is 15 where codes are offset by 8.
+// The code 7 is stored as 15 with an offset of 8.
 constexpr ErrorBound offset_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
 constexpr ErrorBound error = error_bound::of_integers(7, std::byte{0x77}, Dtype::u8);
 
@@ -72,7 +72,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Shapes of the numbers; nothing where weight and scales do not fit the layout.
+// Shapes of the decoded tensor; nullopt if weight and scales do not fit the layout.
 struct Int4Shapes {
   std::optional<Shape> blocks;     // [..., rows, columns / 2], [..., blocks, 1]
   std::optional<Shape> row_pairs;  // [..., rows / 2, columns], [..., rows, columns / 128]
@@ -135,7 +135,7 @@ std::optional<Problem> write_flat(const Quantization& quantization, const Shape&
                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.matrix_elements() % block != 0 || form.columns % 2 != 0) {
-    return Problem{"a matrix is no whole blocks of 128 numbers", shape.text(),
+    return Problem{"a matrix does not fill whole blocks of 128 values", shape.text(),
                    "an even number of columns, and rows * columns a multiple of 128"};
   }
   form.window_elements = block;
@@ -149,7 +149,7 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
                                        QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
-    return Problem{"a matrix is no whole pairs of rows of blocks of 128 numbers", shape.text(),
+    return Problem{"a matrix does not fill pairs of rows of blocks of 128 values", shape.text(),
                    "an even number of rows, and columns a multiple of 128"};
   }
   form.window_elements = 2 * form.columns;

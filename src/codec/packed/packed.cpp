@@ -32,7 +32,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                   fmt::format("{} tensors", parts.size()), "2 to 4 tensors");
   }
   if (request.shape.rank() != 2)
-    return refuse("the weights are no matrix", request.shape.text(), {});
+    return refuse("the weights are not a matrix", request.shape.text(), {});
   words::Packing form = {.layout = words::Layout::across,
                          .bits = bits,
                          .rows = request.shape[0],
@@ -126,7 +126,7 @@ class Recogniser {
     if (zero_ == none && symmetric == false) lacks.push_back(name_ + "_zero_point");
     if (!lacks.empty()) return fail("q.scale_missing", "lacks components", std::move(lacks));
     if (zero_ != none && symmetric == true) {
-      return fail("plan.config_mismatch", "has zero points, and the config says that it has none",
+      return fail("plan.config_mismatch", "has zero points, and the config declares none",
                   {table_[zero_].name}, "zero points", "symmetric: true");
     }
     return true;
@@ -140,7 +140,7 @@ class Recogniser {
     constexpr std::int64_t extent_max = std::int64_t{1} << 31;
     const auto is_sound = [](std::int64_t extent) { return extent > 0 && extent < extent_max; };
     if (extents.size() != 2 || !std::ranges::all_of(extents, is_sound)) {
-      return fail("q.shape", "has a shape that is none", {tensor.name},
+      return fail("q.shape", "has an invalid shape", {tensor.name},
                   fmt::format("{}", fmt::join(extents, ", ")), "rows, columns");
     }
     rows_ = static_cast<std::uint64_t>(extents[0]);
@@ -163,8 +163,8 @@ class Recogniser {
                   words_.shape.text(), fmt::format("[{}, {}] numbers", rows_, columns_));
     }
     if (claimed && *claimed != bits_) {
-      return fail("plan.config_mismatch", "has other bits than the config says", {words_.name},
-                  std::to_string(bits_), std::to_string(*claimed));
+      return fail("plan.config_mismatch", "has a different number of bits than the config declares",
+                  {words_.name}, std::to_string(bits_), std::to_string(*claimed));
     }
     return true;
   }
@@ -181,25 +181,26 @@ class Recogniser {
     group_size_ = ceil_div(columns_, groups);
     const auto& claimed = table_.claim().group_size;
     if (!claimed && !words::are_even(columns_, groups) && order_ == none) {
-      return fail("q.group_size", "has groups of a size that nothing says", {scales.name},
+      return fail("q.group_size", "has groups of an unknown size", {scales.name},
                   fmt::format("{} groups of {} columns", groups, columns_),
                   "group_size in the config");
     }
     if (groups > 1 && claimed) {
       if (*claimed == 0 || ceil_div(columns_, *claimed) != groups) {
-        return fail("plan.config_mismatch", "has other groups than the config says", {scales.name},
-                    fmt::format("{} groups", groups), fmt::format("groups of {}", *claimed));
+        return fail("plan.config_mismatch", "has a different group size than the config declares",
+                    {scales.name}, fmt::format("{} groups", groups),
+                    fmt::format("groups of {}", *claimed));
       }
       group_size_ = *claimed;
     }
     return true;
   }
 
-  // Written for groups in an order of their own only; -1 throughout was never set.
+  // Written only for reordered groups; -1 throughout means unset.
   bool find_order() {
     if (order_ == none) {
       if (table_.claim().is_reordered != true) return true;
-      return fail("q.scale_missing", "has groups in an order of their own, and lacks it",
+      return fail("q.scale_missing", "has reordered groups, and lacks their order",
                   {name_ + "_g_idx"});
     }
     const TensorInfo& tensor = table_[order_];

@@ -32,7 +32,7 @@ bool divides(const Block& grid, const Block& matrix) {
   return grid[0] != 0 && grid[1] != 0 && matrix[0] % grid[0] == 0 && matrix[1] % grid[1] == 0;
 }
 
-// Any number of scales that divides a matrix makes blocks of some size: most are nobody's.
+// Any number of scales that divides a matrix defines some block size, but few are in use.
 bool has_usual_extents(const Block& grid, const Block& matrix) {
   if (!divides(grid, matrix)) return false;
   const Block size = {matrix[0] / grid[0], matrix[1] / grid[1]};

@@ -13,7 +13,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// As F32, on their way: they stay in the first-level cache.
+// In F32: they stay in the first-level cache.
 constexpr std::uint64_t run_max = 1024;
 
 constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
@@ -38,7 +38,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
       return number::load<Dtype::f8_e4m3>(from + index);
     case Dtype::u8:
       return e8m0_value(number::load_raw<std::uint8_t>(from + index));
-    default:  // set_scale_dtype() lets no other through
+    default:  // set_scale_dtype() rejects other dtypes
       return std::numeric_limits<float>::quiet_NaN();
   }
 }

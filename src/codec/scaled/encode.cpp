@@ -22,7 +22,7 @@ std::optional<Problem> begin_encoding(const Quantization& quantization, const Sh
     return Problem{quantization.encoding + " has no nested scales"};
   }
   if (shape.rank() == 0 || form.elements == 0) {
-    return Problem{"there are no rows to scale", shape.text(), "[..., rows, columns]"};
+    return Problem{"a matrix has no rows", shape.text(), "[..., rows, columns]"};
   }
   form.columns = shape[shape.rank() - 1];
   form.rows = shape.rank() > 1 ? shape[shape.rank() - 2] : 1;

@@ -10,7 +10,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// The dimension so many from the end with so many times its extent.
+// Multiplies the dimension `from_end`; nullopt on overflow.
 std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size_t from_end) {
   auto extents = shape.extents();
   if (extents.size() < from_end) return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form) {
 std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
+  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
   start(request, form);
   const std::size_t rank = scales.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
@@ -102,7 +102,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
                               std::uint64_t block_columns, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
+  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
   start(request, form);
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];
@@ -118,7 +118,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   const Shape whole(expected);
   expected.pop_back();
   const bool is_vector = form.scale_columns == 1 && scales == Shape(expected);
-  // ModelOpt keeps a dimension for the block beside each that blocks are counted in.
+  // ModelOpt has a dimension of 1 for the block next to each dimension that counts blocks.
   expected.insert(expected.end(), {1, form.scale_columns, 1});
   const bool is_spread = block_rows > 1 && scales == Shape(std::move(expected));
   if (is_vector || is_spread || scales == whole) return std::nullopt;

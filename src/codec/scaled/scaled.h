@@ -15,7 +15,7 @@
 
 namespace loadstone::scaled {
 
-// How codes stand in the first part.
+// Storage of the codes in the first component.
 enum class Codes : std::uint8_t {
   bytes,           // a number of `weight` each
   fp4,             // two E2M1 a byte, the low half first
@@ -43,18 +43,18 @@ struct Layout {
   std::uint64_t matrix_scales = 0;  // scales of one matrix; 0: all matrices share them
   Global global = Global::none;
   std::uint64_t global_count = 1;
-  bool has_zeros = false;  // a third part, I8: what is taken off codes, in the scales' places
+  bool has_zeros = false;  // a third component, I8: subtracted from codes, one per scale
 };
 
-// Makes the decoder, once all else has been filled in.
+// Makes the decoder, after all other members are set.
 void finish(const Layout& form, PreparedDecoder& made);
 
 // ---- steps of preparing, each with what does not fit
 
 [[nodiscard]] bool is_one_of(Encoding encoding, std::initializer_list<Dtype> dtypes) noexcept;
 
-// So many parts, and codes of these dtypes, which give numbers of the wanted shape: codes stand
-// `per_byte` in each, along the dimension so many from the end.
+// Checks the number of components, and codes of these dtypes for values of the requested shape:
+// `per_byte` codes per byte, along the dimension `from_end`.
 [[nodiscard]] std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t parts,
                                                  std::initializer_list<Dtype> dtypes,
                                                  const char* expected, std::uint64_t per_byte = 1,
@@ -88,9 +88,9 @@ struct BlockCodec {
   const char* by_128;  // the kernel for blocks of 128 by 128, the last of which may be cut
 };
 
-// Decodes codes, the first source, by a grid of scales, the second. Blocks have the size that the
-// config claims. Without a claim they are 128 by 128, or divide the matrix into whole rows, whole
-// columns or extents that are powers of two. Refuses other grids.
+// Decodes codes, the first source, by a grid of scales, the second. The config claims the block
+// size; otherwise it is 128 by 128, whole rows, whole columns, or has extents that are powers of
+// two. Rejects other grids.
 void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockCodec& codec,
                    Decoding decoding);
 
@@ -100,7 +100,7 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 // Sets the dialect, and columns, rows and matrices.
 [[nodiscard]] std::optional<Problem> begin_encoding(const Quantization& quantization,
                                                     const Shape& shape, QuantizedLayout& form);
-// The same, for those that take no vectors.
+// The same, for encodings that do not support vectors.
 [[nodiscard]] std::optional<Problem> begin_matrices(const Quantization& quantization,
                                                     const Shape& shape, QuantizedLayout& form);
 
@@ -108,10 +108,10 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 [[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,
                               std::initializer_list<std::uint64_t> others);
 
-// Scales have the numbers' dtype where ModelOpt has them in it.
+// Scales have the values' dtype in formats in which ModelOpt writes it.
 [[nodiscard]] Dtype scale_dtype(const QuantizedLayout& form) noexcept;
 
-// Rows whose blocks are all whole can be cut between them.
+// Rows of whole blocks can be cut between blocks.
 [[nodiscard]] std::uint64_t window_of_blocks(const QuantizedLayout& form,
                                              std::uint64_t block) noexcept;
 

@@ -14,15 +14,15 @@ namespace {
 
 constexpr std::uint32_t none = TensorTable::none;
 
-// A module has a few tensors; what begins like one and has more is no module.
+// A module has a few tensors; a common prefix of more is not a module.
 constexpr std::size_t siblings_max = 64;
 
-// Words in names of tensors that give codes their meaning: TensorRT-LLM's "weights_scaling_factor",
-// ModelOpt's "weight_quantizer._amax".
+// Words in names of tensors that are needed to interpret codes: TensorRT-LLM's
+// "weights_scaling_factor", ModelOpt's "weight_quantizer._amax".
 constexpr std::array<std::string_view, 9> factor_words = {
     "scale", "scaling", "factor", "zero", "offset", "amax", "absmax", "codebook", "quantizer"};
 
-// The place of the first such word, or npos.
+// The position of the first such word, or npos.
 std::size_t factor_at(std::string_view leaf) {
   std::size_t first = std::string_view::npos;
   for (const std::string_view word : factor_words) first = std::min(first, leaf.find(word));
@@ -51,7 +51,7 @@ std::string_view scaled_by(std::string_view leaf) {
   return leaf.substr(0, leaf.find_last_not_of(separators) + 1);
 }
 
-// An embedding's indices and masks are integers too: only a name tells their codes apart.
+// Indices and masks of an embedding are integers too: only a name distinguishes codes from them.
 bool may_be_codes_of(const TensorInfo& tensor, std::string_view scaled) {
   const std::string_view leaf = leaf_of(tensor.name);
   if (is_factor_leaf(leaf) || is_companion_name(tensor.name)) return false;
@@ -78,7 +78,7 @@ bool is_of_another(const TensorTable& table, const std::string& name,
   return false;
 }
 
-// The module of codes, with its dot or underscore; empty where none is named.
+// Returns the module of codes, with its dot or underscore, or an empty text.
 std::string module_of(const std::string& name) {
   for (const std::string_view leaf : {"weight", "W_q", "codes"}) {
     if (name.ends_with(leaf)) return without_suffix(name, leaf);
@@ -86,9 +86,9 @@ std::string module_of(const std::string& name) {
   return name + "_";
 }
 
-// Scales, zero points and whatever else has a factor's name next to codes, unless their codec reads
-// it: "weight_offset", "weight_scale_second". Scales first. Those of activations and caches are in
-// the companions' table.
+// Returns scales, zero points and other tensors with a factor's name next to codes, unless their
+// codec reads them: "weight_offset", "weight_scale_second". Scales first. Factors of activations
+// and caches are in the companions' table.
 std::vector<std::uint32_t> factors_beside(const TensorTable& table, const QuantizedTensor& codes) {
   const std::string& name = codes.name;
   const auto known = codes.companions();

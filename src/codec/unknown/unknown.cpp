@@ -1,5 +1,5 @@
-// Layouts that are known to be quantized and are not decoded: refused by name, never taken for
-// numbers.
+// Layouts that are known to be quantized but cannot be decoded: rejected by name, never read as
+// plain values.
 #include "codec/families.h"
 #include "codec/unknown/foreign_scale.h"
 

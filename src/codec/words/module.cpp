@@ -59,7 +59,7 @@ std::optional<Problem> check_module(const DecodeRequest& request, Packing& form)
   const Shape& scales = parts[1].shape;
   if (request.shape.rank() != 2 || parts[0].shape.rank() != 2 || scales.rank() != 2 ||
       parts[2].shape.rank() != 2) {
-    return refuse("the weights are no matrices", request.shape.text(), {});
+    return refuse("the weights are not matrices", request.shape.text(), {});
   }
   form.dtype = request.dtype;
   form.scale = parts[1].encoding.dtype();

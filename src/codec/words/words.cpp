@@ -11,7 +11,7 @@ namespace loadstone::words {
 
 namespace {
 
-// As F32, on their way: they stay in the first-level cache.
+// In F32: they stay in the first-level cache.
 constexpr std::uint64_t run_max = 1024;
 constexpr std::uint64_t word_bytes = 4;
 constexpr unsigned word_bits = 32;
@@ -22,7 +22,7 @@ std::uint32_t word_at(const std::byte* words, std::uint64_t index) noexcept {
   return word;
 }
 
-// The place in a word of the column that is so many behind a multiple of eight.
+// The bit position in a word of column `column` after a multiple of eight.
 unsigned interleaved_shift(std::uint64_t column) noexcept {
   constexpr std::array<unsigned, 8> places = {0, 4, 1, 5, 2, 6, 3, 7};
   return 4 * places[column % 8];
@@ -51,7 +51,7 @@ class WordDecoder : public Decoder {
  protected:
   [[nodiscard]] virtual ByteRange part_of_rows(std::size_t part, std::uint64_t first,
                                                std::uint64_t last) const noexcept = 0;
-  // A run of numbers of one row: the scale times what is left of the code.
+  // Writes a run of values of one row: the scale times code minus zero point.
   void write(const float* values, std::uint64_t count, std::byte* target) const noexcept {
     round_.run(reinterpret_cast<const std::byte*>(values), target, count);
   }
@@ -59,8 +59,8 @@ class WordDecoder : public Decoder {
   [[nodiscard]] std::uint64_t group_of(const std::byte* order, std::uint64_t first,
                                        std::uint64_t index) const noexcept {
     if (!form_.has_order) return index / form_.group_size;
-    // Whoever made the plan has looked at the order; a file that is another one since is caught
-    // after the load, and until then nothing is read outside of the scales.
+    // The plan checked the order; a file that changed since is detected after the load, and until
+    // then no read exceeds the scales.
     return std::min<std::uint64_t>(word_at(order, index - first), form_.groups - 1);
   }
   [[nodiscard]] unsigned zero_of(unsigned stored) const noexcept {
@@ -140,7 +140,7 @@ class GroupedRows final : public WordDecoder {
   [[nodiscard]] std::uint64_t zero_words() const noexcept {
     return (form_.columns * form_.bits + word_bits - 1) / word_bits;
   }
-  // An order of its own may name any group.
+  // With a reordering any group may occur.
   [[nodiscard]] ByteRange groups_of(std::uint64_t first, std::uint64_t last) const noexcept {
     if (form_.has_order) return {0, form_.groups};
     return {first / form_.group_size, (last - 1) / form_.group_size + 1};

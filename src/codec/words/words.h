@@ -1,6 +1,6 @@
-// Integers of a few bits in words of 32, low bits first, with a scale and a zero point for each
-// group: what GPTQ, AWQ and compressed-tensors share. A number is the scale, as F32, times the
-// difference of code and zero point, which F32 holds exactly; then it is rounded once.
+// Integers of a few bits in words of 32, low bits first, with a scale and a zero point per group:
+// the common part of GPTQ, AWQ and compressed-tensors. A value is the scale, as F32, times code
+// minus zero point, which F32 represents exactly; it is rounded once.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@
 
 namespace loadstone::words {
 
-// How codes stand in words; of a matrix as it is stored, [rows, columns].
+// Storage of codes in words; for a matrix as stored, [rows, columns].
 enum class Layout : std::uint8_t {
   down,         // a stream of bits down each column: GPTQ, [rows * bits / 32, columns]
   across,       // a stream along each row: compressed-tensors, [rows, ceil(columns * bits / 32)]
@@ -31,25 +31,26 @@ struct Packing {
   std::uint64_t group_size = 0;  // numbers of a group: down the rows; `across`, along the columns
   std::uint64_t groups = 1;
   Dtype scale = Dtype::f16;  // F32, F16 or BF16
-  // Of `across`: one scale for all, in place of [rows, groups].
+  // For `across`: one scale for all, instead of [rows, groups].
   bool has_one_scale = false;
   // Stored zero points are less by it: 1 in the first version of GPTQ.
   unsigned zero_offset = 0;
   // Without zero points: what codes are offset by.
   bool has_zeros = false;
-  // Of `across`: the one zero point is an I8 of itself, and not offset.
+  // For `across`: the only zero point is a plain I8 without an offset.
   bool has_plain_zero = false;
-  // The last part says the group of each row (of each column, `across`), in place of an order.
+  // The last component has the group of each row (of each column, if `across`), instead of an
+  // order.
   bool has_order = false;
-  Dtype dtype = Dtype::f32;  // of the numbers
+  Dtype dtype = Dtype::f32;  // of the decoded tensor
 };
 
-// Parts: codes, scales, then zero points and the order of groups, where there are such. Sizes must
-// have been checked; the groups of an order must exist.
+// Components: codes, scales, then zero points and the order of groups, if present. Sizes must have
+// been checked; the groups of an order must exist.
 void finish(const Packing& form, PreparedDecoder& made);
 
-// The field that begins at `bit` of a stream whose words are `stride` words apart. The word behind
-// is read where the field straddles.
+// Reads the field that begins at `bit` of a stream whose words are `stride` words apart, including
+// the next word if the field straddles it.
 [[nodiscard]] unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
                                 unsigned bits) noexcept;
 
@@ -72,15 +73,15 @@ struct Module {
   [[nodiscard]] QuantizedTensor quantized() const;
 };
 
-// Returns nothing if the tensor is not a matrix of words with such a name.
+// Returns nullopt if the tensor is not a matrix of words with such a name.
 [[nodiscard]] std::optional<Module> module_of(const TensorTable& table, std::uint32_t tensor);
 
 // The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
 // groups, group size, dtypes and whether there is an order.
 [[nodiscard]] std::optional<Problem> check_module(const DecodeRequest& request, Packing& form);
 
-// Returns true if the count of groups alone gives their size. Sizes are powers of two; any other
-// quotient means that the last group is short, and of which size nobody can tell.
+// Returns true if the number of groups determines their size. Sizes are powers of two; another
+// quotient means that the last group is short, and the size is then unknown.
 [[nodiscard]] constexpr bool are_even(std::uint64_t count, std::uint64_t groups) noexcept {
   return groups == 1 || (count % groups == 0 && std::has_single_bit(count / groups));
 }

@@ -28,8 +28,8 @@ namespace loadstone {
 
 namespace {
 
-// Partners of one scale have one dtype, one encoding and as many matrices each; who has none has no
-// group.
+// Tensors that share a scale have the same dtype, encoding and number of matrices. A tensor without
+// partners leaves its group.
 void part_groups(const Recipes& recipes, Choices& choices) {
   std::map<std::string, std::size_t, std::less<>> members;
   for (const TargetRecipe& recipe : recipes.targets) {
@@ -38,7 +38,7 @@ void part_groups(const Recipes& recipes, Choices& choices) {
     QuantizedLayout form;
     static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
     Quantization& quantization = found->second;
-    // ModelOpt's export of FP8 leaves each its own scale, but for experts that it takes as one.
+    // ModelOpt's export of FP8 gives each its own scale, except experts that it exports as one.
     const bool is_alone = form.dialect == QuantizeDialect::exported &&
                           recipe.target.find(".experts.") == std::string::npos;
     if (!form.needs_amax || is_alone) {
@@ -54,8 +54,8 @@ void part_groups(const Recipes& recipes, Choices& choices) {
   }
 }
 
-// Cut a dimension that runs over several rows into one of rows and one of columns. Returns false if
-// a row ends in the middle of its steps.
+// Cuts a dimension that spans several rows into one of rows and one of columns. Returns false if a
+// row ends in the middle of its steps.
 bool add_cut(const BoxDim& dim, std::uint64_t columns, std::vector<BoxDim>& cut) {
   if (dim.target_stride % columns == 0 || dim.extent * dim.target_stride <= columns) {
     cut.push_back(dim);
@@ -96,8 +96,8 @@ bool transpose(Box& box, std::uint64_t rows, std::uint64_t columns) {
   return true;
 }
 
-// Swap the dims of a matrix. Returns false and leaves the recipe unchanged if its values are merged
-// or constant, or if a box does not consist of whole rows or parts of them.
+// Swaps the dims of a matrix. Returns false and leaves the recipe unchanged if its values are
+// merged or constant, or if a box is not made of whole rows or parts of rows.
 bool transpose_recipe(TargetRecipe& recipe) {
   if (recipe.merge != nullptr || recipe.constant != nullptr || recipe.shape.rank() != 2) {
     return false;
@@ -114,8 +114,8 @@ bool transpose_recipe(TargetRecipe& recipe) {
   return true;
 }
 
-// The weight of a Conv1D layer as bitsandbytes stores it. An error for one that cannot be
-// transposed on its way.
+// Transposes the weight of a Conv1D layer, as bitsandbytes stores it. Reports an error for a weight
+// that cannot be transposed during the conversion.
 void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
                       std::vector<Finding>& findings) {
   if (transpose_recipe(recipe)) return;
@@ -130,14 +130,14 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
 }
 
 // Returns true if readers of the style find the components by their names. A stack in the style
-// compressed-tensors is an error of its own.
+// compressed-tensors is a separate error.
 bool names_components(NamingStyle style, const TargetRecipe& recipe) {
   if (recipe.target.ends_with(".weight")) return true;
   const bool is_stack = recipe.shape.rank() > 2;
   return style != NamingStyle::bnb && (style != NamingStyle::compressed || is_stack);
 }
 
-// Holds the encodings of one layer of experts. Not thread-safe.
+// The encodings of one layer of experts. Not thread-safe.
 class MixedExperts {
  public:
   void add(ExpertRole role, const std::string& kind) { roles_[role].insert(kind); }
@@ -148,7 +148,7 @@ class MixedExperts {
     return all;
   }
 
-  // transformers joins each role by itself; but only FP8 is decoded without a look at the others.
+  // transformers joins each role alone, but decodes only FP8 without looking at the others.
   [[nodiscard]] bool is_mixed() const {
     const auto is_apart = [](const std::string& kind) {
       const WrittenEncoding* const written = find_written_encoding(kind);
@@ -286,7 +286,7 @@ class Choosing {
                 "give all experts of a layer the same encoding");
   }
 
-  // Why the tensor stays as it is; nothing if it gets an encoding.
+  // Returns the reason to keep the tensor unchanged; nullopt if it gets an encoding.
   std::optional<std::string_view> choose(TargetRecipe& recipe) {
     Chooser::Format* const format = chooser_.encoding_for(recipe.target);
     if (format == nullptr) return "no format is for it";
@@ -313,7 +313,7 @@ class Choosing {
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
     const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
     if (!problem && recipe.shape.extents().back() % block != 0) {
-      problem = Problem{fmt::format("rows are no whole blocks of {}", block)};
+      problem = Problem{fmt::format("rows do not fill whole blocks of {}", block)};
     }
     if (problem) {
       recipe = before;
@@ -335,7 +335,7 @@ class Choosing {
         .add(recipe.target);
   }
 
-  // `unread`: why readers of the style take the codes for numbers.
+  // `unread`: the reason why readers of the style take codes for values.
   void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
     if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
@@ -369,7 +369,7 @@ class Choosing {
   const bool has_conv1d_;
   const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
-  std::vector<std::string> stacks_;  // that the style has no names for
+  std::vector<std::string> stacks_;  // that the style cannot name
   bool has_reader_ = false;          // transformers reads codes of the style
   // Shapes that an encoding cannot take: by name, shape, encoding and reason.
   std::map<std::tuple<std::string, std::string, std::string, std::string>, Alike> misfits_;
@@ -427,7 +427,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
   }
   Choosing(options, chooser, choices, findings).run(recipes);
   part_groups(recipes, choices);
-  // Stacks that were cut are among the names, and made: their experts replace them.
+  // The names include stacks that were cut and chosen: their experts replace them.
   const std::vector<std::string> left = names_of(recipes);
   const std::set<std::string_view> present(left.begin(), left.end());
   names.insert(names.end(), left.begin(), left.end());

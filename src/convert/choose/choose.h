@@ -1,4 +1,4 @@
-// The choice of the tensors that are quantized, by the caller's patterns and quantize_rules.h.
+// Chooses the tensors to quantize, by the caller's patterns and quantize_rules.h.
 #pragma once
 
 #include <cstddef>
@@ -18,25 +18,25 @@ namespace loadstone {
 
 struct Choices {
   std::map<std::string, Quantization, std::less<>> quantize;
-  // Why the others stay as they are: those that are weights of more than one dim.
+  // The reason why each remaining weight of two or more dims stays unchanged.
   std::map<std::string, std::string_view, std::less<>> plain;
-  // Targets that become numbers although a file could hold their blocks.
+  // Targets that are decoded although a file could store their blocks.
   std::set<std::string, std::less<>> numbers;
-  // Targets that have the type that was asked for.
+  // Targets that already have the requested type.
   std::set<std::string, std::less<>> kept;
 };
 
-// Cuts stacks of experts that are to be quantized into the weights of single experts, which is how
-// servers' formats hold them, and chooses. Throws Error "plan.options" for a pattern that is no
-// regular expression, for formats that do not go together, and for stacks that are to stay whole.
-// `cut_max`: how many tensors stacks may become.
+// Chooses, after cutting stacks of experts to quantize into the weights of single experts, which
+// servers' formats expect. Throws Error "plan.options" for an invalid regular expression, for
+// formats that exclude each other, and for stacks that must stay whole. `cut_max`: the maximum
+// number of tensors after cutting.
 [[nodiscard]] Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max,
                                        Recipes& recipes, std::vector<Finding>& findings);
 
-// The targets' names, in their order.
+// Returns the targets' names, in their order.
 [[nodiscard]] std::vector<std::string> names_of(const Recipes& recipes);
 
-// Tensors that are alike, which one finding reports.
+// Similar tensors, for one common finding.
 struct Alike {
   std::size_t count = 0;
   std::string first;
@@ -48,7 +48,7 @@ struct Alike {
   [[nodiscard]] std::string text() const;
 };
 
-// Names with * for numbers: what is alike has one.
+// Replaces numbers in a name by *, so that similar names become equal.
 [[nodiscard]] std::string folded_name(std::string_view name);
 
 }  // namespace loadstone

@@ -154,7 +154,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
   if (format.made > 0 || (encoding == no_encoding && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
-  // Formats before it took all of its tensors.
+  // Earlier formats took all of its tensors.
   const bool is_left_out =
       format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
@@ -179,7 +179,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
 void Chooser::report(const std::vector<std::string>& names,
                      const std::function<bool(const std::string&)>& is_made,
                      std::vector<Finding>& findings) const {
-  if (has_errors(findings)) return;  // these are the reason
+  if (has_errors(findings)) return;  // these explain it
   const auto found_by = [&](const Pattern& pattern) {
     return std::ranges::find_if(names,
                                 [&](const std::string& name) { return is_in(*pattern, name); });

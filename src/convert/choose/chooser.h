@@ -1,4 +1,4 @@
-// The caller's patterns and the rules of quantize_rules.h, matched with names of tensors.
+// Matches the caller's patterns and the rules of quantize_rules.h with names of tensors.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@
 
 namespace loadstone {
 
-inline constexpr std::string_view no_encoding = "none";  // of tensors that stay as they are
+inline constexpr std::string_view no_encoding = "none";  // for tensors that stay unchanged
 
-// Says which tensors may be quantized, and which format each gets. Not thread-safe. The options
-// must outlive it.
+// Decides which tensors may be quantized, and the format of each. Not thread-safe. The options must
+// outlive it.
 class Chooser {
  public:
-  // One format with its pattern ready. The default's is null.
+  // One format with its compiled pattern, which is null for the default.
   struct Format {
     Pattern pattern;
     const Quantization* quantization;
-    std::size_t tensors = 0;  // that it is for
+    std::size_t tensors = 0;  // that match it
     std::size_t made = 0;     // that get it
   };
 
@@ -38,26 +38,26 @@ class Chooser {
 
   [[nodiscard]] bool is_excluded(const std::string& name) const;
   [[nodiscard]] bool is_included(const std::string& name) const;
-  // Why the tensor stays as it is; nothing where it is quantized.
+  // Returns the reason to keep the tensor unchanged; nullopt if it is quantized.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
-  // Return the kind of layer that the tensor's name implies ("embedding"), or that it implies none;
-  // nothing for a linear one.
+  // Returns the kind of layer that the name implies ("embedding", or none); nullopt for a linear
+  // layer.
   [[nodiscard]] std::optional<std::string_view> other_layer(const std::string& name) const;
-  // Why transformers has no layer of bitsandbytes for the tensor; nothing if it has one. `has`:
-  // whether the output has a tensor of this name.
+  // Returns the reason why transformers has no bitsandbytes layer for the tensor; nullopt if it has
+  // one. `has`: returns true if the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Returns the first rule of this use that matches; null without one, or if it is of a kind that
-  // is read.
+  // Returns the first rule for this use that matches; null if there is none, or if it is of a kind
+  // that readers support.
   [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
-  // Returns the first whose pattern finds the name, or null.
+  // Returns the first format whose pattern matches the name, or null.
   [[nodiscard]] Format* format_for(const std::string& name);
-  // The same, and null for "none": it stays as it is.
+  // The same, but null for "none".
   [[nodiscard]] Format* encoding_for(const std::string& name);
-  // The same text for all partners of one scale; empty for a tensor that has none.
+  // Returns the same text for all tensors that share a scale; empty for a tensor with its own.
   [[nodiscard]] std::string group_of(const std::string& name) const;
-  // Tells of patterns that find nothing, and of requests that do not hold of the output. `names`:
-  // of all candidate tensors. `is_made`: whether a tensor gets the encoding that was asked for.
+  // Reports patterns without a match, and requests that the output does not fulfil. `names`: all
+  // candidate tensors. `is_made`: returns true if a tensor gets the requested encoding.
   void report(const std::vector<std::string>& names,
               const std::function<bool(const std::string&)>& is_made,
               std::vector<Finding>& findings) const;
@@ -65,7 +65,7 @@ class Chooser {
  private:
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
-  // Layers behind the last one of the model are those of the multi-token prediction.
+  // Layers behind the model's last one belong to multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 
   Pattern layer_;
@@ -79,8 +79,8 @@ class Chooser {
   std::vector<Pattern> partners_;
 };
 
-// "its numbers are no F32, F16 or BF16", "constant": a value that no encoder takes. Nothing: one
-// does.
+// Returns the reason why no encoder accepts the value ("its numbers are no F32, F16 or BF16",
+// "constant"), or nullopt.
 [[nodiscard]] std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe);
 
 }  // namespace loadstone

@@ -22,30 +22,30 @@ namespace loadstone {
 
 namespace {
 
-// The version of the blocks that ggml writes today.
+// The version of blocks that ggml writes today.
 constexpr std::uint64_t quantization_version = 2;
 
-// Types of which no encoding is needed.
+// Types that need no encoding.
 std::optional<Dtype> plain_type(std::string_view name) {
   const Mix* const mix = find_mix(name);
   return mix && mix->type.is_dtype() ? std::optional(mix->type.dtype()) : std::nullopt;
 }
 
-// Which blocks an encoding writes; nothing for one of other codecs.
+// Returns the blocks that an encoding writes; nullopt for other codecs.
 std::optional<BlockFormat> block_format_of(const WrittenEncoding& encoding) {
   if (!encoding.is_gguf()) return std::nullopt;
   constexpr std::uint64_t columns = 256;  // whole blocks of every format
   static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
   Quantization quantization;
   quantization.encoding = encoding.name;
-  quantization.importance = any;  // which some need, and all take
+  quantization.importance = any;  // some formats need it, all accept it
   QuantizedLayout form;
   const Shape row = {1, columns};
   if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
   return form.block;
 }
 
-// The encoding that writes these blocks; null where this version has none.
+// Returns the encoding that writes these blocks; null if this version has none.
 const WrittenEncoding* encoding_of(BlockFormat format) {
   for (const WrittenEncoding* const each : written_encodings()) {
     if (block_format_of(*each) == format) return each;
@@ -53,7 +53,7 @@ const WrittenEncoding* encoding_of(BlockFormat format) {
   return nullptr;
 }
 
-// The type that one format asks for; nothing for "none".
+// Returns the type that a format requests; nullopt for "none".
 std::optional<Encoding> asked_type(const std::string& name) {
   if (name == no_encoding) return std::nullopt;
   if (const auto dtype = plain_type(name)) return *dtype;
@@ -64,7 +64,7 @@ std::optional<Encoding> asked_type(const std::string& name) {
                 "a block format such as q8_0, bf16, f16 or f32");
 }
 
-// The mix of the name, or the one whose tensors are mostly of the encoding.
+// Returns the mix of this name, or the one whose tensors mostly have the encoding.
 std::optional<std::uint32_t> file_type_of(const std::string& name) {
   for (const std::string& mix : {name, name + "_s", name + "_moe"}) {
     if (const Mix* const found = find_mix(mix)) return found->file_type;
@@ -72,7 +72,7 @@ std::optional<std::uint32_t> file_type_of(const std::string& name) {
   return std::nullopt;
 }
 
-// llama-quantize keeps a text in 128 bytes, with a NUL.
+// llama-quantize stores a text in 128 bytes, with a NUL.
 constexpr std::size_t importance_text_bytes_max = 127;
 
 Finding finding(Severity severity, const std::string& target, std::string message) {
@@ -84,7 +84,7 @@ Finding finding(Severity severity, const std::string& target, std::string messag
 
 std::uint64_t columns_of(const Shape& shape) noexcept { return shape.extents().back(); }
 
-// Matrices of a stack have columns of their own.
+// Each matrix of a stack has separate columns.
 std::uint64_t matrices_of(const Shape& shape) noexcept {
   std::uint64_t matrices = 1;
   for (std::size_t i = 0; i + 2 < shape.rank(); ++i) matrices *= shape.extents()[i];
@@ -112,7 +112,7 @@ class Importances {
 
   [[nodiscard]] bool are_given() const noexcept { return matrix_ != nullptr; }
 
-  // The entry of a tensor that becomes such blocks; null if no entry fits.
+  // Returns the entry for a tensor that becomes such blocks; null if no entry fits.
   [[nodiscard]] std::shared_ptr<const std::vector<float>> take(const Mix* mix,
                                                                const TargetRecipe& recipe,
                                                                BlockFormat type) {
@@ -133,8 +133,8 @@ class Importances {
     return nullptr;
   }
 
-  // Errors for blocks that need an entry and have none, and for entries that fit no tensor; and
-  // which entries and tensors are left over.
+  // Reports errors for blocks that need an entry and have none and for entries that fit no tensor,
+  // and lists unused entries and tensors without an entry.
   void report(const Recipes& recipes, std::vector<Finding>& findings) const {
     for (const auto& [type, tensors] : needing_) {
       Finding& made = findings.emplace_back(finding(
@@ -177,10 +177,10 @@ class Importances {
   }
 
  private:
-  // Numbers of entries, numbers that tensors have.
+  // Count in an entry, count in its tensor.
   using Sizes = std::pair<std::size_t, std::string>;
 
-  // Entries of tensors that stay as they are say nothing; those of no tensor may be of another
+  // Entries of unchanged tensors are expected; entries without a tensor may belong to a different
   // model.
   void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
     std::set<std::string_view> names;
@@ -204,7 +204,7 @@ class Importances {
   }
 
   const ImportanceMatrix* matrix_;
-  std::map<std::string_view, Alike> needing_;  // by their types' names
+  std::map<std::string_view, Alike> needing_;  // by type name
   std::map<Sizes, Alike> misfits_;
   Alike without_;
 };
@@ -235,7 +235,7 @@ class BlockChooser {
             "quantize",
             "a mix of types is for language models under llama.cpp's names and models of images "
             "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
-            "general.architecture is none of those",
+            "general.architecture is not one of those",
             printable(name), "a block format such as q8_0");
       }
       if (!mix_) static_cast<void>(asked_type(name));
@@ -276,7 +276,7 @@ class BlockChooser {
     return std::move(choices_);
   }
 
-  // Sets the keys by which files tell their types.
+  // Sets the keys that declare a file's types.
   void describe(Metadata& metadata) const {
     const auto set = [&](const char* key, std::uint64_t number) {
       metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
@@ -287,7 +287,7 @@ class BlockChooser {
   }
 
  private:
-  // Why the tensor stays as it is; nothing where it gets a type.
+  // Returns the reason to keep the tensor unchanged; nullopt if it gets a type.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const {
     if (!has_mixes()) return chooser_.reason(recipe);
     if (recipe.shape.rank() < 2) return "no matrix";
@@ -302,8 +302,8 @@ class BlockChooser {
     return "llama.cpp does not quantize it";
   }
 
-  // llama.cpp adds and multiplies vectors and norms in F32 only; so does ComfyUI-GGUF by habit, but
-  // for those that are F16 from the start.
+  // llama.cpp adds and multiplies vectors and norms in F32 only. ComfyUI-GGUF does so too, except
+  // for tensors that are F16 in the source.
   void widen(TargetRecipe& recipe) const {
     if (recipe.constant != nullptr) return;
     const bool is_bf16 = recipe.dtype == Dtype::bf16;
@@ -353,7 +353,7 @@ class BlockChooser {
                                 printable(recipe.target)),
                     printable(usual_), "another format");
     }
-    // Blocks are decoded as exactly as their kernels compute.
+    // Blocks are decoded exactly as their kernels compute.
     if (source) {
       recipe.dtype = options_.dtype.value_or(Dtype::f32);
       ++rounded_twice_;
@@ -371,7 +371,7 @@ class BlockChooser {
           {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
            .code = "convert.fallback",
            .target = tensors.first,
-           .message = fmt::format("{} {} becomes {}: its rows are no whole blocks of {}",
+           .message = fmt::format("{} {} becomes {}: its rows do not fill whole blocks of {}",
                                   tensors.text(), shape, type, wanted),
            .found = std::string(type),
            .expected = std::string(wanted)});
@@ -383,7 +383,7 @@ class BlockChooser {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "convert.requantized",
-         .message = fmt::format("{} {} blocks already, whose numbers are rounded once more",
+         .message = fmt::format("{} already {} blocks, whose values are rounded again",
                                 rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
          .suggestion = "quantize the original checkpoint, if there is one"});
   }
@@ -391,17 +391,17 @@ class BlockChooser {
   const ConvertOptions& options_;
   const Catalog& catalog_;
   Chooser chooser_;
-  std::optional<MixModel> model_;  // of a language model under llama.cpp's names
-  const ImageModel* image_;        // of images or video; null: of others
+  std::optional<MixModel> model_;  // a language model with llama.cpp's names
+  const ImageModel* image_;        // a model of images or video; null: a different model
   const Mix* mix_ = nullptr;
-  std::string usual_;  // the format without a pattern; empty: there is none
+  std::string usual_;  // the format without a pattern; may be empty
   Importances importances_;
   Choices choices_;
-  const std::vector<Decoding>* decodings_ = nullptr;  // while it runs
+  const std::vector<Decoding>* decodings_ = nullptr;  // during a run
   std::vector<Finding>& findings_;
   // By shape and types.
   std::map<std::tuple<std::string, std::string_view, std::string_view>, Alike> fallbacks_;
-  std::set<std::string_view> met_;  // types that some tensor can have as they were asked for
+  std::set<std::string_view> met_;  // types that some tensor can have as requested
   std::size_t rounded_twice_ = 0;
 };
 
@@ -410,7 +410,7 @@ class BlockChooser {
 Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
                       Recipes& recipes, std::vector<Finding>& findings) {
   if (options.quantize.style) {
-    refuse_option("style", "a GGUF file has one style of its own: name none",
+    refuse_option("style", "a GGUF file has a fixed style: omit it",
                   std::string(name(*options.quantize.style)));
   }
   BlockChooser chooser(options, catalog, metadata, findings);

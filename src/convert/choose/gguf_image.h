@@ -1,5 +1,5 @@
-// Types of the tensors of models of images and video, which keep the names of the checkpoint: as
-// ComfyUI-GGUF has them.
+// Types of the tensors of image and video models, which keep the checkpoint's names: the rules of
+// ComfyUI-GGUF.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// Texts are lists of words.
+// Texts are space-separated lists.
 struct ImageModel {
   std::string_view architecture;          // "wan"
   std::array<std::string_view, 3> marks;  // all tensors of one of these identify the model
@@ -21,25 +21,25 @@ struct ImageModel {
   std::string_view wide;                  // parts of names that stay F32
 };
 
-// Null: no such model is known.
+// Returns null for an unknown model.
 [[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
-// The model that metadata name; null where it is another or none.
+// Returns the model that the metadata name; null if it is unknown or absent.
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
-// The model whose tensors these are, by the names of its own checkpoint.
+// Returns the model by the tensor names of its original checkpoint.
 [[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
-// Whether the names are those of diffusers for one of these models, which ComfyUI-GGUF does
-// not read.
+// Returns true if diffusers' names are used for one of these models; ComfyUI-GGUF does not read
+// them.
 [[nodiscard]] bool has_unfused_names(const Catalog& catalog);
 
-// Returns true if the tensor becomes blocks: a matrix outside the embeddings and the output.
+// Returns true if the tensor becomes blocks: a matrix outside of embeddings and output.
 [[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
                                   const Shape& shape) noexcept;
-// Returns true if it is F32 in a quantized file: vectors, small ones, and what the model adds as it
-// is.
+// Returns true if it is F32 in a quantized file: vectors, small tensors, and tensors that the model
+// adds directly.
 [[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
                            const Shape& shape) noexcept;
 
-// The type of each tensor, all of which are mixed; see mixed_types().
+// Returns the type of each tensor, all of which must be mixed; see mixed_types().
 [[nodiscard]] std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors);
 
 }  // namespace loadstone

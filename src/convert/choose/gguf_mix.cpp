@@ -51,14 +51,14 @@ constexpr auto mix_table = std::to_array<Mix>({
     {"mxfp4_moe", 38, BlockFormat::mxfp4},
 });
 
-// Mixes of one and two bits a number, which have rules of their own.
+// Mixes of one and two bits per value, which have separate rules.
 constexpr std::string_view lowest_mixes = "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m";
 
 bool is_lowest(const Mix& mix) noexcept { return is_word(mix.name, lowest_mixes); }
 
-// ---- which tensors
+// ---- Tensors
 
-// Weights that stay as they are, by a part of the name.
+// Weights that stay unchanged, by a part of the name.
 constexpr std::string_view plain_parts =
     "_norm.weight ffn_gate_inp.weight altup laurel per_layer_model_proj ssm_conv1d "
     "ffn_gate_tid2eid.weight "  // expert ids of tokens
@@ -79,10 +79,9 @@ constexpr std::string_view glm5_plain_parts =
 // Never below Q8_0.
 constexpr std::string_view glm5_wide_parts = "attn_q_a attn_q_b nextn.eh_proj";
 
-// ---- which types
+// ---- Types
 
-// Broad roles, which are the same in all architectures. Values of attention, whatever they are
-// stored with, are one role.
+// Roles that exist in all architectures. Attention values have the same role in any layout.
 enum class Role : std::uint8_t {
   token_embd,
   output,
@@ -99,7 +98,7 @@ enum class Role : std::uint8_t {
 Role role_of(std::string_view name) noexcept {
   if (name == "output.weight") return Role::output;
   if (name == "token_embd.weight" || name == "per_layer_token_embd.weight") return Role::token_embd;
-  // The first part that matches counts.
+  // The first match wins.
   constexpr std::pair<std::string_view, Role> parts[] = {
       {"attn_qkv.weight attn_kv_b.weight attn_v.weight", Role::attn_v},
       {"attn_k.weight", Role::attn_k},
@@ -115,18 +114,18 @@ Role role_of(std::string_view name) noexcept {
   return Role::other;
 }
 
-// The facts about a tensor that rules ask for.
+// Facts about a tensor that rules test.
 enum Facts : unsigned {
   always = 0,
-  // Its index among the layers with a tensor of this role.
+  // Its position among the layers that have a tensor of this role.
   first_two = 1,
   first_four = 2,
   first_sixteenth = 4,
   first_eighth = 8,
   middle = 16,     // neither the first nor the last eighth
   more_bits = 32,  // the first and the last eighth, and each third of the others
-  // The model.
-  grouped = 64,        // four heads or more share one of keys and values
+  // Properties of the model.
+  grouped = 64,        // at least four heads share one of keys and values
   four_experts = 128,  // at least
   eight_experts = 256,
   other_experts = 512,  // not eight
@@ -139,11 +138,11 @@ enum Facts : unsigned {
 struct MixRule {
   Role role;
   std::string_view mixes;
-  unsigned when;  // all of these facts
+  unsigned when;  // all of these facts must hold
   BlockFormat type;
 };
 
-// The first that fits counts; a tensor that none fits has the type of the mix.
+// The first match wins; a tensor without a match has the type of the mix.
 constexpr MixRule mix_rules[] = {
     {Role::token_embd, "iq2_xxs iq2_xs iq1_s iq1_m", always, BlockFormat::q2_k},
     {Role::token_embd, "iq2_s iq2_m iq3_xxs", always, BlockFormat::iq3_s},
@@ -210,7 +209,7 @@ static_assert(std::ranges::none_of(mix_rules, [](const MixRule& rule) {
   });
 }));
 
-// Fallback types of rows that do not divide into whole blocks.
+// Fallback types for rows that do not consist of whole blocks.
 struct Fallback {
   BlockFormat type;
   BlockFormat smaller;
@@ -226,7 +225,7 @@ constexpr Fallback fallbacks[] = {
     {BlockFormat::q6_k, BlockFormat::q8_0},
 };
 
-// Models of 70B, whose values of attention are small beside the rest.
+// Models of 70B, whose attention values are small compared to the rest.
 bool is_70b(const MixModel& model) noexcept {
   constexpr std::pair<std::string_view, std::uint64_t> sizes[] = {
       {"llama", 80}, {"qwen2", 80}, {"deci", 80}, {"olmo", 80}, {"jais2", 68}};
@@ -309,7 +308,7 @@ class Mixer {
     if (role == Role::ffn_down || role == Role::ffn_gate || role == Role::ffn_up) {
       std::uint64_t& counter = counters_[static_cast<std::size_t>(role)];
       index = counter++;
-      // Experts of a layer are several tensors, so that their own number says it.
+      // Experts of a layer are separate tensors, so their number is in the name.
       if (model_.experts > 1 && !is_lowest(mix_)) {
         index = layer_of(tensor.name).value_or(index);
       }
@@ -331,7 +330,7 @@ class Mixer {
     const auto& extents = shape.extents();
     const bool is_stack = extents.size() >= 3 && extents[extents.size() - 3] > 1;
     const bool is_role = role == Role::ffn_up || role == Role::ffn_gate || role == Role::ffn_down;
-    // Its projections of attention are stacks, too.
+    // Its attention projections are stacks, too.
     if (model_.architecture == "bailingmoe3" && !is_role) return BlockFormat::q8_0;
     return is_stack ? BlockFormat::mxfp4 : BlockFormat::q8_0;
   }
@@ -375,12 +374,12 @@ class Mixer {
   bool has_importance_;
   std::span<const MixTensor> tensors_;
   std::uint64_t values_ = 0;  // tensors of Role::attn_v
-  std::uint64_t value_ = 0;   // the next of them
+  std::uint64_t value_ = 0;   // index of the next one
   bool is_tied_ = true;       // the output head is the embedding
   std::array<std::uint64_t, static_cast<std::size_t>(Role::other) + 1> counters_ = {};
 };
 
-// A number, or that of the first layer where there is a list.
+// Returns an integer, or the first layer's if the value is a list.
 std::optional<std::uint64_t> first_number(const Metadata& metadata, const std::string& key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) return std::nullopt;
@@ -421,7 +420,7 @@ std::optional<MixModel> mix_model(const Metadata& metadata) {
 }
 
 bool is_mixed(std::string_view name, const Shape& shape, std::string_view architecture) noexcept {
-  // Leading dims of 1 are none in ggml.
+  // ggml does not count leading dims of 1.
   const auto& extents = shape.extents();
   const auto first = std::ranges::find_if(extents, [](std::uint64_t each) { return each != 1; });
   if (extents.end() - first < 2) return false;

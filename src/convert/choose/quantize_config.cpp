@@ -43,8 +43,8 @@ namespace loadstone {
 
 namespace {
 
-// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.gate_up_proj", whose stack it is;
-// nothing for single experts and all else.
+// "model.layers.0.mlp.experts" for its stack "model.layers.0.mlp.experts.gate_up_proj"; nullopt for
+// single experts and other tensors.
 std::optional<std::string> stack_module(const PlannedTarget& target) {
   constexpr std::string_view infix = ".experts.";
   const auto at = target.name.rfind(infix);
@@ -55,7 +55,7 @@ std::optional<std::string> stack_module(const PlannedTarget& target) {
   return target.name.substr(0, at + infix.size() - 1);
 }
 
-// True if a different pattern matches a beginning of the name.
+// Returns true if a different pattern matches a prefix of the name.
 bool is_covered(const std::set<std::string>& sums, std::string_view name) {
   if (name.ends_with('*')) return false;
   for (std::size_t size = name.size(); size > 0; --size) {
@@ -76,8 +76,8 @@ bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix
   return found != prefixes.end() && found->starts_with(prefix);
 }
 
-// A server makes one layer of a stack of experts, and asks for it by the stack's module, or by the
-// names that the weights of its experts would have. `plain`: tensors without codes.
+// A server builds one layer for a stack of experts, and looks it up by the stack's module or by the
+// names that its experts' weights would have. `plain`: tensors without codes.
 void add_stacks(const std::vector<const PlannedTarget*>& plain, QuantizedModules& modules) {
   std::set<std::string> quantized;
   for (const auto& [name, quantization] : modules.quantized) quantized.insert(name);
@@ -101,7 +101,7 @@ void add_stacks(const std::vector<const PlannedTarget*>& plain, QuantizedModules
   modules.plain.insert(modules.plain.end(), parts.begin(), parts.end());
 }
 
-// Adds linear layers that no file lists because their weights are tied.
+// Adds linear layers that are in no file because their weights are tied.
 void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModules& modules) {
   for (std::string& module : tied_modules(plan, config)) {
     const auto is_quantized = [&](const auto& each) {
@@ -113,11 +113,11 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
   }
 }
 
-// The config with this section, or with none where it is empty. All that quantization_claim()
-// takes for a claim goes, in the model's parts too.
+// Returns the config with this section, or without one if it is empty. Everything that
+// quantization_claim() takes for a claim is removed, in the configs of the model's parts too.
 std::string with_section(const std::string& config, const std::string& section) {
   constexpr std::string_view ours = "quantization_config";
-  bool is_kept = !section.empty();  // its place, once
+  bool is_kept = !section.empty();  // written once, at the old place
   const auto drops = [&](std::string_view key, unsigned level) {
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
     return key != ours || level > 0 || !std::exchange(is_kept, false);
@@ -126,14 +126,14 @@ std::string with_section(const std::string& config, const std::string& section) 
   return section.empty() ? rest : with_member(rest, ours, section);
 }
 
-// Returns whether the output has plain numbers of a narrow dtype: FP8 that stays.
+// Returns true if the output keeps plain tensors of a narrow dtype (FP8).
 bool keeps(const Plan& plan, Dtype narrow) {
   return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
     return !target.quantization && target.dtype == narrow;
   });
 }
 
-// Nothing: the plan has no such tensor.
+// nullopt: the plan has no such tensor.
 std::optional<Dtype> main_dtype(const Plan& plan) {
   std::array<std::uint64_t, dtype_count> counts = {};
   for (const PlannedTarget& target : plan.targets) {
@@ -148,8 +148,8 @@ std::optional<Dtype> main_dtype(const Plan& plan) {
   return static_cast<Dtype>(most - counts.begin());
 }
 
-// Returns true if a plain floating tensor of the output is decoded, or none of its sources has its
-// dtype.
+// Returns true if a plain floating-point tensor of the output is decoded, or if none of its sources
+// has its dtype.
 bool changes_dtype(const Plan& plan) {
   return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
     if (target.quantization || !is_wide_float(target.dtype)) return false;
@@ -165,9 +165,9 @@ bool changes_dtype(const Plan& plan) {
   });
 }
 
-// The config with the output's dtype for "dtype" and "torch_dtype", in configs of the model's parts
-// too. The output's dtype is the one of most numbers in unquantized floating tensors of 16 bits
-// and more; without such a tensor, or such a member, the config stays as it is.
+// Returns the config with the output's dtype as "dtype" and "torch_dtype", in configs of the
+// model's parts too: the dtype of most values in unquantized floating-point tensors of 16 bits or
+// more. If there is no such tensor or no such member, the config is unchanged.
 std::string with_dtype_of(const Plan& plan, std::string_view config) {
   const auto dtype = main_dtype(plan);
   if (!dtype) return std::string(config);
@@ -229,7 +229,7 @@ std::vector<std::string> summed_up(const QuantizedModules& modules) {
   for (const auto& [name, quantization] : modules.quantized) taken.insert(name);
   std::set<std::string> sums;
   for (const std::string& name : modules.plain) {
-    // The shortest beginning, up to a dot, that no quantized module has.
+    // The shortest prefix, up to a dot, that no quantized module has.
     std::string sum = name;
     for (std::size_t dot = name.find('.'); dot != std::string::npos;
          dot = name.find('.', dot + 1)) {
@@ -249,7 +249,7 @@ std::vector<std::string> summed_up(const QuantizedModules& modules) {
   return {sums.begin(), sums.end()};
 }
 
-// "quantization_config" for what the plan quantizes; empty if that is nothing.
+// Returns "quantization_config" for the plan; empty if nothing is quantized.
 static std::string section_of(const Plan& plan, const QuantizedModules& modules,
                               std::optional<QuantizeStyle> style) {
   if (modules.quantized.empty()) return {};

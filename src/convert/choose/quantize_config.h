@@ -1,5 +1,5 @@
-// The form of quantized tensors in files: names, shapes and configs of the libraries that read
-// them; and the other files of a model's folder.
+// Quantized tensors in files: names, shapes and configs for the libraries that read them, and the
+// other files of a model's folder.
 #pragma once
 
 #include <cstddef>
@@ -13,57 +13,57 @@
 
 namespace loadstone {
 
-// The tensors that a target becomes in a file, without their places. The target itself where it is
-// not quantized.
+// Returns the tensors of a target in a file, without offsets; the target itself if it is not
+// quantized.
 [[nodiscard]] std::vector<OutputTensor> output_tensors(const Conversion& conversion,
                                                        const PlannedTarget& target,
                                                        QuantizeStyle style);
 
-// The naming style of components. Encodings of bitsandbytes have one style, whatever is asked for.
+// Returns the naming style of components. bitsandbytes' encodings have one style only.
 [[nodiscard]] NamingStyle naming_style(const WrittenEncoding& encoding,
                                        QuantizeStyle style) noexcept;
-// Throws Error "internal" where the style has no such component.
+// Throws Error "internal" if the style has no such component.
 [[nodiscard]] const ComponentName& component_of(const WrittenEncoding& encoding,
                                                 QuantizeStyle style, std::string_view component);
-// Returns the name of component number `part` of a target. The name of a parameter other than
-// ".weight" becomes a part of it.
+// Returns the name of component number `part` of a target. If the parameter is not ".weight", its
+// name is part of the result.
 [[nodiscard]] std::string component_name(const std::string& target, std::size_t part,
                                          std::string_view suffix);
 
-// Throws Error "plan.options" if the style cannot hold the encoding.
+// Throws Error "plan.options" if the style does not support the encoding.
 void check_style(const QuantizeOptions& options);
 
-// The module that a weight belongs to: "a.weight" is of "a".
+// Returns the module of a weight: "a" for "a.weight".
 [[nodiscard]] std::string_view module_of(std::string_view name) noexcept;
 
 // ---- configs
 
-// What a config says of an output: names of modules, in the plan's order.
+// Content of an output's config: names of modules, in the plan's order.
 struct QuantizedModules {
-  std::vector<std::string> plain;  // all that a server could quantize and that stays as it is
-  // Modules that hold stacks of experts, none of which is quantized; `plain` has their parts.
+  std::vector<std::string> plain;  // modules that a server could quantize and that are unchanged
+  // Modules with unquantized stacks of experts; `plain` has their parts.
   std::vector<std::string> stacks = {};
-  // Those that are quantized, and how.
+  // Quantized modules with their quantization.
   std::vector<std::pair<std::string, const Quantization*>> quantized;
 
-  // By their usual names too, if these are others.
+  // Includes their usual names, if these differ.
   [[nodiscard]] std::vector<std::string> quantized_names() const;
 };
 
-// `repacked`: what is quantized without being encoded.
+// `repacked`: quantized tensors that are not encoded again.
 [[nodiscard]] QuantizedModules quantized_modules(const Plan& plan,
                                                  const std::vector<RepackedTensor>& repacked);
 
-// Prefixes with * that cover the plain modules and no quantized one, as ModelOpt sums them up.
+// Returns prefixes with * that cover the plain modules and no quantized one, as ModelOpt does.
 [[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
 
 struct ConfigChanges {
-  bool is_decoded = false;  // what the source had quantized is numbers now
-  bool is_untied = false;   // tensors that the source ties have values of their own
+  bool is_decoded = false;  // a quantized tensor of the source is decoded
+  bool is_untied = false;   // tensors that the source ties have separate values
 };
 
 // Sets the output's config and, for a folder, the files next to the model: those of `folder`, with
-// config.json edited. Adds findings for what could not be written.
+// config.json edited. Adds findings for files that cannot be written.
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes);
 

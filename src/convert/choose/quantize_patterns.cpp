@@ -15,12 +15,12 @@ namespace loadstone {
 
 namespace {
 
-// Names without a part that is a number: modules outside the blocks of layers.
+// Names without a numeric part: modules outside of the blocks of layers.
 constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
 
 constexpr std::size_t pattern_bytes_max = 4000;
 
-// Heads of encoders, whose weights are tied to an embedding and in no file.
+// Heads of encoders, whose weights are tied to an embedding and so in no file.
 constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
 
 Pattern compile_module_pattern(std::string_view text) {
@@ -33,7 +33,7 @@ bool matches_any(const std::string& pattern, const std::vector<std::string>& mod
                              [&](std::string_view each) { return is_in(*compiled, each); });
 }
 
-// The name from its first block of layers on, or its first numbered list, or all of it.
+// Returns the name from its first block of layers, or else its first numbered list, or all of it.
 std::string_view from_layers(std::string_view module) {
   static const Pattern layers = compile_module_pattern(layer_pattern);
   static const Pattern list = compile_module_pattern(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
@@ -46,7 +46,7 @@ std::string_view from_layers(std::string_view module) {
   return module;
 }
 
-// The name with `layers.0` for `layer.0`: transformers has the one for the other in some models.
+// Replaces `layer.0` by `layers.0`: transformers renames it in some models.
 std::string with_layers(std::string_view module) {
   static const Pattern layer = compile_module_pattern(R"((^|\.)layer\.(\d))");
   std::string name(module);
@@ -54,8 +54,8 @@ std::string with_layers(std::string_view module) {
   return name;
 }
 
-// The text as an expression that matches it, and `layers.0` for `layer.0`; on request its numbers
-// match all numbers.
+// Returns an expression that matches the text, and `layers.0` for `layer.0`; optionally any number
+// in place of its numbers.
 std::string escaped(std::string_view module, bool any_number) {
   std::string pattern;
   bool is_layer = false;
@@ -72,8 +72,8 @@ std::string escaped(std::string_view module, bool any_number) {
   return pattern;
 }
 
-// The parts of a name's beginning, each with its number. `model` does not count: libraries add and
-// drop it.
+// Returns the parts of a name's prefix, each with its number, without `model`, which libraries add
+// and drop.
 std::vector<std::string_view> parts_of(std::string_view before) {
   std::vector<std::string_view> parts;
   for (std::size_t begin = 0; begin < before.size();) {
@@ -91,7 +91,7 @@ std::vector<std::string_view> parts_of(std::string_view before) {
   return parts;
 }
 
-// Adds patterns for modules, each the shortest that matches none of the others.
+// Adds patterns for modules, each the shortest that matches no other module.
 class Patterns {
  public:
   explicit Patterns(const std::vector<std::string>& others) : others_(others) {
@@ -111,7 +111,7 @@ class Patterns {
   Patterns(const Patterns&) = delete;
   Patterns& operator=(const Patterns&) = delete;
 
-  // Returns true if one of them is in the module under any prefix.
+  // Returns true if a pattern is in the module under any prefix.
   [[nodiscard]] bool is_inside(std::string_view module) const {
     const std::string_view name = from_layers(module);
     for (const std::string& each : {std::string(name), with_layers(name)}) {
@@ -137,7 +137,7 @@ class Patterns {
     group.names.push_back(name);
   }
 
-  // All that were added: layers with the same modules in one pattern where that is free.
+  // Returns all patterns: layers with the same modules share one if that is unambiguous.
   [[nodiscard]] std::vector<std::string> take() {
     for (auto& [key, group] : groups_) {
       const auto& [before, list, rest] = key;
@@ -159,21 +159,21 @@ class Patterns {
  private:
   struct Group {
     std::set<std::string> layers;
-    std::vector<std::string_view> names;  // from the layers on
+    std::vector<std::string_view> names;  // beginning with the layers
   };
 
   static std::string with_any_prefix(std::string_view pattern) {
     return fmt::format(R"((.*\.)?{}$)", pattern);
   }
 
-  // Pushes a pattern of the name under any prefix, unless others have it there.
+  // Adds a pattern for the name under any prefix, unless other modules match it.
   bool push_single(std::string_view name) {
     if (endings_.contains(name) || endings_.contains(with_layers(name))) return false;
     push(with_any_prefix(escaped(name, false)));
     return true;
   }
 
-  // Pushes one with a part of the beginning, or all parts, under any names between them.
+  // Adds one with a part of the prefix, or all parts, and any names in between.
   bool push_by_part(std::string_view before, std::string_view pattern) {
     constexpr std::string_view between = R"(\.(.*\.)?)";
     std::string all;
@@ -185,7 +185,7 @@ class Patterns {
     return !all.empty() && push_if_free(with_any_prefix(all + std::string(pattern)));
   }
 
-  // Names that are too long for a pattern are in the lists as they are.
+  // Names that are too long for a pattern are listed unchanged.
   void push(std::string pattern) {
     if (pattern.size() > pattern_bytes_max || !added_.insert(pattern).second) return;
     patterns_.push_back(std::move(pattern));
@@ -201,9 +201,9 @@ class Patterns {
   }
 
   std::vector<std::string> others_;      // and their other names
-  std::set<std::string_view> endings_;   // of their names, from each dot on
-  std::map<std::string, bool> is_free_;  // whether a pattern matches none of them
-  // By the name before the layers, the word for these, and the rest of the name.
+  std::set<std::string_view> endings_;   // of their names, starting at each dot
+  std::map<std::string, bool> is_free_;  // true if a pattern matches no other module
+  // By the name before the layers, the word for layers, and the rest of the name.
   std::map<std::tuple<std::string_view, std::string_view, std::string>, Group> groups_;
   std::set<std::string> added_;
   std::vector<std::string> patterns_;
@@ -223,7 +223,7 @@ std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain
   };
   Patterns single(quantized);
   if (matches_any(std::string(outside_blocks), quantized)) {
-    // Rules are about blocks: they could match what is quantized under another name.
+    // Rules apply to blocks: they could match a quantized module under another name.
     const Pattern outside = compile_module_pattern(fmt::format("^(?:{})", outside_blocks));
     const auto is_outside = [&](const std::string& each) { return is_in(*outside, each); };
     for (const std::string& each : plain) {

@@ -1,7 +1,7 @@
-// Expressions for modules in configs. They find modules under the names that a library gives them.
-// transformers calls `visual.blocks.0` `model.visual.blocks.0` and `vit` `vision_tower`: names of
-// the file alone do not find them. Expressions are those of Python's re and RE2, and match from the
-// first character on.
+// Expressions for modules in configs, which match the names that a library gives them.
+// transformers renames `visual.blocks.0` to `model.visual.blocks.0` and `vit` to `vision_tower`, so
+// names of the file alone would not match. Expressions are valid in Python's re and in RE2, and
+// match from the first character.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace loadstone {
 
-// Expressions that together match as many of the modules as they can, and none of the others: what
-// chooses modules by default where it holds, single modules under any prefix elsewhere.
+// Returns expressions that together match as many of the modules as possible and no other: the
+// default rule if it applies, otherwise single modules under any prefix.
 [[nodiscard]] std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain,
                                                          const std::vector<std::string>& quantized);
 
-// An expression for each stack of experts, that matches all inside it and none of the others.
+// Returns an expression per stack of experts that matches everything inside it and nothing else.
 [[nodiscard]] std::vector<std::string> patterns_of_stacks(
     const std::vector<std::string>& stacks, const std::vector<std::string>& quantized);
 
-// Expressions for modules that nothing chooses by default, and none of the others: for those of all
-// layers at once, or for single ones.
+// Returns expressions for modules that no default rule chooses, and for no other: for all layers at
+// once, or for single ones.
 [[nodiscard]] std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
                                                           const std::vector<std::string>& others);
 

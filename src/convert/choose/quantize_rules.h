@@ -1,5 +1,5 @@
-// Which tensors are quantized, which of them share a scale, and which stay as they are: as data,
-// to be read and extended.
+// The tensors to quantize, those that share a scale, and those that stay plain: as data, to be
+// extended.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace loadstone {
 
-// Patterns are RE2 syntax and are looked for anywhere in a name.
+// Patterns have RE2 syntax and match anywhere in a name.
 
 // The consequence of a rule.
 enum class RuleUse : std::uint8_t {
   plain,  // do not quantize
-  bnb,    // nor to encodings of bitsandbytes
-  // transformers takes the layer's codes for numbers: unless WrittenEncoding::decodes_experts, and
+  bnb,    // do not quantize with bitsandbytes' encodings
+  // transformers takes the layer's codes for values, except with WrittenEncoding::decodes_experts,
   // in any style it reads.
   joined,
   split,
-  lost,  // transformers does not find the plain tensor if anything else in the folder is quantized
+  lost,  // transformers does not find the plain tensor if other tensors of the folder are quantized
 };
 
-// A name that should stay plain. Rules for linear layers find the module as well as its weight:
-// configs that list modules contain them.
+// A name that should stay plain. Rules for linear layers match the module as well as its weight,
+// because configs list modules.
 struct PlainRule {
-  // The reason of a rule for names that no later rule is about.
+  // The reason of a rule for names to which no later rule applies.
   static constexpr std::string_view is_read = "";
 
   RuleUse use;
@@ -38,8 +38,8 @@ struct PlainRule {
   std::string_view advice = "--exclude leaves them as numbers";  // for a quantized one
 };
 
-// Weights whose names agree in what the first group finds, and in nothing but the rest of the
-// pattern, are loaded as one matrix by servers, and so have one scale.
+// Servers load weights as one matrix, with one scale, if their names agree in the first group and
+// differ only in the rest of the pattern.
 inline constexpr std::string_view partner_patterns[] = {
     R"(^(.*)\.(?:q|k|v)_proj\.weight$)",
     R"(^(.*)\.(?:wq|wk|wv)\.weight$)",
@@ -53,8 +53,8 @@ inline constexpr std::string_view partner_patterns[] = {
 // A tensor [experts, rows, columns] as the weights of single experts.
 struct StackRule {
   std::string_view pattern;          // group 1: the module of the experts
-  ExpertRole first;                  // what the rows of an expert are, in equal shares
-  std::optional<ExpertRole> second;  // none: all rows are one weight
+  ExpertRole first;                  // role of an expert's rows
+  std::optional<ExpertRole> second;  // role of the second half; nullopt: all rows are one weight
 };
 inline constexpr StackRule stack_rules[] = {
     {R"(^(.*\.experts)\.gate_up_proj(?:\.weight)?$)", ExpertRole::gate, ExpertRole::up},
@@ -63,7 +63,7 @@ inline constexpr StackRule stack_rules[] = {
     {R"(^(.*\.experts)\.(?:up_proj)(?:\.weight)?$)", ExpertRole::up, {}},
 };
 
-// What may be quantized at all.
+// Tensors that may be quantized by default.
 inline constexpr std::string_view layer_pattern =
     R"((^|\.)(layers|h|blocks|block|transformer_blocks|single_transformer_blocks)\.\d+\.)";
 inline constexpr std::string_view weight_pattern =
@@ -71,10 +71,10 @@ inline constexpr std::string_view weight_pattern =
 
 [[nodiscard]] std::span<const PlainRule> plain_rules() noexcept;
 
-// Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
+// Model types with stacks of experts [experts, columns, rows], or with interleaved rows.
 inline constexpr std::string_view turned_stack_types = "gpt_oss|llama4|llama4_text";
-// Model types that are published with Mixtral's words for experts, and those of them whose block
-// of experts has one name, whether the experts are one tensor or not.
+// Model types published with Mixtral's names of experts, and those of them whose block of experts
+// has the same name whether or not the experts are one tensor.
 inline constexpr std::string_view mixtral_word_types =
     "kimi_linear|mixtral|minimax|minimax_m2|phimoe";
 inline constexpr std::string_view kept_block_types =

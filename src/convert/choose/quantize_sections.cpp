@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-struct Absent {};  // a member that is left out
+struct Absent {};  // for a member to omit
 struct Raw {
   std::string_view json;
 };
@@ -66,7 +66,7 @@ std::string text_of_config(const Members& members, unsigned indent) {
   return json.take();
 }
 
-// In the order in which the plan has them.
+// In the plan's order.
 std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
   std::vector<const WrittenEncoding*> encodings;
   for (const auto& [name, quantization] : modules.quantized) {
@@ -76,8 +76,8 @@ std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules
   return encodings;
 }
 
-// The targets of a group of modules: names and patterns, or all linear layers where there is one
-// group only.
+// Returns the targets of a group of modules: names and patterns, or all linear layers if there is
+// only one group.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
@@ -96,7 +96,7 @@ std::vector<std::string> targets_of(const QuantizedModules& modules,
 
 // ---- ModelOpt
 
-// The version of ModelOpt whose layout this is. Servers ask for the producer's name.
+// The version of ModelOpt with this layout. Servers require the producer's name.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view mixed_precision = "MIXED_PRECISION";
 
@@ -105,7 +105,7 @@ Members algorithm_rows(const UnifiedConfig& algorithm, bool with_kv_cache) {
           {"kv_cache_quant_algo", only_if(with_kv_cache, nullptr)},
           {"group_size", only_if(algorithm.group_size != 0, algorithm.group_size)},
           {"has_zero_point", only_if(algorithm.is_awq, false)},
-          {"pre_quant_scale", only_if(algorithm.is_awq, false)}};  // calibration finds it
+          {"pre_quant_scale", only_if(algorithm.is_awq, false)}};  // needs a calibration
 }
 
 Members number_rows(const WrittenEncoding& encoding, bool is_weight) {
@@ -127,7 +127,7 @@ Members layer_rows(const QuantizedModules& modules) {
   return layers;
 }
 
-// One group of modules for each encoding.
+// One group of modules per encoding.
 Json unified_groups(const QuantizedModules& modules) {
   const auto encodings = encodings_of(modules);
   const bool is_mixed = encodings.size() > 1;
@@ -187,7 +187,7 @@ Members compressed_groups(const QuantizedModules& modules) {
   return groups;
 }
 
-// The plain modules, and patterns of Python's re for the names that a library gives them.
+// Returns the plain modules, and patterns (Python's re) for the names that a library gives them.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
   const auto quantized = modules.quantized_names();
@@ -202,13 +202,13 @@ std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
 
 // ---- bitsandbytes
 
-// The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
-// at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
-// More patterns find the names that the library gives the modules.
+// Returns the plain modules in the form that transformers matches: a suffix of a module's name, or
+// a pattern for its prefix up to a dot. If a quantized module matches such a name, a pattern for
+// the full name replaces it. More patterns match the names that the library gives the modules.
 //
-// Adds the outermost module around each that holds no quantized module: the library may rename its
-// submodules. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for such a
-// name anywhere in that of a module, so no quantized one may have it in its own.
+// Adds the outermost module around each that contains no quantized module, because the library may
+// rename submodules (Mimi's "decoder_transformer" becomes a part of its "decoder"). Readers look
+// for the name anywhere in a module's name, so no quantized module may contain it.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
   const std::vector<std::string> quantized = modules.quantized_names();
   std::map<std::string, bool> is_plain;

@@ -1,4 +1,4 @@
-// The sections that configs have next to quantized tensors, a row for each member.
+// Sections of configs about quantized tensors, one row per member.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace loadstone {
 
-// hf_quant_config.json as ModelOpt writes it.
+// Returns hf_quant_config.json as ModelOpt writes it.
 [[nodiscard]] std::string unified_config(const QuantizedModules& modules);
-// "quantization_config" of config.json.
+// Returns "quantization_config" of config.json.
 [[nodiscard]] std::string unified_section(const QuantizedModules& modules);
 [[nodiscard]] std::string compressed_section(const QuantizedModules& modules);
 [[nodiscard]] std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype);

@@ -37,7 +37,7 @@ constexpr std::uint64_t copy_bytes = 1 << 20;
               {.path = std::move(path), .found = std::move(found)});
 }
 
-// The file with the content, unless that is text. A link is not followed.
+// Opens the file with the content; null if that is text. Does not follow a link.
 std::shared_ptr<ByteSource> source_of(const ExtraFile& extra, WritableStorage& storage) {
   if (extra.copy_of.empty() || extra.source) return extra.source;
   std::shared_ptr<ByteSource> file;
@@ -63,7 +63,7 @@ std::uint64_t bytes_of(const ExtraFile& extra, WritableStorage& storage) {
   return bytes;
 }
 
-// Brings all bytes of the file that is copied. Returns how many there are.
+// Passes all bytes of the copied file to `take`. Returns their number.
 template <typename Take>
 std::uint64_t read_all(const ExtraFile& extra, WritableStorage& storage, const Take& take) {
   const auto source = source_of(extra, storage);
@@ -208,7 +208,7 @@ ModelFolder claims_beside(const Catalog& catalog) {
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
   const FileOpener opener{catalog.storage(), true};
-  const bool must_read = may_hold_codes(catalog);  // else the file may be another program's
+  const bool must_read = may_hold_codes(catalog);  // else another program may own the file
   const auto text = [&](std::string_view name) -> std::optional<std::string> {
     try {
       return find_config(opener, catalog.root(), name);
@@ -247,13 +247,13 @@ Finding unread_claim(std::string_view file, std::string_view root) {
   const std::string_view what = file == "config.json" ? "the section from it" : "the file";
   return {.severity = Severity::error,
           .code = "plan.config_mismatch",
-          .message = fmt::format("{} says that the checkpoint is quantized, and none of its "
-                                 "tensors is in a layout that this version knows",
+          .message = fmt::format("{} declares that the checkpoint is quantized, and none of its "
+                                 "tensors has a layout that this version supports",
                                  printable(path)),
           .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }
 
-// Takes the adapters out of the weights that are left; of an adapter itself other formats stay.
+// Moves adapters out of the remaining weights; other formats of an adapter stay.
 static std::vector<std::string> take_adapters(std::vector<std::string>& others,
                                               const Catalog& catalog) {
   const auto& inputs = catalog.checkpoints();

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::string_view config_name = "config.json";
 
-// Returns true if the file is one of the checkpoint's own, or has pieces of its tensors. Without a
+// Returns true if the file belongs to the checkpoint, or has pieces of its tensors. Without a
 // catalog nothing is known.
 bool is_own_file(const Catalog* catalog, std::string_view name) {
   if (catalog == nullptr) return false;
@@ -41,7 +41,7 @@ std::string path_in(const std::string& root, const std::string& name) {
   return root + (root.ends_with('/') ? "" : "/") + name;
 }
 
-// Returns nothing if the system does not report it.
+// nullopt: the system does not report it.
 std::optional<FileStatus> status_of(Storage& storage, const std::string& path,
                                     bool follows_link = false) {
   FileStatus status;
@@ -61,8 +61,8 @@ bool is_link(Storage& storage, const std::string& path) {
 
 }  // namespace
 
-// A file of the folder. Links are followed where a shard's would be: in the folder, or into the
-// blobs of a hub's cache. Null: another link, or no file.
+// Opens a file of the folder. Follows links like for shards: within the folder, or into the blobs
+// of a hub's cache. Null: a different link, or no file.
 static std::shared_ptr<ByteSource> file_in(Storage& storage, const std::string& root,
                                            const std::string& name) {
   try {
@@ -74,12 +74,12 @@ static std::shared_ptr<ByteSource> file_in(Storage& storage, const std::string& 
   }
 }
 
-// The folder's config of this name; empty if there is none.
+// Returns the text of the folder's config of this name, or an empty text.
 static std::string config_in(Storage& storage, const std::string& root, std::string_view name) {
   return find_config({storage}, root, name).value_or("");
 }
 
-// One file of this machine's folder `root`.
+// Adds one file of the local folder `root`.
 static void add_file(Storage& storage, ModelFolder& folder, const std::string& root,
                      const std::string& name) {
   const std::string file = path_in(root, name);
@@ -101,12 +101,12 @@ static void add_file(Storage& storage, ModelFolder& folder, const std::string& r
   }
 }
 
-// All files of a module's folder: a library that opens the model reads the weights there too.
+// Selects all files of a module's folder: a library that opens the model reads the weights too.
 static bool is_of_module(std::string_view name, bool with_code) {
   return !name.starts_with('.') && (with_code || file_role(name) != FileRole::code);
 }
 
-// Links in a path lead out of the folder, whichever of its parts they are.
+// Returns true if a part of the path is a link, which leads out of the folder.
 static bool has_link(Storage& storage, const std::string& root, const std::string& path) {
   bool found = is_link(storage, path_in(root, path));
   for_each_folder(path, [&](const std::string& folder) {
@@ -119,7 +119,7 @@ static void add_module(Storage& storage, ModelFolder& folder, const std::string&
                        const std::string& path, bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
   if (has_link(storage, root, path)) return folder.links.push_back(path);
-  // Modules without files have no folder in a repository.
+  // A repository has no folder for modules without files.
   for (const std::string& name : paths_below(storage.writable(), path_in(root, path))) {
     const std::string below = path + "/" + name;
     if (is_of_module(file_name(name), with_code)) {
@@ -130,7 +130,7 @@ static void add_module(Storage& storage, ModelFolder& folder, const std::string&
   }
 }
 
-// A pipeline's models are converted one by one.
+// A pipeline's models are converted separately.
 static void add_components(Storage& storage, ModelFolder& folder, const std::string& root) {
   for (std::string& name : component_folders(config_in(storage, root, pipeline_name))) {
     if (is_folder(storage, path_in(root, name), true)) folder.left.push_back(std::move(name));
@@ -146,7 +146,7 @@ static void sort_names(ModelFolder& folder) {
   std::ranges::sort(folder.others);
 }
 
-// Sorts one name of the model's folder by its role. Returns true if the file comes along.
+// Classifies one name of the model's folder. Returns true if the file is copied.
 static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string& name,
                   bool with_code) {
   const FileRole role = file_role(name);
@@ -168,7 +168,7 @@ static void add_adapters(ModelFolder& folder, const std::string& name,
   }
 }
 
-// A folder of texts and images comes along; one with more in it is named.
+// Copies a folder of texts and images; only names a folder with other files.
 static void add_sub_folder(Storage& storage, ModelFolder& folder, const std::string& root,
                            const std::string& name) {
   const auto is_hidden = [](std::string_view path) {
@@ -219,7 +219,7 @@ static ModelFolder model_folder_at(Storage& storage, const std::string& root, bo
   return folder;
 }
 
-// Names to request from a host that lists nothing.
+// Names to request from a host that cannot list a folder.
 static std::vector<std::string> names_to_request() {
   std::vector<std::string> names = usual_companions();
   names.emplace_back(config_name);

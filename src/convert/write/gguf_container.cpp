@@ -1,4 +1,4 @@
-// Files of GGUF: typed metadata and tensor infos before the data, tensors aligned.
+// GGUF files: typed metadata and tensor infos before the data, tensors aligned.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ bool is_gguf(const Catalog& catalog) noexcept {
                              [](const Shard& shard) { return shard.format == FileFormat::gguf; });
 }
 
-// Returns true if some tensor is called as llama.cpp calls it: "blk.0.attn_q.weight".
+// Returns true if some tensor has one of llama.cpp's names: "blk.0.attn_q.weight".
 bool has_llama_cpp_names(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
     const std::string_view name = tensor.name;
@@ -48,10 +48,10 @@ bool has_llama_cpp_names(const Catalog& catalog) {
   });
 }
 
-// Keys that say which part of a split file this one is.
+// Keys that identify one part of a split file.
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
 
-// Keys that are true of the source alone, and not of what it becomes.
+// Keys that describe only the source, not the output.
 bool is_of_source(std::string_view key) noexcept {
   return is_of_part(key) || key == "format" || key == types_key ||
          key.starts_with(gguf_shape_prefix);
@@ -71,18 +71,18 @@ std::uint64_t alignment_of(const Metadata& metadata) {
                .expected = "u32, a power of two"});
 }
 
-// ---- the types of metadata: those that the format fixes, and those that text forgets
+// ---- Types of metadata: fixed by the format, or lost in text
 
 struct KeyType {
   std::string_view key;
   MetadataType type;
-  MetadataType items = MetadataType::u8;  // of an array
+  MetadataType items = MetadataType::u8;  // for an array
 };
 
 constexpr MetadataType text_type = MetadataType::string;
 constexpr MetadataType list_type = MetadataType::array;
 
-// The types that gguf-py writes and llama.cpp asks for.
+// The types that gguf-py writes and llama.cpp requires.
 constexpr auto key_types = std::to_array<KeyType>({
     {"general.architecture", text_type},
     {"general.type", text_type},
@@ -131,7 +131,7 @@ bool has_type(const MetadataValue& item, const KeyType& row) {
   return array == nullptr || array->item_type() == row.items;
 }
 
-// Nothing for a key whose type the format leaves open, or whose values are arrays.
+// nullopt: the format does not fix the key's type, or the values are arrays.
 std::optional<MetadataType> fixed_type(std::string_view key) {
   const auto row = std::ranges::find(key_types, key, &KeyType::key);
   if (row == key_types.end() || row->type == list_type) return std::nullopt;
@@ -158,7 +158,7 @@ bool parse(std::string_view digits, MetadataValue& item) {
   return problem == std::errc() && stop == end;
 }
 
-// Parse what text_of() writes; nothing for text that the type does not have.
+// Parses the text of text_of(); nullopt if it is not a value of the type.
 std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) {
   MetadataValue item = {.value = digits == "true", .type = type};
   const std::string_view kind = name(type);  // "u8", "i64"
@@ -173,8 +173,8 @@ std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) 
   return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
 }
 
-// Gives texts of a safetensors file the types of `types_key` and of the format. Returns the keys
-// of texts that do not fit their types and stay text.
+// Restores the types of texts from a safetensors file, by `types_key` and the format. Returns the
+// keys of texts that do not fit their types and stay text.
 std::vector<std::string> restore_types(std::string_view types, Metadata& metadata) {
   const auto kept = types_of(types);
   std::vector<std::string> failed;
@@ -192,8 +192,8 @@ std::vector<std::string> restore_types(std::string_view types, Metadata& metadat
   return failed;
 }
 
-// Throws Error "plan.options" for an entry that a caller gives to such a key with another type:
-// ggml would refuse the file, or take the key for missing.
+// Throws Error "plan.options" for a caller's entry with the wrong type for its key: ggml would
+// reject the file, or treat the key as missing.
 void check_key_types(const Metadata& given) {
   for (const KeyType& row : key_types) {
     const auto found = given.find(std::string(row.key));
@@ -217,7 +217,7 @@ class GgufContainer final : public Container {
     const Metadata& given = options.metadata;
     const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
     if (of_file != given.end()) {
-      throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
+      throw Error("plan.options", "the key numbers the parts of a file: loadstone sets it",
                   {.tensor = of_file->first, .field = "metadata"});
     }
     check_key_types(given);
@@ -282,7 +282,7 @@ class GgufContainer final : public Container {
     return QuantizeStyle::gguf;
   }
 
-  // In the order of the conversion, each aligned.
+  // In the conversion's order, each aligned.
   void place(const Conversion& conversion, OutputFile& file) const override {
     const std::uint64_t alignment = alignment_of(conversion.metadata);
     std::uint64_t at = 0;
@@ -295,12 +295,12 @@ class GgufContainer final : public Container {
     file.data_bytes = at;
   }
 
-  // As llama.cpp splits files: the first has the metadata, each says which one it is.
+  // Splits like llama.cpp: the first file has the metadata, and each has its number.
   [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
     const std::size_t count = conversion.files.size();
     std::vector<GgufTensor> tensors;
     for (const OutputTensor& tensor : conversion.files[file].tensors) {
-      if (!gguf_type_id(tensor.encoding)) continue;  // which has been refused
+      if (!gguf_type_id(tensor.encoding)) continue;  // rejected before
       tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
     }
     const std::uint64_t alignment = alignment_of(conversion.metadata);
@@ -324,7 +324,7 @@ class GgufContainer final : public Container {
   }
 
  private:
-  // GGUF sources have types already.
+  // GGUF sources already have types.
   static void add_types(const Catalog& catalog, Metadata& metadata,
                         std::vector<Finding>& findings) {
     if (is_gguf(catalog)) return;
@@ -334,7 +334,7 @@ class GgufContainer final : public Container {
     report_left_out(failed, "do not fit their types", findings);
   }
 
-  // Of models of images and video their tensors tell it, where nothing else does.
+  // For image and video models, tensors determine the architecture if nothing else does.
   static void settle_architecture(const Catalog& catalog, Metadata& metadata,
                                   std::vector<Finding>& findings) {
     const auto found = metadata.find(architecture_key);
@@ -349,7 +349,7 @@ class GgufContainer final : public Container {
       finding.message = fmt::format("general.architecture is '{}', by the names of tensors", name);
     } else {
       finding.severity = Severity::error;
-      finding.message = "a GGUF file needs general.architecture, and nothing says it";
+      finding.message = "a GGUF file needs general.architecture, which is unknown";
       finding.suggestion = fmt::format(
           "{}; else give it with --metadata FILE (metadata= in Python), such as "
           "\"wan\" for ComfyUI",
@@ -358,8 +358,8 @@ class GgufContainer final : public Container {
     findings.push_back(std::move(finding));
   }
 
-  // Names that no rule changes must be those that readers of GGUF files know. Returns false if the
-  // file cannot be written.
+  // Names that no rule changes must be known to readers of GGUF files. Returns false if the file
+  // cannot be written.
   static bool check_names(const Catalog& catalog, const Metadata& metadata,
                           std::vector<Finding>& findings) {
     if (recognised_image_model(catalog) != nullptr) return true;
@@ -371,7 +371,7 @@ class GgufContainer final : public Container {
            .suggestion = "start from the model's own checkpoint, or rename with rules"});
       return false;
     }
-    const bool is_named = metadata.contains(architecture_key);  // else there is an error
+    const bool is_named = metadata.contains(architecture_key);  // otherwise there is an error
     if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
     findings.push_back({.severity = Severity::warning,
                         .code = "convert.architecture",

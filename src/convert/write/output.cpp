@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t release_bytes = std::uint64_t{64} << 20;
 
-// Zeros where the format wants tensors to stand apart. Gives back how many bytes.
+// Writes the format's zero padding between tensors. Returns the number of bytes.
 std::uint64_t write_gaps(const OutputFile& file, FileSink& sink) {
   std::uint64_t written = 0;
   std::uint64_t at = 0;
@@ -42,7 +42,7 @@ std::uint64_t write_gaps(const OutputFile& file, FileSink& sink) {
   return written;
 }
 
-// Syncs each folder below `root` that holds companion files.
+// Syncs each folder below `root` that contains companion files.
 void sync_folders(const Conversion& conversion, WritableStorage& storage, const std::string& root,
                   SyncClock& clock) {
   std::set<std::string> folders;
@@ -52,18 +52,17 @@ void sync_folders(const Conversion& conversion, WritableStorage& storage, const 
   for (const std::string& folder : folders) clock.sync_folder(storage, root + "/" + folder);
 }
 
-// Finished files get their names in the target: the last transitions of a work folder. See
-// docs/design/work-folder.md.
-// For a target that is a folder. Not thread-safe.
+// Gives finished files their names in the target, which is a folder: the last transitions of a work
+// folder. See docs/design/work-folder.md. Not thread-safe.
 class Commit {
  public:
-  // All must live as long.
+  // The arguments must outlive the object.
   Commit(const Conversion& conversion, WorkFolder& work, const TargetPlace& place,
          WritableStorage& storage, SyncClock& clock)
       : conversion_(conversion), work_(work), place_(place), storage_(storage), clock_(clock) {}
 
-  // Takes one step if the file system and the target allow it, else goes file by file, the index
-  // last. After an Error the target is the older one.
+  // Exchanges folders in one step if the file system and the target allow it; otherwise renames
+  // file by file, the index last. After an Error the target is the older one.
   void run() {
     if (!place_.has_files) {
       storage_.rename(work_.files(), place_.path);  // an empty folder is replaced
@@ -88,14 +87,14 @@ class Commit {
  private:
   void sync_folder(const std::string& path) { clock_.sync_folder(storage_, path); }
 
-  // Files that stay are in both folders from now on.
+  // Files that stay are in both folders from here on.
   void link_others() {
     for (const std::string& name : place_.others) {
       // An older receipt does not describe this output.
       if (is_extra_name(conversion_, name) || name == receipt_name(conversion_, {})) continue;
       const std::string from = place_.path + "/" + name;
       const std::string to = work_.files() + "/" + name;
-      if (same_file(storage_, from, to)) continue;  // an ended run did that
+      if (same_file(storage_, from, to)) continue;  // done by an interrupted run
       storage_.remove(to);
       storage_.link(from, to);
     }
@@ -104,7 +103,7 @@ class Commit {
     }
   }
 
-  // Other files stay. The index comes last, so that until then no shard is one of a whole.
+  // Other files stay. The index comes last, so that no shard belongs to a complete model before.
   void name_files() {
     for (const OutputFile& file : conversion_.files) name_shard(file.name);
     for (const ExtraFile& extra : conversion_.extras) {
@@ -120,7 +119,7 @@ class Commit {
     if (storage_.status(work_.files() + "/" + receipt)) name_companion(receipt);
   }
 
-  // Replaces an older one, which can be put back.
+  // Replaces an older file, and can restore it.
   void name_companion(const std::string& name) {
     const std::string from = work_.files() + "/" + name;
     const std::string to = place_.path + "/" + name;
@@ -133,7 +132,7 @@ class Commit {
     rename(from, to, [=, this] { storage_.rename(older, to); });
   }
 
-  // Adds to the files that are there; if the file system has no links, a shard never has two names.
+  // Adds a file; if the file system has no links, a shard never has two names.
   void name_shard(const std::string& name) {
     const std::string from = work_.files() + "/" + name;
     const std::string to = place_.path + "/" + name;
@@ -141,7 +140,7 @@ class Commit {
     const auto link = [&] { return (problem = storage_.try_link(from, to)) == 0; };
     if (step(link, [=, this] { storage_.remove(to); })) return;
     if (problem != EEXIST) return rename(from, to, [=, this] { storage_.rename(to, from); });
-    if (same_file(storage_, from, to)) return;  // an ended run did that
+    if (same_file(storage_, from, to)) return;  // done by an interrupted run
     fail_write(EEXIST, "cannot give the file its name", to);
   }
 
@@ -149,7 +148,7 @@ class Commit {
     step([&] { return storage_.rename(from, to), true; }, std::move(undo));
   }
 
-  // Returns true, and notes how it is taken back, if the step was done.
+  // Returns true if the step succeeded, and records how to undo it.
   template <typename Step>
   bool step(const Step& act, std::function<void()> undo) {
     undo_.reserve(undo_.size() + 1);
@@ -158,7 +157,7 @@ class Commit {
     return true;
   }
 
-  // The first failure is reported; the other steps are still undone.
+  // Reports the first failure, and still undoes the other steps.
   void take_back() noexcept {
     for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) {
       try {
@@ -248,7 +247,7 @@ void Output::finish(std::uint32_t number) {
   File& file = files_[number];
   FileSink& sink = sink_of(number);
   syncs_.timed([&] { sink.sync(); });
-  check_sources_();  // what was made of others is not handed out as good
+  check_sources_();  // a result from changed sources must not be handed out
   if (recorder_ != nullptr) note_receipt(number);
   if (releases_cache_) sink.release();
   const std::lock_guard lock(mutex_);
@@ -258,7 +257,7 @@ void Output::finish(std::uint32_t number) {
   file.is_whole = true;
 }
 
-// Before the shard has its name: what is whole has a receipt.
+// Before the shard has its name: every complete shard has a receipt.
 void Output::note_receipt(std::uint32_t number) {
   const std::string& name = conversion_.files[number].name;
   const auto written = reading_.open(files_[number].part_path);
@@ -281,7 +280,7 @@ Receipt Output::whole_receipt(DigestKind kind) {
   return receipt;
 }
 
-// What is not worth being kept: an ended run may have left some.
+// Rewrites companion files: an interrupted run may have left some.
 void Output::write_beside(std::optional<DigestKind> receipt) {
   const auto place = [&](const std::string& name) {
     const std::string path = work_.files() + "/" + name;
@@ -306,11 +305,11 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
   if (receipt) {
     write_text(name, to_json(whole_receipt(*receipt)));
   } else {
-    static_cast<void>(place(name));  // an ended run's
+    static_cast<void>(place(name));  // from an interrupted run
   }
 }
 
-// An older receipt goes before the file that it is of.
+// Replaces an older receipt before the file that it describes.
 std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt) {
   const std::string name = receipt_name(conversion_, place.path);
   const std::string path = place.parent + "/" + name;
@@ -331,8 +330,7 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
 
 std::vector<std::string> Output::commit(const std::string& target,
                                         std::optional<DigestKind> receipt) {
-  const TargetPlace place =
-      look_at_target(conversion_, target, storage_);  // it may be another one by now
+  const TargetPlace place = look_at_target(conversion_, target, storage_);  // it may have changed
   if (conversion_.one_file) {
     const std::string beside = commit_file(place, receipt);
     syncs_.sync_folder(storage_, place.parent);
@@ -349,7 +347,7 @@ std::vector<std::string> Output::commit(const std::string& target,
   return paths;
 }
 
-// First of all, so that a file system that cannot do it says so before the work is done.
+// Runs first, so that a file system without links fails before the work.
 void Output::check_links(const TargetPlace& place) const {
   if (!place.is_exchangeable) return;
   for (const std::string& name : place.others) {
@@ -362,14 +360,14 @@ void Output::check_links(const TargetPlace& place) const {
 
 void Output::require_own_files(const std::string& target) const {
   if (conversion_.one_file) return;
-  // An ended run has linked files of the target that stay. Its folder may be back only now.
+  // An interrupted run linked files of the target that stay. Its folder may be back only now.
   const TargetPlace place = look_at_target(conversion_, target, storage_);
   std::set<std::string> own(place.others.begin(), place.others.end());
   for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
   own.insert(receipt_name(conversion_, {}));
   std::vector<std::string> foreign = paths_below(storage_, work_.files());
   std::erase_if(foreign, [&](const std::string& name) {
-    return own.contains(name) || name.starts_with('.');  // systems leave these
+    return own.contains(name) || name.starts_with('.');  // left by systems
   });
   if (foreign.empty()) return;
   throw Error("convert.state",

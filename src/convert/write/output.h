@@ -1,4 +1,4 @@
-// The files of a conversion, under temporary names until all of them are whole.
+// The files of a conversion, under temporary names until all are complete.
 #pragma once
 
 #include <chrono>
@@ -20,14 +20,14 @@ namespace loadstone {
 class WorkFolder;
 struct TargetPlace;
 
-// The name of the receipt of an output: for one file it is in the same folder.
+// Returns the name of an output's receipt; for one file it is in the same folder.
 [[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
 
-// Of the whole target, the index last.
+// Paths of all files of the target, the index last.
 [[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
                                                     const std::string& target);
 
-// Counts time in which at least one thread syncs. Thread-safe.
+// Measures the time during which at least one thread syncs. Thread-safe.
 class SyncClock {
  public:
   template <typename Sync>
@@ -44,7 +44,7 @@ class SyncClock {
   void sync_folder(WritableStorage& storage, const std::string& path) {
     timed([&] { storage.sync_folder(path); });
   }
-  // When nobody syncs.
+  // Call when no thread syncs.
   [[nodiscard]] double seconds() const noexcept {
     return std::chrono::duration<double>(sum_).count();
   }
@@ -60,12 +60,12 @@ class SyncClock {
   }
 
   std::mutex mutex_;
-  int syncs_ = 0;  // in flight; guarded by mutex_, as are these two
+  int syncs_ = 0;  // in progress; guarded by mutex_, like the next two
   Clock::time_point begin_;
   Clock::duration sum_{};
 };
 
-// Where the bytes of files go. Thread-safe.
+// Receives the bytes of files. Thread-safe.
 class OutputFiles {
  public:
   OutputFiles() = default;
@@ -75,49 +75,49 @@ class OutputFiles {
 
   virtual void write(std::uint32_t file, std::uint64_t offset,
                      std::span<const std::byte> bytes) = 0;
-  // Nothing more will be written to this one.
+  // Declares that all bytes of the file are written.
   virtual void finish(std::uint32_t file) = 0;
 };
 
-// write() and finish() are thread-safe; commit() comes after them. The destructor removes what was
-// begun and is not finished.
+// write() and finish() are thread-safe; commit() comes after them. The destructor removes
+// unfinished files.
 class Output final : public OutputFiles {
  public:
-  // `check_sources` throws where what the files are made of has changed; thread-safe.
+  // `check_sources` throws if a source has changed; thread-safe.
   Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
          std::function<void()> check_sources);
   ~Output() override;
 
-  // Throws where files that are to stay in the target could not be kept at the end.
+  // Throws if files that stay in the target could not be kept at the end.
   void check_links(const TargetPlace& place) const;
 
-  // Throws Error "convert.state" for files in the work folder that somebody else put there: they
-  // would be in the target.
+  // Throws Error "convert.state" for foreign files in the work folder: they would end up in the
+  // target.
   void require_own_files(const std::string& target) const;
 
-  // The file is made, with its header, when its first bytes come.
+  // The first bytes create the file, with its header.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
-  // Pages of what is written leave the system's cache.
+  // Lets pages of written bytes leave the system's cache.
   void release_cache() noexcept { releases_cache_ = true; }
-  // The file goes to the disk, and a shard gets its name in the work folder.
+  // Syncs the file to disk, and gives a shard its name in the work folder.
   void finish(std::uint32_t file) override;
 
-  // Asked for the receipt of each file when it is finished; null: nobody.
+  // Sets the object that makes the receipt of each finished file; null: no receipts.
   void record(FileReceipts* recorder) noexcept { recorder_ = recorder; }
-  // The receipt of a file that is finished already.
+  // Sets the receipt of a file that an earlier run finished.
   void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
 
-  // All files are finished: gives them their names in the target, the index last. Returns their
-  // paths. `receipt`: writes one too, of all files.
+  // Gives all finished files their names in the target, the index last, and returns their paths.
+  // `receipt`: also writes one for all files.
   std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
-  // In which at least one thread was bringing something to the disk.
+  // Time during which at least one thread synced.
   [[nodiscard]] double sync_seconds() const noexcept { return syncs_.seconds(); }
 
  private:
   struct File {
-    std::string part_path;           // as it is called until it is whole
+    std::string part_path;           // until it is complete
     std::unique_ptr<FileSink> sink;  // until it is finished
     std::uint64_t bytes_since_release = 0;
     bool is_made = false;
@@ -137,7 +137,7 @@ class Output final : public OutputFiles {
   WritableStorage& storage_;
   FileReceipts* recorder_ = nullptr;
   bool releases_cache_ = false;
-  std::vector<Receipt> receipts_;  // by file; each is its thread's until all are finished
+  std::vector<Receipt> receipts_;  // by file; each belongs to its thread until all are finished
   const std::function<void()> check_sources_;
   std::mutex mutex_;
   std::vector<File> files_;          // guarded by mutex_ until all are finished

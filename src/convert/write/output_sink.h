@@ -17,16 +17,16 @@
 
 namespace loadstone {
 
-// Keeps a conversion that is larger than memory from filling the system's page cache. Thread-safe.
+// Prevents a conversion larger than memory from filling the system's page cache. Thread-safe.
 class CacheRelease {
  public:
-  // Looks which sources are in the cache already. All must live as long.
+  // Records the sources that are already cached. The arguments must outlive the object.
   CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                PageCache wanted);
 
-  // Returns true if pages are released at all.
+  // Returns true if pages are released.
   [[nodiscard]] bool is_on() const noexcept { return is_on_; }
-  // All that the target is made of has been read.
+  // Reports that all sources of the target have been read.
   void made(std::uint32_t target) const;
 
  private:
@@ -36,12 +36,11 @@ class CacheRelease {
   std::vector<bool> is_released_;  // by shard
 };
 
-// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file when its last
-// target is finished.
+// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file after its last
+// target.
 class OutputSink final : public ValueSink {
  public:
-  // Takes the `wanted` files; `values` are those of the plan. Those without tensors are finished
-  // here.
+  // Writes the `wanted` files from the plan's `values`. Finishes files without tensors at once.
   // `cache` receives finished targets, `receipts` (may be null) the written bytes.
   OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
              OutputFiles& output, const CacheRelease& cache, FileReceipts* receipts = nullptr);

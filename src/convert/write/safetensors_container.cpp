@@ -56,7 +56,7 @@ class SafetensorsContainer final : public Container {
                   {.tensor = printable(key), .field = "metadata", .found = type_name(item)});
     }
     metadata.try_emplace("format", MetadataValue{.value = "pt"});
-    report_left_out(left_out, "are no short text", findings);
+    report_left_out(left_out, "are not short texts", findings);
     return metadata;
   }
 

@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint64_t state_version = 1;
 constexpr const char* state_code = "convert.state";
 
-// Numbers as eight bytes, texts and lists with their length.
+// Adds numbers as eight bytes, texts and lists with their length.
 template <typename... Items>
 void add_all(Digest& digest, const Items&... items) {
   const auto add_one = [&](const auto& item) {
@@ -47,7 +47,7 @@ void add_all(Digest& digest, const Items&... items) {
   (add_one(items), ...);
 }
 
-// The content of a vector; null is another one than an empty one.
+// Adds the content of a vector; null differs from an empty one.
 void add_vector(Digest& digest, const auto& vector) {
   add_all(digest, vector ? vector->size() + 1 : 0);
   if (vector) digest.update(std::as_bytes(std::span(*vector)));
@@ -79,7 +79,7 @@ void add_boxes(Digest& digest, const Catalog& catalog, const std::vector<Box>& b
   }
 }
 
-// Checkpoints that are merged have the same names: only shards tell them apart.
+// Merged checkpoints have the same names: only shards distinguish them.
 void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
   for (const Box& box : boxes) add_all(digest, catalog.tensors().at(box.source).shard);
   add_boxes(digest, catalog, boxes);
@@ -135,7 +135,7 @@ void require_same_sources(const WorkState& found, const WorkState& expected,
                                   : then.bytes != now.bytes                 ? "size"
                                   : then.header_digest != now.header_digest ? "header"
                                                                             : "";
-    if (what.empty()) continue;  // a copy has another time and inode
+    if (what.empty()) continue;  // a copy has a different time and inode
     refuse_state(folder, fmt::format("the work was begun with another source: '{}' has another {}",
                                      printable(now.path), what));
   }
@@ -165,7 +165,7 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   }
   Digest tensors;
   Digest values;
-  std::vector<const PlannedTarget*> targets;  // by name: their order is that of the files
+  std::vector<const PlannedTarget*> targets;  // by name: their order depends on the files
   for (const PlannedTarget& target : plan.targets) targets.push_back(&target);
   std::ranges::sort(targets, {},
                     [](const PlannedTarget* target) -> std::string_view { return target->name; });

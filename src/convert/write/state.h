@@ -1,5 +1,5 @@
-// What a conversion will write and of what, as something that can be kept in a file and compared:
-// so that no shard of another conversion is taken for one of this.
+// The identity of a conversion, stored in a file and compared, so that no shard of a different
+// conversion is used.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,15 @@ namespace loadstone {
 
 inline constexpr std::size_t state_bytes_max = 64u << 20;
 
-// With its length, so that no two lists of texts give the same bytes.
+// Adds the length too, so that different lists of texts give different bytes.
 void add_text(Digest& digest, std::string_view text) noexcept;
 
 struct SourceState {
   std::string path;  // relative to the checkpoint's root
   std::uint64_t bytes = 0;
   std::int64_t modified_ns = 0;
-  std::uint64_t inode = 0;   // 0 where the file system has none to tell
-  std::string version = {};  // of a file on another machine
+  std::uint64_t inode = 0;   // 0 if the file system has none
+  std::string version = {};  // of a remote file
   std::string header_digest;
 
   friend bool operator==(const SourceState&, const SourceState&) = default;
@@ -31,29 +31,29 @@ struct SourceState {
 
 struct WorkState {
   std::string program;
-  std::uint32_t parts = 0;  // that the work is divided into; 0: it is not
+  std::uint32_t parts = 0;  // number of parts of the work; 0: undivided
   std::string stem;
   std::vector<SourceState> sources;
-  bool has_copies = false;  // files of another time, inode or version have stood in for a source
+  bool has_copies = false;  // a copy with another time, inode or version replaced a source
   // Digests.
   std::string metadata;
   std::string tensors;  // names, shapes, dtypes and encodings
-  std::string values;   // what they are made of, and how
-  std::string files;    // which of them are in which file, and the headers
+  std::string values;   // their sources and operations
+  std::string files;    // the tensors of each file, and the headers
   std::string extras;
   std::vector<std::string> extra_names;
 };
 
-// `storage`: companion files are read from it.
+// `storage` reads companion files.
 [[nodiscard]] WorkState state_of(const Conversion& conversion, WritableStorage& storage);
 
 [[nodiscard]] std::string to_json(const WorkState& state);
-// Throws Error "convert.state" for text that is none.
+// Throws Error "convert.state" for an invalid text.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Compares a run's state with that of the work it goes on with, except `parts` and, of sources,
-// the time, inode and version, which differ between copies. Throws Error "convert.state" that
-// names the difference. Sets `has_copies`: no record shows which copy a shard was made from.
+// Compares a run's state with that of the work to continue, except `parts` and the time, inode and
+// version of sources, which differ between copies. Throws Error "convert.state" that names the
+// difference. Sets `has_copies`: no record tells which copy a shard was made from.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

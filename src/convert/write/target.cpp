@@ -42,7 +42,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !relative.empty() && *relative.begin() != ".." && relative != ".";
 }
 
-// Neither a source itself, nor a place from where the source would be another one afterwards.
+// Rejects a source itself, and a place whose change would change the source.
 void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
   const fs::path target = storage.real_path(place.path);
   const auto status = storage.status(place.path, true);
@@ -63,7 +63,7 @@ void check_not_source(WritableStorage& storage, const Catalog& catalog, const Ta
     if (target == folder) refuse_target(place.path, "the target is the folder of the source");
     in_source_folder = in_source_folder || is_inside(target, folder);
   }
-  // A single file says nothing of its neighbours; shards are what is in their folder.
+  // A single file does not depend on its neighbours; shards are found by listing their folder.
   if (catalog.shards().size() > 1 && in_source_folder) {
     refuse_target(place.path, "the target is in the folder of the source");
   }
@@ -76,7 +76,7 @@ void check_sources(WritableStorage& storage, const Conversion& conversion,
   for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
 }
 
-// Follows from the target's name, so that every run finds it.
+// Derived from the target's name only, so that every run finds it.
 std::string work_name(const std::string& path) {
   constexpr std::size_t name_bytes_max = 255 - 16;
   std::string name = fs::path(path).filename().string();
@@ -89,7 +89,7 @@ std::string work_name(const std::string& path) {
   return ".loadstone-" + name + ".part";
 }
 
-// Members of a config that have nothing to do with the values of tensors, or that have a check.
+// Excludes members of a config that do not concern values of tensors, or that have a check.
 bool is_compared(const std::string& key) {
   constexpr std::string_view others =
       "_name_or_path _diffusers_version architectures dtype torch_dtype transformers_version";
@@ -101,7 +101,7 @@ std::string declared_dtype(std::string_view config) {
   return dtype.empty() ? string_member(config, "torch_dtype") : dtype;
 }
 
-// Warns of members in which the config of the folder differs from the output's.
+// Warns of members that differ between the folder's config and the output's.
 void compare_configs(std::string_view found, const Conversion& conversion, TargetPlace& place) {
   const std::string& own = conversion.config;
   std::vector<std::string> keys = different_members(found, own);
@@ -113,11 +113,11 @@ void compare_configs(std::string_view found, const Conversion& conversion, Targe
        .code = "convert.config_stays",
        .message = "the folder has a config.json that stays, and differs from the source's in " +
                   name_list(keys),
-       .suggestion = "copy the source's config.json there, or convert into a folder of its own"});
+       .suggestion = "copy the source's config.json there, or convert into a separate folder"});
 }
 
-// A config of an older output that the new one does not replace must agree with it on encodings and
-// ties. `folder`: of the output's files.
+// Requires that an older output's config, if the new output does not replace it, agrees with it on
+// encodings and ties. `folder`: of the output's files.
 void require_no_stale_config(WritableStorage& storage, const std::string& folder,
                              const Conversion& conversion, TargetPlace& place) {
   const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
@@ -168,12 +168,12 @@ void require_no_stale_config(WritableStorage& storage, const std::string& folder
   if (is_known) compare_configs(beside.config, conversion, place);
 }
 
-// Files that declare the older output's encoding, or that it is an adapter, go with it.
+// Files that declare the older output's encoding, or that it is an adapter, are removed with it.
 bool declares_other(const Conversion& conversion, std::string_view name) {
   return is_claim(name) || (name == adapter_config_name && !is_adapter(*conversion.plan.catalog));
 }
 
-// Other files that libraries would take for the model in place of the output, or on top of it.
+// Returns true for files that libraries would load instead of the output, or on top of it.
 bool is_other_model(const Conversion& conversion, std::string_view name) {
   const Container& container = container_of(conversion.format);
   if (container.is_model_name(name)) return true;
@@ -204,8 +204,8 @@ void tell_companions(const Conversion& conversion, TargetPlace& place) {
                             .suggestion = "remove them, if they belong to an older model"});
 }
 
-// An older output goes when the new one is whole; a model of somebody else's stays.
-// `inside`: where shards wait that are put into the folder one by one.
+// An older output is removed when the new one is complete; a model from elsewhere stays. `inside`:
+// the place where shards wait to be moved into the folder one by one.
 void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion& conversion,
                   const std::string& inside) {
   const Container& container = container_of(conversion.format);
@@ -219,7 +219,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
   for (const std::string& name : names) {
     place.has_files = true;
     const auto status = storage.status(place.path + "/" + name);
-    // Modules of an older output go with it.
+    // Modules of an older output are removed with it.
     const bool is_folder = status && status->kind == EntryKind::folder;
     if (is_folder && is_extra_folder(conversion, storage, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
@@ -259,7 +259,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
   tell_companions(conversion, place);
 }
 
-// One file of a name that libraries look for in a folder becomes the folder's model.
+// One file with a name that libraries look for in a folder becomes the folder's model.
 void check_parent(WritableStorage& storage, const Conversion& conversion, TargetPlace& place) {
   const std::string name = fs::path(place.path).filename().string();
   if (std::ranges::find(usual_files, name) == usual_files.end()) return;
@@ -273,8 +273,7 @@ void check_parent(WritableStorage& storage, const Conversion& conversion, Target
 
 }  // namespace
 
-// Shards that stand beside one another under the target's name: the folder that it is in stays what
-// it is, whatever else it holds.
+// Shards next to each other under the target's name: the folder keeps all other files.
 static TargetPlace look_at_split(WritableStorage& storage, const Conversion& conversion,
                                  TargetPlace place) {
   const std::string work = place.parent + "/" + work_name(place.path);
@@ -298,8 +297,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (place.parent.empty()) place.parent = ".";
   const auto parent = storage.status(place.parent, true);
   if (!parent || parent->kind != EntryKind::folder) {
-    throw Error("io.not_found", "there is no folder to put the target into",
-                {.path = place.parent});
+    throw Error("io.not_found", "the target's folder does not exist", {.path = place.parent});
   }
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
   check_sources(storage, conversion, place);
@@ -317,13 +315,13 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     refuse_target(place.path, "there is something else than a folder under this name");
   }
   if (!conversion.one_file) {
-    // A link to a folder and the root of a file system stay what they are: files are put in there.
+    // A link to a folder and the root of a file system are not replaced: files are moved into them.
     place.is_fixed =
         status->kind == EntryKind::link || status->identity.device != parent->identity.device;
     place.has_files = place.is_fixed;
     const std::string inside = place.path + "/" + work_name(place.path);
     check_folder(storage, place, conversion, inside);
-    // What is put in there piece by piece waits there, where names can be given to it.
+    // Files to be moved one by one wait inside, on the same file system.
     if (place.has_files && !place.is_exchangeable) place.work = inside;
   }
   return place;
@@ -333,7 +331,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
 static void check_space(WritableStorage& storage, const TargetPlace& place,
                         std::uint64_t byte_count) {
   const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
-  if (!room || byte_count <= *room) return;  // if it is unknown, writing finds out
+  if (!room || byte_count <= *room) return;  // if it is unknown, a write will fail
   throw Error(
       "io.no_space", "the disk has no room for the target",
       {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});
@@ -359,7 +357,7 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
   });
 }
 
-// Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.
+// Warns of a vocabulary that safetensors cannot store, if the output's folder has no tokenizer.
 static void report_lost_vocabulary(WritableStorage& storage, const Conversion& conversion,
                                    TargetPlace& place) {
   const std::string key = "tokenizer.ggml.tokens";

@@ -24,7 +24,8 @@ namespace {
 
 constexpr std::string_view unfinished_mark = ".unfinished-";
 
-// "model-00001-of-00002.safetensors" of "model-00001-of-00002.safetensors.unfinished-1f..."
+// Returns "model-00001-of-00002.safetensors" for
+// "model-00001-of-00002.safetensors.unfinished-1f..."
 std::string_view begun_name(std::string_view name) {
   const auto mark = name.rfind(unfinished_mark);
   return mark == std::string_view::npos ? std::string_view() : name.substr(0, mark);
@@ -123,7 +124,7 @@ void WorkFolder::require_undivided() const {
               {.path = path_});
 }
 
-// An empty folder with the state of this conversion.
+// Creates an empty folder with the state of this conversion.
 void WorkFolder::begin() {
   is_begun_ = true;
   clear();
@@ -158,7 +159,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
   remove_unfinished(wanted);
 }
 
-// What is finished is finished, whichever part it was of; but nobody may be at another part.
+// Finished shards stay finished in any division; but no other process may work on a part.
 void WorkFolder::divide_anew(std::uint32_t parts_before) {
   if (!locks_.exclude_parts()) {
     throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
@@ -194,7 +195,7 @@ WorkStage WorkFolder::stage() {
   return target_is_whole() ? WorkStage::committed : WorkStage::lost;
 }
 
-// Every file of the model, of which an ended run has given the names one by one.
+// Returns true if an interrupted run renamed every file of the model.
 bool WorkFolder::all_are_named() const {
   const auto names = storage_.list(files_);
   const Container& container = container_of(conversion_.format);
@@ -203,8 +204,8 @@ bool WorkFolder::all_are_named() const {
   return !place_.named.empty() && place_.named.size() == static_cast<std::size_t>(count);
 }
 
-// Names that an ended run has given in a folder that cannot be exchanged. All of them are a whole
-// output; some are nothing, and go.
+// Checks names that an interrupted run gave in a folder that cannot be exchanged. All of them are a
+// complete output; an incomplete set is removed.
 void WorkFolder::check_named() {
   if (place_.named.empty()) return;
   if (all_are_named()) {
@@ -223,7 +224,7 @@ bool WorkFolder::exchange_is_done() {
   return !is_as_before;
 }
 
-// The inodes of both folders under their present names.
+// Returns the inodes of both folders under their present names.
 std::string WorkFolder::exchange_text() const {
   const auto inode = [&](const std::string& path) {
     const auto status = storage_.status(path);
@@ -243,8 +244,8 @@ void WorkFolder::exchange() {
     forget_exchange();
     throw;
   }
-  // A file system that cannot exchange: for a moment nothing has the name. If this process is
-  // killed then, the next one gives it back to the old folder first of all.
+  // The file system cannot exchange: for a moment the name does not exist. If this process is
+  // killed then, the next one first restores the old folder.
   try {
     storage_.rename(files_, place_.path);
   } catch (...) {
@@ -261,11 +262,12 @@ void WorkFolder::put_back_old() noexcept {
   try {
     storage_.rename(old_, place_.path);
   } catch (const std::exception&) {
-    return;  // the next run does it first of all
+    return;  // the next run does it first
   }
 }
 
-// A run was ended between the two steps in which, without an exchange, the target is replaced.
+// Continues a run that was killed between the two steps that replace the target without an
+// exchange.
 void WorkFolder::recover_old() {
   if (!is_plain_folder(storage_, old_)) return;
   if (!storage_.status(place_.path)) {
@@ -366,7 +368,7 @@ WorkState WorkFolder::read_state() const {
   }
 }
 
-// Empty where there is none, or nobody can go on with it: what it names is set aside then.
+// Empty if there is none, or it cannot be continued: its files are then set aside.
 WorkState WorkFolder::known_state() const {
   try {
     return has_state() ? read_state() : WorkState();
@@ -389,8 +391,8 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
   }
 }
 
-// Folders of modules with nothing but files of theirs. What else is in one stays, with all of it.
-// False: a file of theirs could not be removed.
+// Removes folders of modules that contain only files of the output. Others stay with all their
+// files. Returns false if a file could not be removed.
 bool WorkFolder::remove_modules(const WorkState& known) {
   bool all_went = true;
   for (const std::string& folder : storage_.list(files_)) {
@@ -410,7 +412,7 @@ bool WorkFolder::remove_modules(const WorkState& known) {
   return all_went;
 }
 
-// Removes files of this and of older outputs. The rest came into a folder that was exchanged.
+// Removes files of this output and of older ones. Other files came into an exchanged folder.
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
   bool all_went = remove_modules(known);
@@ -424,7 +426,7 @@ void WorkFolder::empty_files(const WorkState& known) {
     }
   }
   if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
-  if (!all_went || storage_.list(files_).empty()) {  // a later run can, and recognises it
+  if (!all_went || storage_.list(files_).empty()) {  // a later run can remove and recognises it
     throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
   }
   storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));
@@ -447,11 +449,11 @@ void WorkFolder::remove() noexcept {
     for (const std::string& name : storage_.list(path_)) {
       if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);
     }
-    // The lock last: who waits for it sees that it is gone, and makes a new one.
+    // The lock last: a waiting process sees that it is gone and creates a new one.
     storage_.remove(path_ + "/lock");
     storage_.remove_folder(path_);
   } catch (const std::exception&) {
-    return;  // what is left is taken over by the next run
+    return;  // the next run takes over the rest
   }
 }
 

@@ -1,17 +1,17 @@
-// Where a target's files wait until all of them are whole, so that a run that was ended can be
-// taken up again and several processes can share the work.
+// The folder for a target's files until all are complete, so that an interrupted run can be resumed
+// and several processes can share the work.
 //
-//   .loadstone-NAME.part/lock              held by whoever works here: a part shares it
-//                        state.lock        held while a part looks at the state or writes it
+//   .loadstone-NAME.part/lock              held by every process that works here; parts share it
+//                        state.lock        held while a part reads or writes the state
 //                        part-00002.lock   held by the process that does this part
-//                        state.json        what is being written, of what
+//                        state.json        the conversion and its sources
 //                        SHARD.unfinished-*
-//                        SHARD.receipt.json     digests of a shard and of what it is made of
-//                        files/            shards under their own names, whole and on the disk;
-//                                          the folder that becomes the target
-//                        exchange          there while `files` and the target change places
-//                        old/              the old target, for a moment, where they cannot do so in
-//                                          one step
+//                        SHARD.receipt.json     digests of a shard and of its sources
+//                        files/            complete shards under their own names, synced to disk;
+//                                          becomes the target
+//                        exchange          exists while `files` and the target are exchanged
+//                        old/              the old target, for a moment, if the file system cannot
+//                                          exchange folders in one step
 #pragma once
 
 #include <cstdint>
@@ -28,49 +28,49 @@
 
 namespace loadstone {
 
-// The state that an ended run left, see docs/design/work-folder.md.
+// The state that an interrupted run left, see docs/design/work-folder.md.
 enum class WorkStage : std::uint8_t {
   begun,      // finished shards wait in `files`
-  committed,  // the target is whole: this folder is to be removed
-  lost,       // `files` is gone or the old target, and the target is another one
+  committed,  // the target is complete: this folder must be removed
+  lost,       // `files` is missing or is the old target, and the target has changed
 };
 
-// Used from one thread, but for what is const.
+// For one thread, except for const members.
 class WorkFolder {
  public:
-  // Makes the folder, or takes over what is in it, and holds its lock as long as it lives. Throws
-  // Error "convert.locked", "convert.state", "convert.incomplete".
+  // Creates or takes over the folder, and locks it for the lifetime of this object. Throws Error
+  // "convert.locked", "convert.state", "convert.incomplete".
   WorkFolder(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
              WritableStorage& storage);
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
-  // What was begun anew and did not come to its end is removed.
+  // Removes a new run that did not finish.
   ~WorkFolder();
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const std::string& files() const noexcept { return files_; }
-  // A path that nobody else has, for a file that is not whole yet.
+  // Returns a unique path for an incomplete file.
   [[nodiscard]] std::string unfinished(const std::string& name) const;
-  // Whether the shard is here: a plain file with the size and the header that it should have.
+  // Returns true if the shard is here: a plain file with the expected size and header.
   [[nodiscard]] bool has_finished(std::uint32_t file) const;
-  // Where the receipt of a finished shard is.
+  // Returns the path of a finished shard's receipt.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
-  // Reads a finished shard; if a run or a part of the work had a copy of the source, also the
-  // shard's source tensors.
+  // Reads a finished shard; if any run or part used a copy of the source, also the shard's source
+  // tensors.
   [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage,
                               const GoesOn& goes_on) const;
-  // Of the shards of this part.
+  // Returns the paths of this part's finished shards.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
-  // An earlier run was ended when the target had its name and only this folder was to be removed.
+  // Returns true if an earlier run completed the target and left only this folder to remove.
   [[nodiscard]] bool was_committed() const noexcept { return stage_ == WorkStage::committed; }
-  // Throws Error "convert.incomplete" that names what is missing: shards, or the parts they are of.
-  // `left`: files that no run has finished.
+  // Throws Error "convert.incomplete" with the missing shards, or their parts. `left`: files that
+  // no run has finished.
   void require_finished(const std::vector<bool>& left) const;
 
-  // `files` and the target change places: in one step, or in three with the old target in `old`
-  // for a moment where the file system cannot exchange. After an Error all is as before.
+  // Exchanges `files` and the target: in one step or, if the file system cannot, in three with the
+  // old target in `old` for a moment. An Error leaves everything unchanged.
   void exchange();
-  // The target is whole: nothing of this is needed any more. What nobody knew of is set aside.
+  // Removes the folder when the target is complete. Unknown files are set aside.
   void remove() noexcept;
 
  private:
@@ -106,17 +106,17 @@ class WorkFolder {
   WritableStorage& storage_;
   const std::string path_;
   WorkLocks locks_;
-  const std::string exchange_;  // a file; its path is made while there is memory
+  const std::string exchange_;  // a file; the path is allocated while there is memory
   const std::string files_;
   const std::string old_;
-  const bool keeps_;       // what is finished stays, however the run ends
-  bool is_begun_ = false;  // what is here was made by this run
+  const bool keeps_;       // keep finished shards however the run ends
+  bool is_begun_ = false;  // this run created the contents
   bool is_removed_ = false;
   WorkStage stage_ = WorkStage::begun;
   WorkState state_;
 };
 
-// The bytes in the folder that a run of these files would keep or remove.
+// Returns the bytes in the folder that a run with these files would keep or remove.
 [[nodiscard]] std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
                                           const std::string& folder,
                                           const std::vector<bool>& wanted);

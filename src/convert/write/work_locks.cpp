@@ -14,7 +14,7 @@ namespace {
   throw Error("convert.locked", std::move(message), {.path = path});
 }
 
-// False where another process has it. File systems without locks have none to take.
+// Returns false if another process has the lock. File systems without locks always succeed.
 bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
   return lock.take(mode, waits) != LockResult::busy;
 }
@@ -29,7 +29,7 @@ void WorkLocks::take(const ConvertRun& run) {
     const auto status = storage_.status(path_);
     if (!status) continue;  // its last owner has just removed it
     if (status->kind != EntryKind::folder) {
-      throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
+      throw Error("convert.target", "the name for unfinished files is taken", {.path = path_});
     }
     if (run.part && !take_state()) continue;
     auto file = storage_.open_lock(path);
@@ -45,8 +45,8 @@ void WorkLocks::take(const ConvertRun& run) {
   refuse_locked(path_, "other processes come and go at this target");
 }
 
-// Waits, for others hold it for a moment only: parts begin at the same time. False: the folder has
-// been removed meanwhile.
+// Waits, because others hold it only for a moment: parts start at the same time. Returns false if
+// the folder was removed meanwhile.
 bool WorkLocks::take_state() {
   const std::string path = path_ + "/state.lock";
   auto file = storage_.open_lock(path);

@@ -12,15 +12,15 @@ namespace loadstone {
 // Locks of one process, held until the end. Not thread-safe.
 class WorkLocks {
  public:
-  // `path`: the folder; take() makes it.
+  // `path`: the folder, which take() creates.
   WorkLocks(WritableStorage& storage, const std::string& path) : storage_(storage), path_(path) {}
 
-  // The folder's lock, which parts share; for a part the state's too. Throws Error
+  // Takes the folder's lock, which parts share, and for a part also the state's. Throws Error
   // "convert.locked", "convert.target".
   void take(const ConvertRun& run);
-  // The state's lock is for the next part. Throws Error "convert.locked".
+  // Takes the part's lock and releases the state's to the next part. Throws Error "convert.locked".
   void take_part(const ConvertPart& part);
-  // The folder's lock is nobody else's from now on. False: another part has it.
+  // Makes the folder's lock exclusive. Returns false if another part has it.
   [[nodiscard]] bool exclude_parts();
   void admit_parts();
 

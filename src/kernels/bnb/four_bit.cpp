@@ -20,7 +20,7 @@
 
 namespace loadstone::simd {
 
-// One number of a scaled block, whatever it is.
+// Encodes one value of a scaled block, finite or not.
 inline unsigned code_of(float scaled, const Ranks& ranks, BnbDialect dialect) noexcept {
   if (scaled != scaled) return dialect == BnbDialect::cpu ? ranks.codes[15] : 0u;
   std::size_t rank = 0;
@@ -28,10 +28,10 @@ inline unsigned code_of(float scaled, const Ranks& ranks, BnbDialect dialect) no
   return ranks.codes[rank];
 }
 
-// How the numbers of one block are scaled.
+// The scale of one block.
 struct BlockScale {
   float factor = 0;   // times this
-  float divisor = 0;  // or by this where it is not 0
+  float divisor = 0;  // divides instead, if it is not 0
   float stored = 0;
 };
 
@@ -44,7 +44,7 @@ inline BlockScale block_scale(float absmax, bool is_short, BnbDialect dialect) n
   return {.factor = 1.0f / clamped, .stored = absmax};
 }
 
-// One number after the other: short blocks, and those where NaNs come in.
+// One value at a time: for short blocks, and blocks with NaNs.
 template <Dtype source>
 void encode_plainly(const Ranks& ranks, BnbDialect dialect, const BlockScale& scale,
                     const std::byte* from, std::uint64_t count, std::byte* to) noexcept {
@@ -71,10 +71,10 @@ using VI = hn::Vec<I32>;
 
 // ---- encoding
 
-// Whether a vector holds a table of 8 numbers: of all vector widths those that are known here.
+// True if a vector fits a table of 8 floats: at the vector widths known at compile time.
 constexpr bool holds_tables = HWY_MAX_BYTES == 32 || HWY_MAX_BYTES == 64;
 
-// The codes of numbers, by bisection: each step looks up the middle threshold of those left.
+// Finds codes by bisection: each step looks up the middle one of the remaining thresholds.
 class Bisection {
  public:
   HWY_INLINE explicit Bisection(const Ranks& ranks) {
@@ -107,7 +107,7 @@ class Bisection {
   static HWY_INLINE void fill(Floats& table, std::initializer_list<float> values) {
     std::ranges::copy(values, table.begin());
   }
-  // -1 where it is, 0 elsewhere.
+  // -1 if it is above, 0 otherwise.
   static HWY_INLINE VI above(VF scaled, VF threshold) {
     return hn::BitCast(I32(), hn::VecFromMask(F32(), hn::Gt(scaled, threshold)));
   }
@@ -149,7 +149,7 @@ class Counting {
   const Ranks& ranks_;
 };
 
-// A whole block whose scaled numbers are all finite.
+// A whole block of finite scaled values.
 template <Dtype source, class Search>
 HWY_INLINE void encode_block(const Search& search, float factor, const std::byte* from,
                              std::size_t count, std::byte* to) {
@@ -199,7 +199,7 @@ std::uint64_t Encode(const Bnb4& form, Dtype source, const std::byte* from, std:
   });
 }
 
-// ---- decoding: what 16 codes stand for in one block, and then only that is looked up
+// ---- Decoding: by a table of the 16 values in one block
 
 template <Dtype target>
 struct BlockTable {
@@ -270,7 +270,7 @@ HWY_INLINE std::uint64_t look_up_halves(const BlockTable<target>& table, const s
 #endif
 }
 
-// Numbers of 32 bits, where a vector holds half of the table at least.
+// For 32-bit values, if a vector fits at least half of the table.
 HWY_INLINE std::uint64_t look_up_singles(const BlockTable<Dtype::f32>& table, const std::byte* from,
                                          std::uint64_t count, std::byte* to) {
 #if HWY_MAX_BYTES == 32 || HWY_MAX_BYTES == 64
@@ -300,7 +300,7 @@ HWY_INLINE std::uint64_t look_up_singles(const BlockTable<Dtype::f32>& table, co
 #endif
 }
 
-// Numbers of one block from an even place on.
+// Decodes values of one block, starting at an even index.
 template <Dtype target>
 HWY_INLINE void decode_run(const BlockTable<target>& table, const std::byte* from,
                            std::uint64_t count, std::byte* to) {

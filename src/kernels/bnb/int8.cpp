@@ -22,8 +22,8 @@ namespace loadstone::simd {
 
 // A number that is this large is infinite in F16.
 inline constexpr float f16_overflow = 65520.0f;
-// From this scale on, a row of BF16 need not be rounded to F16: the eight bits of a number fit from
-// 2^-17 on, and what is smaller has the code 0 with or without rounding.
+// From this scale on, a BF16 row need not be rounded to F16: the eight bits of a value fit from
+// 2^-17 on, and smaller values have the code 0 with or without rounding.
 inline constexpr float bf16_is_exact = 127.0f * 0x1p-15f;
 inline constexpr float one_127th = 7.874015718698502e-3f;
 
@@ -113,7 +113,7 @@ HWY_INLINE V decode_vector(VF factors, const std::byte* from) {
   return hn::BitCast(U32(), products);
 }
 
-// Numbers of one row.
+// Decodes values of one row.
 template <Dtype target>
 HWY_INLINE void decode_run(float absmax, const std::byte* from, std::uint64_t count,
                            std::byte* to) {

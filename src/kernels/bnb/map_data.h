@@ -1,4 +1,4 @@
-// Written by tools/bnb_map.py: what the 256 codes of nested scales stand for, ascending.
+// Written by tools/bnb_map.py: the values of the 256 codes of nested scales, ascending.
 #pragma once
 
 #include <array>

@@ -13,7 +13,7 @@ namespace {
 
 using simd::bnb_map;
 
-// The code of a number: how many of these are less than it.
+// The code of a value is the number of these thresholds below it.
 constexpr auto middles = [] {
   std::array<float, 255> between{};
   for (std::size_t i = 0; i < 255; ++i) between[i] = 0.5f * (bnb_map[i] + bnb_map[i + 1]);

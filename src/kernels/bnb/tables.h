@@ -1,4 +1,4 @@
-// What the codes of nf4 and fp4 stand for, and where one code ends and the next begins.
+// Values of the codes of nf4 and fp4, and the thresholds between codes.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ constexpr const std::array<float, 16>& codebook(Bnb4Code code) noexcept {
   return code == Bnb4Code::nf4 ? nf4_values : fp4_values;
 }
 
-// A number has the code `codes[n]`, where n of the thresholds, which ascend, are less than it.
+// A value has the code `codes[n]` if n of the ascending thresholds are less than it.
 struct Ranks {
   std::array<float, 15> thresholds{};
   std::array<std::uint8_t, 16> codes{};

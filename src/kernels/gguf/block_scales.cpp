@@ -8,7 +8,7 @@ namespace loadstone {
 
 namespace {
 
-// Where the scales stand in a block. `halves` are offsets of f16 numbers, -1 for none.
+// Places of the scales in a block. `halves`: offsets of f16 values, -1 for none.
 struct Scales {
   std::array<int, 2> halves;
   int bytes_begin;  // of one-byte scales whose NaN is `byte_nan`

@@ -1,4 +1,4 @@
-// The scales that blocks of GGUF hold.
+// The scales in blocks of GGUF.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Whether one of the block's scales is NaN or infinite: such a block has no numbers.
+// Returns true if one of the block's scales is NaN or infinite, so that it has no valid values.
 [[nodiscard]] bool has_nonfinite_scale(BlockFormat format, const std::byte* block) noexcept;
 
 }  // namespace loadstone

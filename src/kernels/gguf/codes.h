@@ -25,7 +25,7 @@ inline std::uint64_t eight_codes(const std::uint8_t* codes) noexcept {
   return word;
 }
 
-// The lowest bit of each byte, that of the lowest byte first.
+// The lowest bit of each byte, the lowest byte's first.
 constexpr std::byte gathered_bits(std::uint64_t word) noexcept {
   return static_cast<std::byte>((word & each_byte(1)) * 0x0102040810204080u >> 56);
 }
@@ -34,7 +34,7 @@ inline void store_f16(std::byte* to, float value) noexcept {
   number::store_raw(to, number::f16_from_f32(std::bit_cast<std::uint32_t>(value)));
 }
 
-// The nearest integer, ties to even, of |value| < 2^22; what ggml makes of all others, too.
+// The nearest integer, ties to even, if |value| < 2^22; for other values the same result as ggml.
 inline int nearest_integer(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value + 12582912.0f);
   return static_cast<int>(bits & 0x7fffffu) - 0x400000;

@@ -34,8 +34,8 @@ HWY_INLINE VI clamped(VI values, int least, int most) {
   return hn::Min(hn::Max(values, integers(least)), integers(most));
 }
 
-// The nearest integer, ties away from zero, of magnitudes far below 2^22: what is added is the
-// largest number below a half, so that it carries no number over an integer that is not there.
+// The nearest integer, ties away from zero, for magnitudes far below 2^22: adds the largest float
+// below a half, so that no value is rounded past an integer.
 HWY_INLINE VI rounded_away(VF values) {
   const VF half = floats(0.49999997f);
   return hn::ConvertTo(I32(), hn::Add(values, hn::CopySign(half, values)));

@@ -1,5 +1,5 @@
-// Numbers to IQ2 and IQ3: magnitudes of 8 or 4 numbers at once are a point of a grid, whose
-// coordinates are odd multiples of a run's scale. Signs stand beside them.
+// Encodes IQ2 and IQ3: magnitudes of 8 or 4 values form a point of a grid, whose coordinates are
+// odd multiples of a run's scale. Signs are stored separately.
 #include <algorithm>
 #include <array>
 
@@ -57,8 +57,8 @@ HWY_INLINE VI ones_where(MaskF mask) {
   return hn::IfThenElseZero(hn::RebindMask(I32(), mask), integers(1));
 }
 
-// Of eight rows: makes magnitudes of the numbers, and returns the signs as bits. Where their number
-// has to be even and is not, the number that weighs least gets the wrong one.
+// For eight rows: replaces values by magnitudes and returns the signs as bits. If their number must
+// be even and is odd, the value with the least weight gets the wrong sign.
 template <bool is_even>
 HWY_INLINE VI take_signs(float* numbers, const float* weights) {
   const F32 d;
@@ -108,7 +108,7 @@ HWY_INLINE void take_all_signs(CodesOf<Format>& codes) {
 
 // ---- points
 
-// The runs of a vector's lanes, and what a search is told.
+// The runs of a vector's lanes, and the parameters of a search.
 template <class Format>
 struct GridSearch {
   using L = typename Format::L;
@@ -121,8 +121,8 @@ struct GridSearch {
   const GridMap<L> map;
   std::array<bool, lane_count> is_active;
 
-  // Writes the points that numbers are nearest to where these are multiples of 1 / inverse, and the
-  // groups whose codes were on none.
+  // Writes the nearest points for coordinates in multiples of 1 / inverse, and the groups whose
+  // codes are not points.
   HWY_INLINE void find(VF inverse, VF scale, std::int32_t* points, std::int32_t* off_grid) const {
     const F32 d;
     alignas(64) LaneNumbers scales;
@@ -276,7 +276,7 @@ HWY_INLINE void fit_grid_lanes(const GridMap<typename Format::L>& map, std::size
   scale = refit<Format>(search, scale, off_grid, points);
   const MaskF is_negative = hn::And(is_active, hn::Lt(scale, zero));
   scale = hn::Abs(scale);
-  // Not a number where squares overflow; ggml gives up then.
+  // NaN if squares overflow; ggml then gives up.
   is_active = hn::And(is_active, hn::Ge(scale, zero));
   hn::StoreU(where(is_active, scale, zero), d, codes.scales.data() + lane);
   const VI is_kept = hn::IfThenElseZero(hn::RebindMask(I32(), is_active), integers(-1));

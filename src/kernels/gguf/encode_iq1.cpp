@@ -1,8 +1,8 @@
-// Numbers to IQ1_S and IQ1_M: eight numbers at once are a point of a grid, whose coordinates are
-// -1, 0 and 1 with an eighth more, or less, times a run's scale.
+// Encodes IQ1_S and IQ1_M: eight values form a point of a grid, whose coordinates are -1, 0 and 1,
+// each plus or minus an eighth, times a run's scale.
 //
-// The best coordinates of a run, were all of them points, are found by trying: sorted by their
-// values, the first numbers of a run are -1, those after them 0, and the last ones 1.
+// The best coordinates of a run, if all were points, are found by trial: sorted by value, the first
+// values of a run are -1, the next 0, and the last 1.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -27,8 +27,8 @@
 
 namespace loadstone::simd {
 
-// Whether the coordinates have an eighth more or less, for each part of a run that says so: bit
-// `parts - 1 - i` is set where part i has less.
+// Signs of the eighths, for each part of a run that stores one: bit `parts - 1 - i` is set if part
+// i subtracts it.
 template <std::size_t numbers_of_run, std::size_t parts_of_run>
 struct Iq1Codes {
   static constexpr std::size_t run = numbers_of_run;
@@ -122,7 +122,7 @@ struct Iq1MFormat {
   }
 
  private:
-  // Of least squares over the whole block; `scale` where the weights are zeros.
+  // Least squares over the whole block; `scale` if all weights are zero.
   static float fitted_scale(const Codes& codes, const std::array<int, 16>& scale_codes,
                             float scale) noexcept {
     fits::Sums sums;
@@ -149,7 +149,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 // ---- the two places that part a sorted run
 
-// Of the numbers of a vector's lanes in ascending order, equal ones as they stand.
+// Sorts the values of each lane, ascending and stable.
 template <std::size_t run>
 HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
   for (std::size_t i = 0; i < run; ++i) {
@@ -159,7 +159,7 @@ HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
     const VF number = row_at(numbers + i * lane_count);
     VI rank = hn::LoadU(I32(), ranks + i * lane_count);
     for (std::size_t k = i + 1; k < run; ++k) {
-      // -1 where the first one comes first
+      // -1 if the first one comes first
       const VI is_before = hn::VecFromMask(
           I32(), hn::RebindMask(I32(), hn::Le(number, row_at(numbers + k * lane_count))));
       const VI other = hn::LoadU(I32(), ranks + k * lane_count);
@@ -177,7 +177,7 @@ struct PrefixSums {
   alignas(64) LaneRows<run + 1> weights;
 };
 
-// Numbers that are of another part add nothing: adding zero would be the same.
+// Values of other parts add nothing, because adding zero has no effect.
 template <std::size_t run>
 HWY_INLINE void sum_sorted(const float* numbers, const float* weights, const std::int32_t* ranks,
                            std::size_t begin, std::size_t end, PrefixSums<run>& sums) {
@@ -202,8 +202,8 @@ HWY_INLINE void sum_sorted(const float* numbers, const float* weights, const std
   }
 }
 
-// The best that was found: of -1, a number before 0 and so on, `choice` has the first place, the
-// second one from bit 8 on and the shifts from bit 16 on; below 0: nothing was.
+// Keeps the better result: `choice` has the first split in the lowest bits, the second from bit 8
+// and the shifts from bit 16; below 0: no result.
 HWY_INLINE void keep_better(VF sum_lx, VF sum_l2, int choice, VF& best, VF& scale, VI& chosen) {
   const MaskF is_better =
       hn::And(hn::Gt(sum_l2, hn::Zero(F32())), hn::Gt(square(sum_lx), hn::Mul(best, sum_l2)));
@@ -229,7 +229,7 @@ HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& wei
   const auto weight_sum = [&](std::size_t i) {
     return row_at(sums.weights.data() + i * lane_count);
   };
-  // What the last numbers add, for each second place.
+  // Contributions of the last values, for each second split.
   std::array<PrefixSums<run>, 2> lasts;
   for (int less = 0; less < 2; ++less) {
     const VF last = floats(first_coordinate(less != 0) + 2);
@@ -259,8 +259,8 @@ HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& wei
   }
 }
 
-// A shift for each half of the run. Coordinates differ by 1, so what they sum to is the last
-// coordinate times all, less what stands before each place.
+// One shift per half of the run. Coordinates differ by 1, so their sum is the last coordinate times
+// all values, minus the prefix sums at each split.
 HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& weights,
                             const LaneWords<16>& ranks, std::size_t lane, VF& scale, VI& chosen) {
   constexpr std::size_t run = 16;
@@ -269,7 +269,7 @@ HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& wei
     sum_sorted<run>(numbers.data() + lane, weights.data() + lane, ranks.data() + lane, 8 * half,
                     8 * half + 8, sums[half]);
   }
-  // Of half h and shift s, at 2 * h + s: the last coordinate, and times all.
+  // For half h and shift s, at 2 * h + s: the last coordinate, and its product with all values.
   constexpr auto square_of = [](float value) { return value * value; };
   alignas(64) LaneRows<4> number_sums;
   alignas(64) LaneRows<4> weight_sums;
@@ -310,7 +310,7 @@ HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& wei
 
 // ---- points
 
-// Packs the codes of the numbers. Where the scale is negative, all coordinates change their signs.
+// Packs the codes. If the scale is negative, all coordinates change their signs.
 template <class Codes>
 HWY_INLINE void pack_codes(const std::int32_t* ranks, VI chosen, MaskF is_negative,
                            std::int32_t* points) {
@@ -382,7 +382,7 @@ HWY_INLINE void fit_iq1_lanes(std::size_t lane, typename Format::Codes& codes) {
   shifts = hn::Xor(shifts, hn::IfThenElseZero(hn::RebindMask(I32(), is_negative), every_shift));
   pack_codes<Codes>(ranks.data() + lane, chosen, is_negative, codes.points.data() + lane);
   scale = hn::Abs(scale);
-  // Not a number where squares overflow; ggml gives up then.
+  // NaN if squares overflow; ggml then gives up.
   const MaskF is_fitted = hn::And(hn::Ge(most, floats(Format::smallest)), hn::Ge(scale, zero));
   const auto is_kept = hn::AndNot(hn::Lt(chosen, integers(0)), hn::RebindMask(I32(), is_fitted));
   hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, is_kept), scale), d, codes.scales.data() + lane);

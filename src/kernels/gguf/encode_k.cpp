@@ -1,5 +1,5 @@
-// Numbers to Q2_K, Q3_K, Q4_K, Q5_K, Q6_K: a scale is searched for each run, and the scales of a
-// block become codes themselves.
+// Encodes Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: searches a scale for each run; the scales of a block
+// become codes themselves.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -45,7 +45,7 @@ struct Q2_KSearch {
   static constexpr bool is_absolute = true;
 };
 
-// Magnitudes, and for runs of 32 the root of the mean square beside each.
+// Weights of values: magnitudes, plus the root of the mean square for runs of 32.
 template <std::size_t run>
 HWY_INLINE void weigh_magnitudes(const LaneRows<run>& rows, LaneRows<run>& weights) {
   for (std::size_t lane = 0; lane < lane_count; lane += hn::Lanes(F32())) {
@@ -95,8 +95,8 @@ HWY_INLINE VI shifted_code(VF number, VF scale, VF minimum, int top) {
   return clamped(nearest_integers(hn::Div(hn::Add(number, minimum), scale)), 0, top);
 }
 
-// Makes codes of the scales and minima of a block's runs, and of these what codes of numbers are
-// computed with. `weights`: of the runs, or null.
+// Encodes the scales and minima of a block's runs, and computes the decoded ones with which values
+// are encoded. `weights`: of the runs, or null.
 template <class Layout>
 HWY_INLINE void store_affine_scales(float* scales, float* minima, const float* weights,
                                     std::byte* block) {

@@ -22,8 +22,8 @@ using Codes32 = std::array<std::uint8_t, legacy_elements>;
 
 HWY_INLINE float reciprocal(float scale) { return scale != 0 ? 1.0f / scale : 0.0f; }
 
-// Of scales that have no finite inverse, and of infinite ones, x86-64 makes codes of 0: products
-// are infinite or NaN, and so is what becomes an integer.
+// For infinite scales, and scales without a finite inverse, x86-64 yields code 0: products are
+// infinite or NaN, and their integer conversion is 0 in the stored bits.
 HWY_INLINE bool is_usable(float scale, float inverse) {
   return is_finite_number(scale) && is_finite_number(inverse);
 }
@@ -122,9 +122,9 @@ HWY_INLINE void encode_above(const float* numbers, std::byte* block, Codes32& co
 
 // A format has
 //   block_bytes, encode(numbers, block)
-//   is_searched              a scale is searched where numbers have an importance; then also
-//   top, has_minimum         the largest code, and whether the least number is stored
-//   pack(codes, block)       stores codes and nothing else
+//   is_searched              searches a scale for values with an importance; then also
+//   top, has_minimum         the largest code; stores the least value
+//   pack(codes, block)       stores codes only
 struct ToQ4_0 {
   static constexpr std::size_t block_bytes = 18;
   static constexpr int top = 15;

@@ -29,7 +29,7 @@ inline constexpr auto ternary_bytes = [] {
   return bytes;
 }();
 
-// `count` bytes of digits that lie `count` apart, the first one highest.
+// Packs `count` bytes of digits that are `count` apart, the first one highest.
 template <std::size_t count, std::size_t digits>
 inline void pack_digits(const std::uint8_t* codes, std::byte* to) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
@@ -57,7 +57,7 @@ HWY_INLINE float ternary_codes(const float* numbers, TernaryCodes& codes) {
   }
   const float scale = hn::GetLane(hn::MaxOfLanes(d, most));
   const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  codes.fill(1);  // what x86-64 makes of products that are infinite
+  codes.fill(1);  // the result of infinite products on x86-64
   if (!is_finite_number(inverse)) return scale;
   for (std::size_t i = 0; i < ternary_elements; i += hn::Lanes(d)) {
     const VI rounded = rounded_away(hn::Mul(hn::LoadU(d, numbers + i), floats(inverse)));

@@ -20,14 +20,14 @@
 
 namespace loadstone::simd {
 
-// Halfway between a value of IQ4 and the next. Where ggml compares two differences, the nearer
-// value is found by this as well: near the middle both differences are exact.
+// The middle between a value of IQ4 and the next. ggml compares two differences; the middle selects
+// the same value, because both differences are exact near it.
 constexpr float middle_above(std::size_t code) noexcept {
   return (static_cast<float>(iq4_values[code]) + static_cast<float>(iq4_values[code + 1])) / 2;
 }
 
-// The byte of E8M0 that ggml gives the largest magnitude of a block: that of its logarithm to base
-// 2, rounded to F32 and down, less 2. Below 2^-125 it is the lowest byte of a negative number.
+// The E8M0 byte that ggml computes from the largest magnitude of a block: its logarithm to base 2,
+// rounded to F32 and then down, minus 2. Below 2^-125 it is the low byte of a negative integer.
 inline std::uint8_t mxfp4_exponent(float most) noexcept {
   if (!(most > 0)) return 0;
   const auto bits = std::bit_cast<std::uint32_t>(most);

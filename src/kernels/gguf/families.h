@@ -1,4 +1,4 @@
-// The decoders and encoders by family, each in a file of its own. Null where the family has none.
+// Decoders and encoders by family, each in a separate file. Null if the family has none.
 #pragma once
 
 #include "kernels/gguf.h"

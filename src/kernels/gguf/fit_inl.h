@@ -1,10 +1,9 @@
-// Scales that fit codes to numbers: ggml's searches, one run in each lane. Sums run over a run's
-// numbers in their order, and nothing is reordered or fused. For files that Highway compiles once
-// for each instruction set.
+// Scales that fit codes to values: ggml's searches, one run per lane. Sums follow the order of a
+// run's values; nothing is reordered or fused. For files that Highway compiles once per instruction
+// set.
 //
-// Codes that a search has chosen are needed where a scale is 0 once it has become a code itself,
-// which is seldom. So they are not kept: `code_scales` and `code_minima` are those from which they
-// are computed once more.
+// The codes chosen by a search are needed only if a scale is 0 after it is encoded, which is rare.
+// So they are not stored: `code_scales` and `code_minima` allow to compute them again.
 
 #include "kernels/gguf/lanes.h"
 #include "kernels/gguf/scale_fits.h"
@@ -32,12 +31,12 @@ HWY_INLINE VF square(VF value) { return hn::Mul(value, value); }
 
 // ---- numbers = scale * code + minimum, codes from 0 to `top`
 
-// Vectors stand in no struct, because those of some instruction sets have no size.
+// Vectors are not members of structs, because on some instruction sets they have no size.
 HWY_INLINE VI affine_code(VF number, VF inverse, VF minimum, int top) {
   return clamped(nearest_integers(hn::Mul(inverse, hn::Sub(number, minimum))), 0, top);
 }
 
-// The least number, or 0 if that is less, the largest, and sums of weights and of weighted numbers.
+// The least value or 0, whichever is less, the largest, and sums of weights and of weighted values.
 template <std::size_t run>
 HWY_INLINE void affine_limits(const float* numbers, const float* weights, VF& lowest, VF& highest,
                               VF& sum_w, VF& sum_x) {
@@ -76,7 +75,7 @@ HWY_INLINE void affine_sums(const float* numbers, const float* weights, VF inver
   }
 }
 
-// Of magnitudes, or of squares.
+// Sum of errors as magnitudes, or as squares.
 template <std::size_t run, bool is_absolute>
 HWY_INLINE VF affine_error(const float* numbers, const float* weights, const float* codes, VF scale,
                            VF minimum) {
@@ -92,9 +91,9 @@ HWY_INLINE VF affine_error(const float* numbers, const float* weights, const flo
 
 // A search has
 //   run, top, steps
-//   first, step      what is added to `top` before it is divided by the range of the numbers
+//   first, step      added to `top` before it is divided by the range of the values
 //   is_absolute      errors are magnitudes, not squares
-// For each candidate the scale and the minimum of least squares are taken where the error is less.
+// Each candidate yields the scale and minimum of least squares, which replace worse ones.
 template <class Search>
 HWY_INLINE void fit_affine_lanes(const float* numbers, const float* weights, std::size_t lane,
                                  Fitted& fitted) {
@@ -139,7 +138,7 @@ HWY_INLINE void fit_affine_lanes(const float* numbers, const float* weights, std
   hn::StoreU(where(is_flat, lowest, code_minimum), d, fitted.code_minima.data() + lane);
 }
 
-// For numbers with an importance.
+// For values with an importance.
 template <std::size_t numbers, int largest_code>
 struct WeightedSearch {
   static constexpr std::size_t run = numbers;
@@ -202,7 +201,7 @@ HWY_INLINE void centered_sums(const float* numbers, const float* weights, VF inv
   }
 }
 
-// Candidates are `middle`, and so many tenths more and less of it, over the extreme number.
+// Candidates are `middle`, plus and minus a number of tenths, divided by the extreme value.
 template <std::size_t run, int middle>
 HWY_INLINE void fit_centered(const LaneRows<run>& rows, const LaneRows<run>& row_weights,
                              Fitted& fitted) {
@@ -233,8 +232,8 @@ HWY_INLINE void fit_centered(const LaneRows<run>& rows, const LaneRows<run>& row
   }
 }
 
-// ---- the same numbers, each code changed by itself while that makes the fit of least squares
-// better; weights are squares
+// ---- The same values: changes single codes while that improves the fit of least squares; weights
+// are squares
 
 template <std::size_t run, int middle>
 HWY_INLINE void refined_begin(const float* numbers, VF inverse, float* codes, VF& sum_lx,

@@ -71,7 +71,7 @@ inline constexpr auto even_sign_masks = [] {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// Bytes of 1 to 127, negative where the mask is set.
+// Negates bytes of 1 to 127 if the mask is set.
 HWY_INLINE std::uint64_t with_signs(std::uint64_t bytes, std::uint64_t mask) {
   return (bytes ^ mask) + (mask & 0x0101010101010101u);
 }
@@ -188,7 +188,7 @@ struct Iq3S : GridBlock {
   }
 };
 
-// A point and an eighth more, or less.
+// A point plus or minus an eighth.
 HWY_INLINE std::uint64_t shifted_point(std::size_t index, bool is_less) {
   const std::uint64_t two = is_less ? 0 : 0x0202020202020202u;
   return subtract_from_each(iq1_grid[index] + two, 9);

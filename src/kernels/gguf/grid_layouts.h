@@ -1,4 +1,4 @@
-// How encoders of IQ2 and IQ3 choose, and the bytes of their blocks. Factors and limits are ggml's.
+// Parameters and block layouts of the encoders of IQ2 and IQ3. Factors and limits are ggml's.
 #pragma once
 
 #include <algorithm>
@@ -14,21 +14,21 @@
 
 namespace loadstone::simd {
 
-// When the points of a run are chosen once more, for the scale that was best.
+// The groups of a run whose points are chosen again for the best scale.
 enum class Refit : std::uint8_t {
   off_grid,    // of groups whose codes were on no point
-  all_of_run,  // of all groups of a run, where some were on none
+  all_of_run,  // all groups of a run that has some that are not points
   always
 };
 
-// Weights of numbers without an importance.
+// Weights of values without an importance.
 enum class Unweighted : std::uint8_t { squares, quarter_of_mean_more };
 
-// What becomes of 16 runs.
+// Results for 16 runs.
 template <std::size_t run, std::size_t dims>
 struct GridCodes {
   static constexpr std::size_t groups = run / dims;
-  alignas(64) LaneRows<run> numbers;  // magnitudes; negative where a sign is not the number's
+  alignas(64) LaneRows<run> numbers;  // magnitudes; negative if the stored sign is wrong
   alignas(64) LaneRows<run> weights;
   alignas(64) LaneRows<run> roots;  // of weights
   alignas(64) LaneNumbers scales;
@@ -41,7 +41,7 @@ struct GridCodes {
 
 struct GridFormat {
   static constexpr std::size_t elements = 256;
-  static constexpr float smallest = smallest_fitted;  // runs whose numbers are less have no scale
+  static constexpr float smallest = smallest_fitted;  // runs of smaller values have no scale
   static constexpr float candidate_step = 0.1f;
   static constexpr int candidates = 9;  // on either side of the first
   static constexpr float mean_factor = 2;
@@ -49,7 +49,7 @@ struct GridFormat {
   static constexpr Refit refit = Refit::off_grid;
   static constexpr float scale_factor = 1;  // what the scale of a block is stored times
   static constexpr bool fits_first = false;
-  // Blocks whose scale is 0 keep points and signs.
+  // Blocks with scale 0 keep points and signs.
   static constexpr bool keeps_codes = false;
 };
 
@@ -128,7 +128,7 @@ inline void add_nibble(std::byte* bytes, std::size_t i, std::uint32_t value) noe
   bytes[i / 2] |= static_cast<std::byte>(value << (4 * (i % 2)));
 }
 
-// Seven signs of each eight numbers and the code of a scale.
+// Seven signs per eight values, and the code of a scale.
 template <class Codes>
 inline std::uint32_t signs_and_scale(const Codes& codes, std::size_t run, int scale) noexcept {
   std::uint32_t packed = static_cast<std::uint32_t>(scale) << 28;

@@ -61,7 +61,7 @@ class MapMemory {
       return std::size_t{low[point & 255]} + high[point >> 8];
     };
     for (const std::uint16_t point : points_) ++counts[distance(point)];
-    // Where those of each distance go; 0 where they are too far.
+    // Offsets by distance; 0 if they are too far.
     std::array<std::size_t, farthest + 1> places{};
     std::size_t kept = 0;
     for (std::size_t i = 0; i <= farthest && kept < rings; ++i) {
@@ -86,7 +86,7 @@ class MapMemory {
 
 }  // namespace
 
-// As many distances as ggml looks at; the sizes follow from the grids.
+// The distances that ggml searches; sizes follow from the grids.
 
 GridMap<Lattice8> iq2_xxs_map() noexcept {
   static const MapMemory<Lattice8, 256, 135360> memory(iq2_xxs_points, 2);

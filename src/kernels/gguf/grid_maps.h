@@ -1,9 +1,9 @@
-// The grids of IQ1, IQ2 and IQ3 as their encoders see them: the index of each point, and for every
-// other place of the lattice the points near it.
+// The grids of IQ1, IQ2 and IQ3 for their encoders: the index of each point, and for every other
+// place of the lattice the points near it.
 //
 // A place is packed like the points of grid_data.h: codes of coordinates in 16 bits, the first one
-// lowest. Maps are made when they are first asked for, by one thread, in memory that stands ready
-// and is not touched before; nothing is allocated. All six take 1.8 MB, the largest one 730 KB.
+// lowest. One thread makes a map on first use, in static memory that is not touched before; nothing
+// is allocated. All six take 1.8 MB, the largest one 730 KB.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ struct Lattice {
   }();
   static constexpr std::size_t places = half_places * half_places;
 
-  // Numbers places without gaps.
+  // Converts a packed place to a number without gaps.
   static constexpr std::size_t place(std::uint32_t packed) noexcept {
     return numbers[packed & 255] + half_places * numbers[packed >> 8];
   }
@@ -61,10 +61,10 @@ inline constexpr std::size_t neighbour_step = 8;
 template <class L>
 struct GridMap {
   const std::uint16_t* indices;     // by place, of those that are points
-  const std::uint32_t* starts;      // by place, and one more: where the neighbours stand
+  const std::uint32_t* starts;      // start of the neighbours, by place, with a final end
   const std::uint16_t* neighbours;  // packed
 
-  // Of a point.
+  // Returns the index of a point.
   [[nodiscard]] std::uint32_t index(std::uint32_t packed) const noexcept {
     return indices[L::place(packed)];
   }

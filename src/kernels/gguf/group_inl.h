@@ -1,11 +1,10 @@
-// Groups of 256 numbers: what a format makes of its blocks, and what becomes of that. A format is a
-// struct with
+// Decodes groups of 256 elements by a description of the format, a struct with
 //   block_bytes, block_elements   of one block
-//   run                           numbers that share a scale
-//   has_offset                    number = code * scale, or code * scale + offset
-//   half                          what GgufMode::half means for it
+//   run                           elements that share a scale
+//   has_offset                    value = code * scale, or code * scale + offset
+//   half                          meaning of GgufMode::half for it
 //   unpack(block, Unpacked)       codes, scales and offsets of one block
-// For files that Highway compiles once for each instruction set.
+// For files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +21,7 @@ namespace loadstone::simd {
 // products_only: scale and offset are rounded to F16, and all that follows is F32.
 enum class HalfArithmetic : std::uint8_t { none, full, products_only };
 
-// Where unpack() writes.
+// Output of unpack().
 struct Unpacked {
   std::int8_t* codes;
   float* scales;
@@ -59,7 +58,7 @@ struct Group {
   alignas(64) Scales offsets{};
 };
 
-// ---- numbers one by one, with the same NaN everywhere
+// ---- One value at a time, with the same NaN everywhere
 
 HWY_INLINE bool is_finite(float value) {
   return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
@@ -91,11 +90,11 @@ HWY_INLINE float load_f16(const std::byte* from) {
   return std::bit_cast<float>((half & 0x8000u) << 16 | ((magnitude << 13) + (112u << 23)));
 }
 
-// The sign of a NaN stays, as if it had been subtracted.
+// Keeps the sign of a NaN, like a subtraction.
 HWY_INLINE float negative(float value) { return value != value ? value : -value; }
 
-// scale * factor for each factor, an integer of 8 bits. In vectors, because what is read next would
-// wait for numbers that were stored one by one.
+// scale * factor for each 8-bit factor. Uses vectors, because the next load would wait for floats
+// that are stored one at a time.
 template <std::size_t count, typename Integer>
 HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
   if (HWY_UNLIKELY(!is_finite(scale))) {
@@ -142,7 +141,7 @@ HWY_INLINE std::uint64_t spread_bits(std::uint8_t byte) {
   return ((each + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u;
 }
 
-// Bytes less `amount`, all of them below 128 before.
+// Subtracts `amount` from bytes below 128.
 HWY_INLINE std::uint64_t subtract_from_each(std::uint64_t bytes, std::uint8_t amount) {
   constexpr std::uint64_t tops = 0x8080808080808080u;
   return ((bytes | tops) - amount * 0x0101010101010101u) ^ tops;
@@ -152,7 +151,7 @@ HWY_INLINE void store_codes(std::uint64_t codes, std::int8_t* to) {
   number::store_raw(reinterpret_cast<std::byte*>(to), codes);
 }
 
-// ---- codes and scales to numbers
+// ---- From codes and scales to values
 
 template <Dtype target, std::uint16_t nan>
 struct WriterOf;
@@ -169,8 +168,8 @@ struct WriterOf<Dtype::bf16, nan> {
   using Type = WriteBf16<nan>;
 };
 
-// Where infinities and NaNs meet. Of two NaNs the product's wins, and with `half` the offset's, as
-// in the references; the one of `half` has no rule where its vectors do not fill.
+// For infinities and NaNs. Of two NaNs the product's wins, and with `half` the offset's, as in the
+// references; `half` has no rule for incomplete vectors.
 template <std::size_t run, bool has_offset, bool half, Dtype target, std::uint16_t nan>
 HWY_NOINLINE void write_special_run(const std::int8_t* codes, float scale, float offset,
                                     std::byte* to) {
@@ -193,7 +192,7 @@ HWY_INLINE bool all_finite(const float* values, std::size_t count) {
   return special == 0;
 }
 
-// One vector of numbers from place `at` of the group on.
+// Decodes one vector, starting at element `at` of the group.
 template <std::size_t run, bool has_offset, bool half>
 HWY_INLINE V bits_at(const Group& group, std::size_t at) {
   const F32 d;
@@ -206,7 +205,7 @@ HWY_INLINE V bits_at(const Group& group, std::size_t at) {
   return hn::BitCast(U32(), values);
 }
 
-// Blocks are of 32 numbers at least, so that two vectors of 16 always fit.
+// Blocks have at least 32 elements, so two vectors of 16 always fit.
 template <std::size_t run, bool has_offset, bool half, Dtype target>
 HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to) {
   constexpr std::uint16_t nan = half ? number::bf16_nan_scalar : number::bf16_nan_vector;
@@ -231,7 +230,7 @@ HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to
   }
 }
 
-// All places of a group, used or not: one vector holds them.
+// Indices of all elements of a group, in one vector.
 
 HWY_INLINE void round_all_to_f16(Scales& values) {
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());

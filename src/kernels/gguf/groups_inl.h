@@ -44,7 +44,7 @@ HWY_INLINE void weigh_importance(const LaneRows<run>& rows, const LaneNumbers& m
   }
 }
 
-// Of each lane.
+// For each lane.
 template <std::size_t run>
 HWY_INLINE void sum_weights(const LaneRows<run>& weights, LaneNumbers& sums) {
   for (std::size_t lane = 0; lane < lane_count; lane += hn::Lanes(F32())) {

@@ -1,4 +1,4 @@
-// The blocks of Q2_K to Q6_K: where scales and codes stand, and how a block's scales become codes.
+// The blocks of Q2_K to Q6_K: places of scales and codes, and the encoding of a block's scales.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr LaneOrder lane_order() noexcept {
   return run == 32 ? order_of_32 : order_of_16;
 }
 
-// As ggml has it, for which a number that is NaN is no largest one.
+// As in ggml, where NaN is never the largest.
 inline float largest(const float* values, std::size_t count) noexcept {
   float most = 0;
   for (std::size_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
@@ -52,7 +52,7 @@ inline float codes_of_largest(const float* values, int* codes) noexcept {
   return most / top;
 }
 
-// Codes as ggml keeps them: in bytes, whose tops are cut where 4 of them share one.
+// Stores codes like ggml: in bytes, whose top bits are cut if 4 of them share one.
 inline void store_six_bit(const int* scales, const int* minima, std::byte* to) noexcept {
   for (std::size_t i = 0; i < 4; ++i) {
     const int scale = byte_of(scales[i + 4]);

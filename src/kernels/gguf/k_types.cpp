@@ -1,4 +1,4 @@
-// Q2_K to Q6_K: blocks of 256 whose runs of 16 or 32 have small integer scales of their own.
+// Q2_K to Q6_K: blocks of 256 with runs of 16 or 32, each with a small integer scale.
 #include "kernels/gguf/families.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -75,8 +75,7 @@ struct Q3_K : Block256 {
   static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
     const auto low = number::load_raw<std::uint64_t>(block + 96);
     const std::uint64_t high = number::load_raw<std::uint32_t>(block + 104);
-    const std::uint64_t tops =
-        high | high >> 2 << 32;  // those of 8 scales, and 4 bits up of 8 more
+    const std::uint64_t tops = high | high >> 2 << 32;  // of 8 scales, and of 8 more 4 bits higher
     constexpr std::uint64_t nibbles = 0x0f0f0f0f0f0f0f0fu;
     constexpr std::uint64_t pairs = 0x0303030303030303u;
     const std::array<std::uint64_t, 2> scales = {

@@ -1,4 +1,4 @@
-// Types of values that stand in lanes: see lanes_inl.h.
+// Types of values in lanes: see lanes_inl.h.
 #pragma once
 
 #include <array>
@@ -7,13 +7,13 @@
 
 namespace loadstone::simd {
 
-// As many as the widest vectors have; narrower ones take them in turns.
+// As many as in the widest vectors; narrower ones process them in turns.
 inline constexpr std::size_t lane_count = 16;
 
 // One number of each lane.
 using LaneNumbers = std::array<float, lane_count>;
 
-// Which of 16 runs stands in each lane.
+// The run in each lane, of 16.
 using LaneOrder = std::array<std::uint8_t, lane_count>;
 
 // Number i of all lanes, then number i + 1.
@@ -36,7 +36,7 @@ inline LaneNumbers by_lane(const LaneNumbers& runs, const LaneOrder& order) noex
   return lanes;
 }
 
-// The runs as they are.
+// Lanes in the order of runs.
 inline constexpr LaneOrder order_of_runs = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 struct Fitted {

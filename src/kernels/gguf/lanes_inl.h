@@ -1,6 +1,6 @@
-// Runs of numbers side by side, one in each lane, so that each lane sums and compares in the order
-// of a plain loop over its run: what comes of it has the same bits on every instruction set.
-// For files that Highway compiles once for each instruction set.
+// Parallel runs of values, one per lane, so that each lane sums and compares in the order of a
+// plain loop over its run: results have the same bits on every instruction set. For files that
+// Highway compiles once per instruction set.
 
 #include "kernels/gguf/lanes.h"
 
@@ -20,7 +20,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 16 runs, one after the other, into lanes.
+// Transposes 16 consecutive runs into lanes.
 template <std::size_t run>
 HWY_INLINE void spread_runs(const float* numbers, const LaneOrder& order, LaneRows<run>& rows) {
 #if HWY_TARGET == HWY_SCALAR
@@ -52,8 +52,8 @@ HWY_INLINE void spread_runs(const float* numbers, const LaneOrder& order, LaneRo
 
 HWY_INLINE VF row_at(const float* row) { return hn::LoadU(F32(), row); }
 
-// Writes the codes that numbers have with the scales of their lanes: new_code(number, lane), where
-// `lane` is a vector's first. Where a scale is 0 it is old_code(number, lane, place of the code).
+// Writes the codes of values with the scales of their lanes: new_code(number, lane), where `lane`
+// is a vector's first. For scale 0 it is old_code(number, lane, place of the code).
 template <std::size_t run, class NewCode, class OldCode>
 HWY_INLINE void write_codes(const LaneRows<run>& rows, const LaneNumbers& scales, NewCode new_code,
                             OldCode old_code, LaneCodes<run>& codes) {

@@ -1,7 +1,6 @@
-// Points of a grid that numbers are nearest to, one run of numbers in each lane: searches of ggml,
-// whose errors are summed in the order of the coordinates. Neighbours stand in the vectors, so each
-// of these sums has the bits of a plain loop. For files that Highway compiles once for each
-// instruction set.
+// Nearest points of a grid, one run of values per lane: ggml's searches, with errors summed in the
+// order of the coordinates. Neighbours are in vectors, so each sum has the bits of a plain loop.
+// For files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <array>
@@ -15,7 +14,7 @@
 
 namespace loadstone::simd {
 
-// As many errors stand in a row as a coordinate has codes at most.
+// Errors per row: the maximal number of codes of a coordinate.
 inline constexpr std::size_t error_row = 8;
 
 }  // namespace loadstone::simd
@@ -113,8 +112,8 @@ HWY_INLINE std::uint32_t nearest_point(std::span<const std::uint16_t> points, We
   return points[static_cast<std::size_t>(hn::GetLane(first))];
 }
 
-// The codes of a vector's lanes, packed, become points: those near to them where they are none.
-// `off_grid` has bit `group` of each lane where that was so. Lanes that are not active are left.
+// Replaces the packed codes of a vector's lanes by points: the nearest ones if they are not points.
+// `off_grid` gets bit `group` of these lanes. Inactive lanes are unchanged.
 template <class L>
 HWY_INLINE void move_to_points(const GridMap<L>& map, std::size_t group, Weighed lanes,
                                const float* scales, const bool* is_active, CodeNumbers values,

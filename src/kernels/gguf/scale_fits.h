@@ -1,5 +1,5 @@
-// Scales of a block's scales: the searches of ggml over a few numbers, for blocks whose numbers
-// have an importance. Sums run in the order of the numbers.
+// Scales of a block's scales: ggml's searches over a few values, for blocks with an importance.
+// Sums follow the order of the values.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace loadstone::simd {
 
-// Runs whose numbers are all smaller have the scale 0.
+// Runs with only smaller values have the scale 0.
 inline constexpr float smallest_fitted = 1e-15f;
 
 namespace fits {
@@ -34,7 +34,7 @@ float error_of(const float* values, const float* weights, float scale, const int
   return error;
 }
 
-// Takes another code for one value where that makes the fit better; whether it did.
+// Changes the code of one value if that improves the fit; returns true if it did.
 inline bool refine_code(float value, float weight, int top, int& code, Sums& sums) noexcept {
   const auto old = static_cast<float>(code);
   float lx = sums.lx - weight * value * old;

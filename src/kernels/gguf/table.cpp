@@ -15,8 +15,8 @@
 
 namespace loadstone::simd {
 
-// Half of the number of a byte of E4M3 without its sign. 0x7f is no NaN but 0 here, and 0xff is
-// what comes after the largest number.
+// Half of the value of an E4M3 byte without its sign. Here 0x7f is 0, not NaN, and 0xff is the
+// value after the largest.
 constexpr float half_of_ue4m3(std::uint8_t byte) noexcept {
   if (byte == 0x7f) return 0.0f;
   if (byte == 0xff) return 240.0f;

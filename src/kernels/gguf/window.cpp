@@ -14,8 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// Numbers that are F32 on their way: some blocks of any format, and no more than the first cache
-// holds beside them.
+// Values in F32 between two steps: some blocks of any format, which fit into the first cache.
 constexpr std::uint64_t piece_elements = 2048;
 using Piece = std::array<float, piece_elements>;
 
@@ -30,7 +29,7 @@ void replace_non_finite(std::span<float> block) noexcept {
   }
 }
 
-// A run of numbers on their way to blocks.
+// A run of values to encode in blocks.
 class Pieces {
  public:
   Pieces(const QuantizedLayout& form, std::uint64_t begin, const std::byte* numbers)
@@ -52,7 +51,7 @@ class Pieces {
     return at + good;
   }
 
-  // Of the row that begins at `at`, summed in the order of its numbers.
+  // Mean square of the row that begins at `at`, summed in order.
   float mean_square(std::uint64_t at) noexcept {
     float sum = 0;
     for (std::uint64_t done = 0; done < form_.columns;) {
@@ -75,7 +74,7 @@ class Pieces {
   alignas(64) Piece piece_;
 };
 
-// Of the number at a place, and those after it in its row.
+// Importance of the value at an index, and of the rest of its row.
 const float* importance_at(const QuantizedLayout& form, std::uint64_t at) noexcept {
   const bool is_one = form.importance->size() == form.columns;
   const std::uint64_t matrix = is_one ? 0 : at / form.matrix_elements();

@@ -1,5 +1,5 @@
-// Numbers of 8 bits with a scale beside them, F8_E4M3 and I8, and the largest magnitudes that
-// scales are made of.
+// Codes of 8 bits with a separate scale, F8_E4M3 and I8, and the largest magnitudes that determine
+// scales.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +21,7 @@
 
 namespace loadstone::simd {
 
-// One quotient, whatever it is.
+// Encodes one quotient, finite or not.
 template <bool is_int8>
 void store_code(float value, std::byte* to) noexcept {
   if constexpr (is_int8) {
@@ -33,7 +33,7 @@ void store_code(float value, std::byte* to) noexcept {
   }
 }
 
-// One after the other: NaNs come in.
+// One value at a time: for runs with NaNs.
 template <Dtype source, bool is_int8, bool rounds>
 void encode_bytes_plainly(float scale, const std::byte* from, std::uint64_t count,
                           std::byte* to) noexcept {
@@ -55,7 +55,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// How many numbers are looked at, and then encoded out of the nearest cache.
+// Values that are examined, and then encoded from the nearest cache.
 constexpr std::uint64_t stretch = 4096;
 
 template <Dtype source, bool is_int8, bool rounds>
@@ -102,7 +102,7 @@ std::uint64_t encode_run(float scale, const std::byte* from, std::uint64_t count
 template <Dtype source>
 std::uint64_t encode_as(const ScaledRun& run, const std::byte* from, std::uint64_t count,
                         std::byte* to) {
-  // F32 is what is computed with.
+  // Computes in F32.
   if (run.rounds && source != Dtype::f32) {
     return run.is_int8 ? encode_run<source, true, true>(run.scale, from, count, to)
                        : encode_run<source, false, true>(run.scale, from, count, to);
@@ -163,7 +163,7 @@ std::uint64_t EncodeMx(Dtype source, bool is_rounded_log, const std::byte* from,
   });
 }
 
-// ---- the largest magnitude of what is finite
+// ---- The largest finite magnitude
 
 template <Dtype source>
 std::uint64_t join_run(const std::byte* from, std::uint64_t count, float& amax) {

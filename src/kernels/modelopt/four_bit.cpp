@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// What codes stand for with their scale.
+// Values of the codes with their scale.
 template <FourBit type>
 HWY_INLINE VF scaled_values(V codes, VF scales) {
   if constexpr (type == FourBit::e2m1) {

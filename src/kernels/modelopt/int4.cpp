@@ -19,7 +19,7 @@
 
 namespace loadstone::simd {
 
-// A block's numbers, NaNs made 0 where it has any.
+// A block's values, with 0 for each NaN.
 template <Dtype source>
 struct Int4Block {
   static constexpr std::size_t size = scaled::int4_block;

@@ -26,7 +26,7 @@ inline constexpr std::size_t block = 16;
 inline constexpr std::size_t pairs = block / 2;
 inline constexpr std::size_t blocks_at_once = 64;
 
-// One number divided by its block's scale, whatever it is.
+// Encodes one value divided by its block's scale, finite or not.
 inline unsigned e2m1_of(float value) noexcept {
   constexpr std::array<float, 7> bounds = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
   const float magnitude = std::abs(value);
@@ -45,7 +45,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// Of whole vectors of blocks.
+// Scales of whole vectors of blocks.
 struct Scales {
   alignas(64) std::array<float, blocks_at_once> amax{};
   alignas(64) std::array<float, blocks_at_once> divisor{};
@@ -65,7 +65,7 @@ HWY_INLINE void find_scales(float scale_2, std::size_t count, Scales& scales) {
     const V codes = e4m3_of_bits(hn::BitCast(U32(), scale));
     write_u8(codes, scales.codes.data() + i);
     const VF product = hn::Mul(positive_of_e4m3(codes), all_scale);
-    const auto is_zero = hn::Eq(product, hn::Zero(F32()));  // numbers so small become 0
+    const auto is_zero = hn::Eq(product, hn::Zero(F32()));  // tiny values become 0
     hn::Store(hn::IfThenElse(is_zero, infinity, product), F32(), scales.divisor.data() + i);
   }
 }

@@ -1,7 +1,7 @@
-// How many numbers share a scale in the encodings of modelopt.h, and what the scale is. All scales
-// are finite and above 0: one that would be 0 is 1, and all that it scales is 0. A scale with which
-// the largest code would be infinite, in the dtype of the numbers, is the next one with which it is
-// not: ModelOpt, whose dialects differ there, writes infinities.
+// The number of values per scale in the encodings of modelopt.h, and the scale. All scales are
+// finite and positive: 1 instead of 0, for values that are all 0. If the largest code would be
+// infinite in the dtype of the values, the next smaller scale without that is used; ModelOpt, whose
+// dialects differ here, writes infinities.
 #pragma once
 
 #include <algorithm>
@@ -47,12 +47,12 @@ inline constexpr std::uint64_t mx_block = 32;
 
 enum class MxType : std::uint8_t { mxfp4, mxfp8 };
 
-// What torch's log2 in F32, rounded up, has for a quotient that is not far above a power of two.
+// torch's log2 in F32, rounded up, of a quotient slightly above a power of two.
 [[nodiscard]] int rounded_log_up(float value) noexcept;
 
-// The exponent of a block's scale, the smallest whose codes reach `amax`, in the scale's byte: 127
-// stands for 2^0, and nothing is below 0. `is_rounded_log`: that of the quotient's logarithm, both
-// rounded to F32, which is one less for few numbers.
+// The exponent of a block's scale, the smallest whose codes reach `amax`, as the scale's byte: 127
+// is 2^0, and the minimum is 0. `is_rounded_log`: that of the quotient's logarithm, both rounded to
+// F32, which is one less for a few values.
 template <MxType type>
 [[nodiscard]] inline std::uint32_t mx_exponent(float amax, bool is_rounded_log) noexcept {
   constexpr bool is_mxfp4 = type == MxType::mxfp4;
@@ -74,8 +74,8 @@ template <MxType type>
   return (bits >> 23) + 1;
 }
 
-// The exponent with which numbers of `source` can be rounded up to what is infinite there, and the
-// largest number whose code is finite with it.
+// The exponent above which values of `source` can round up to infinity, and the largest value whose
+// code is finite with it.
 struct MxTop {
   std::uint32_t exponent;
   float largest;
@@ -89,7 +89,7 @@ template <MxType type>
   }
 }
 
-// 1 / the scale of such a byte.
+// 1 / the scale of this byte.
 [[nodiscard]] inline float one_by_power(std::uint32_t exponent) noexcept {
   return std::bit_cast<float>((254u - exponent) << 23);
 }

@@ -41,7 +41,7 @@ inline void zero_nans(const std::byte* from, std::uint64_t count, std::byte* to)
   }
 }
 
-// A copy with magnitudes of `most` at most; NaNs stay.
+// Clamps magnitudes to `most`; keeps NaNs.
 template <Dtype source>
 inline void limit_magnitudes(float most, const std::byte* from, std::uint64_t count,
                              std::byte* to) noexcept {
@@ -66,13 +66,14 @@ inline void limit_magnitudes(float most, const std::byte* from, std::uint64_t co
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// To the nearest number of `source`, ties to even. What no code is as large as may stay so.
+// Rounds to the nearest value of `source`, ties to even. Values beyond all codes may stay
+// unchanged.
 template <Dtype source>
 HWY_INLINE VF round_to(VF values) {
   if constexpr (source == Dtype::f16) {
     const VF most = hn::Set(F32(), 32768.0f);
     const VF limited = hn::Min(hn::Max(values, hn::Neg(most)), most);
-    return hn::CopySign(round_to_half(limited), values);  // what becomes 0 has it too
+    return hn::CopySign(round_to_half(limited), values);  // a zero keeps its sign too
   } else if constexpr (source == Dtype::bf16) {
     const V bits = upper_bf16_of_bits(hn::BitCast(U32(), values));
     return hn::BitCast(F32(), hn::And(bits, all(0xffff0000u)));
@@ -95,7 +96,7 @@ HWY_INLINE V e4m3_of_bits(V bits) {
   return hn::Or(sign, where_greater(all(121u << 23), magnitude, subnormal, normal));
 }
 
-// The numbers of codes of F8_E4M3 without sign, but for NaN's.
+// Values of F8_E4M3 codes without sign, except NaN.
 HWY_INLINE VF positive_of_e4m3(V codes) {
   const V shifted = hn::ShiftLeft<20>(codes);
   const V base = all(121u << 23);  // 2^-6

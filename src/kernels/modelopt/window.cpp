@@ -48,7 +48,7 @@ float scale_of(const QuantizedLayout& form, float amax, float most) noexcept {
   // More than the dtype has is the largest magnitude of others that share the scale.
   const float limit = most_finite(form.dtype);
   if (most * scale <= limit || amax > limit) return scale;
-  // With a smaller scale I8 may reach -128.
+  // With a smaller scale I8 could reach -128.
   const float reach = form.kind == QuantizeKind::int8_channel ? most + 1 : most;
   while (!(reach * scale <= limit)) scale = neighbour(dtype, scale, -1);
   return scale;
@@ -58,7 +58,7 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   if (amax == 0) return 1.0f;
   const Dtype stored = is_exact ? Dtype::f32 : dtype;
   float scale = is_exact ? 7.0f / amax : rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
-  // What has no inverse that is finite has the largest that is.
+  // Without a finite inverse, uses the largest finite value.
   if (!std::isfinite(scale)) {
     return stored == Dtype::f16    ? 65504.0f
            : stored == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
@@ -176,14 +176,14 @@ std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcep
   return 0;
 }
 
-// Where the numbers from `at` on, the begin of a window or the end of all, stand in a part.
+// The place in a component of the elements from `at`, which begins a window or ends the tensor.
 std::uint64_t place_in_part(const QuantizedLayout& form, std::size_t part,
                             std::uint64_t at) noexcept {
   if (part == 0) return first_number(form, at);  // one byte each
   return part == 1 ? first_scale(form, at) * width(form.parts[1].dtype) : 0;
 }
 
-// A run of numbers that lie in one matrix, or in one row.
+// A run of elements in one matrix, or in one row.
 struct Run {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -191,8 +191,8 @@ struct Run {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Calls back with each run of the window that ends where a multiple of `length` does. Returns the
-// first of the places that are no run's end.
+// Calls back with each run of the window that ends at a multiple of `length`. Returns the smallest
+// of the returned indices that are not the end of their run.
 template <class Encode>
 std::uint64_t by_runs(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                       std::uint64_t length, Encode encode) {

@@ -1,4 +1,4 @@
-// Whom to ask for a file, and what to show of it.
+// The host to ask for a file, and the path to show for it.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How long to wait before a request is made again.
+// Delays between attempts of a request.
 #pragma once
 
 #include <chrono>
@@ -12,17 +12,17 @@ namespace loadstone {
 class Backoff {
  public:
   static constexpr std::chrono::milliseconds wait_max{8000};
-  // A server that asks for more is told no by giving up.
+  // If a server asks for a longer delay, the request fails.
   static constexpr std::uint32_t retry_after_seconds_max = 60;
 
   Backoff(std::uint32_t first_wait_ms, unsigned attempts_max) noexcept
       : first_wait_ms_(first_wait_ms), attempts_max_(attempts_max) {}
 
-  // After a failed attempt: how long to wait; nothing where there were enough of them.
-  // `asked_seconds`: the server's own word.
+  // Returns the delay after a failed attempt; nullopt if there were enough attempts.
+  // `asked_seconds`: the server's Retry-After.
   [[nodiscard]] std::optional<std::chrono::milliseconds> next(
       std::optional<std::uint32_t> asked_seconds);
-  // Bytes have come: the attempts are counted anew.
+  // Resets the count of attempts after progress.
   void progressed() noexcept { failures_ = 0; }
   [[nodiscard]] unsigned failures() const noexcept { return failures_; }
 

@@ -28,7 +28,7 @@ class Blocks {
  public:
   static constexpr std::size_t count_max = remote_blocks_max;
 
-  // Null where the file's block has made place for others.
+  // Null if the file's block was evicted.
   [[nodiscard]] std::shared_ptr<const Block> find(const void* file) {
     const std::lock_guard lock(mutex_);
     for (auto each = kept_.begin(); each != kept_.end(); ++each) {

@@ -23,10 +23,10 @@ namespace loadstone {
 namespace {
 
 constexpr long connect_milliseconds = 30'000;
-// How often a wait looks whether it is still wanted; libcurl asks by itself, as data comes or not.
+// Interval of checks for cancellation; libcurl calls back on its own, with or without data.
 constexpr auto watch_interval = std::chrono::milliseconds(50);
 constexpr long buffer_bytes = remote_buffer_bytes;
-// Of answers that nobody reads: so much is passed over to keep the connection.
+// Bytes of an unwanted answer that are read to keep the connection.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
 constexpr std::uint64_t header_bytes_max = 256 << 10;
 // Below that for RemoteOptions::stall_seconds a connection counts as lost.
@@ -61,13 +61,13 @@ void initialise() {
   if (code != CURLE_OK) throw std::bad_alloc();
 }
 
-// Where distributions keep the trusted authorities. A libcurl that was built on one of them and
-// travels in a wheel looks in that one's place only.
+// Places of trusted authorities in distributions. A libcurl in a wheel looks only in the place of
+// the distribution that it was built on.
 constexpr std::array<const char*, 4> ca_files = {"/etc/ssl/certs/ca-certificates.crt",
                                                  "/etc/pki/tls/certs/ca-bundle.crt",
                                                  "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
 
-// The file to name to libcurl; empty: its own is there, or there is none.
+// The file to pass to libcurl; empty: its own exists, or there is none.
 const std::string& system_ca_file() {
   static const std::string path = [] {
     const char* const own = curl_version_info(CURLVERSION_NOW)->cainfo;
@@ -94,7 +94,7 @@ Error too_long(const HttpRequest& request) {
 
 }  // namespace
 
-// Of one request; libcurl calls it back. Not thread-safe.
+// State of one request, for libcurl's callbacks. Not thread-safe.
 struct Transfer {
   const HttpClient& client;
   const HttpRequest& request;
@@ -102,7 +102,7 @@ struct Transfer {
   BodySink& sink;
   bool may_be_private;
   bool is_private_refused = false;
-  bool has_begun = false;  // the sink takes the body
+  bool has_begun = false;  // the sink receives the body
   std::uint64_t ignored_bytes = 0;
   std::uint64_t header_bytes = 0;
   std::exception_ptr failure = nullptr;
@@ -163,7 +163,7 @@ struct Transfer {
     return CURL_PREREQFUNC_ABORT;
   }
 
-  // About ten times a second, at the latest each second, also while nothing comes.
+  // Called about ten times a second, and at least once a second without data.
   static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
     auto& transfer = *static_cast<Transfer*>(self);
     try {
@@ -188,7 +188,7 @@ class HttpClient::Lease {
   explicit Lease(HttpClient& client) : client_(client) {
     {
       const std::lock_guard lock(client.mutex_);
-      // Those of the parent process are still its own: neither used nor closed here.
+      // The parent process owns its connections: they are neither used nor closed here.
       if (client.process_ != ::getpid()) client.idle_.clear();
       client.process_ = ::getpid();
       if (!client.idle_.empty()) {
@@ -202,7 +202,7 @@ class HttpClient::Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease() {
-    curl_easy_reset(handle_);  // connections stay
+    curl_easy_reset(handle_);  // keeps connections
     try {
       const std::lock_guard lock(client_.mutex_);
       client_.idle_.push_back(handle_);
@@ -338,7 +338,7 @@ bool HttpClient::waits(Backoff& backoff, const HttpResult& result, bool is_reach
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   const Lease lease(*this);
   CURL* const handle = lease.get();
-  // Only the addresses of direct connections are known here: the proxy connects to the others.
+  // Only addresses of direct connections are known: the proxy connects to the others.
   const bool is_direct =
       options_.proxy.empty() || is_without_proxy(host_of(request.url), options_.no_proxy);
   Transfer transfer = {.client = *this,
@@ -360,7 +360,7 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
       lines.add("x-amz-security-token: " + options_.s3_session_token);
     }
   }
-  // Never signed: what stands between may write it anew.
+  // Not signed, because proxies may change it.
   if (request.signing != Signing::aws) lines.add("Accept-Encoding: identity");
   set(handle, CURLOPT_HTTPHEADER, lines.get());
   HttpResult result;

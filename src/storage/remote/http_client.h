@@ -1,4 +1,4 @@
-// One request after the other over connections that stay open.
+// Requests over persistent connections.
 #pragma once
 
 #include <curl/curl.h>
@@ -24,13 +24,13 @@ namespace loadstone {
 
 inline constexpr int redirects_max = 5;
 
-// Where the body of a good answer goes.
+// Receives the body of a successful answer.
 class BodySink {
  public:
   virtual ~BodySink() = default;
-  // The header of a 200 or 206 is there; throws Error where the body is not what was asked for.
+  // Called with the header of a 200 or 206; throws Error if the body would be the wrong one.
   virtual void begin(const HttpResponse& response) = 0;
-  // Throws Error where there is more than was asked for.
+  // Throws Error for more bytes than requested.
   virtual void take(std::span<const std::byte> bytes) = 0;
 };
 
@@ -42,7 +42,7 @@ struct HttpRequest {
   std::string path = {};       // the file that errors name
 };
 
-// How one request has ended. An answer other than 200 and 206 is one too.
+// The result of one request, including answers other than 200 and 206.
 struct HttpResult {
   HttpResponse response;
   CURLcode code = CURLE_OK;
@@ -51,8 +51,8 @@ struct HttpResult {
   bool is_private_refused = false;  // an address that was not connected to
 };
 
-// Thread-safe. Each thread that is at a request has a connection of its own; the next one gets it
-// afterwards. In a child after fork() it begins without connections.
+// Thread-safe. Each thread uses a separate connection during a request and returns it afterwards.
+// In a child after fork() it starts without connections.
 class HttpClient {
  public:
   explicit HttpClient(RemoteOptions options);
@@ -62,7 +62,7 @@ class HttpClient {
 
   [[nodiscard]] const RemoteOptions& options() const noexcept { return options_; }
 
-  // Of all files that are read through it.
+  // Shared by all files that this client reads.
   [[nodiscard]] Blocks& blocks() noexcept { return blocks_; }
 
   // Redirects are not followed. Throws what the sink throws.
@@ -93,9 +93,9 @@ class HttpClient {
 };
 
 [[nodiscard]] bool is_certificate_problem(CURLcode code) noexcept;
-// The absolute URL that a Location leads to; empty where it is none.
+// Returns the absolute URL of a Location header, or an empty text if it is invalid.
 [[nodiscard]] std::string redirected_url(const std::string& from, const std::string& location);
-// "https://host:443": scheme, host and port; empty where it is no URL.
+// Returns "https://host:443": scheme, host and port; empty if the text is not a URL.
 [[nodiscard]] std::string origin_of(const std::string& url);
 
 }  // namespace loadstone

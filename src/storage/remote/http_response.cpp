@@ -30,7 +30,7 @@ std::optional<std::uint64_t> parse_u64(std::string_view text) noexcept {
   return is_number && !text.empty() ? std::optional(number) : std::nullopt;
 }
 
-// A date is no number: such a wait is left to the usual rule.
+// Ignores dates, for which the usual delays apply.
 std::optional<std::uint32_t> seconds_of(std::string_view text) {
   const auto seconds = parse_u64(text);
   if (!seconds) return std::nullopt;

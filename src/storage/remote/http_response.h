@@ -30,14 +30,14 @@ struct HttpResponse {
   std::string location;
   std::string link;  // to further pages of a list
   std::optional<std::uint32_t> retry_after_seconds;
-  // Of a model hub.
+  // From a model hub.
   std::string commit;
   std::string linked_etag;  // of the file that is redirected to
   std::string error_code;
 
   // A line with its end; the first one of a response forgets those of an earlier response.
   void take_line(std::string_view line);
-  // Tells this file from a later one of the same name; empty: the server does not say.
+  // Distinguishes this file from a later one with the same name; empty: unknown.
   [[nodiscard]] const std::string& version() const noexcept {
     return etag.empty() ? last_modified : etag;
   }

@@ -28,7 +28,7 @@ constexpr std::size_t names_max = 200'000;
               {.path = path, .found = std::move(found), .expected = std::move(expected)});
 }
 
-// A whole body, in memory.
+// Collects a body in memory.
 class TextSink final : public BodySink {
  public:
   explicit TextSink(const Address& address) : address_(address) {}
@@ -36,7 +36,7 @@ class TextSink final : public BodySink {
   void begin(const HttpResponse& response) override {
     text.clear();
     if (response.status != 200 || !is_plain(response)) {
-      fail("io.remote", address_.path, "the answer is no list of files",
+      fail("io.remote", address_.path, "the answer is not a list of files",
            fmt::format("status {} {}", response.status, printable(response.content_encoding)),
            "status 200");
     }
@@ -146,7 +146,7 @@ void append_utf8(std::string& text, std::uint32_t code) {
   while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));
 }
 
-// Nothing for entities other than XML's own.
+// nullopt for entities that XML does not define.
 std::optional<std::string> unescaped(std::string_view text) {
   constexpr std::pair<std::string_view, char> entities[] = {
       {"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}};
@@ -219,7 +219,7 @@ std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
         add(names, std::string(path.substr(path.rfind('/') + 1)), address.path);
       }
     } catch (const Error& error) {
-      fail("io.remote", address.path, "the answer is no list of files", error.what());
+      fail("io.remote", address.path, "the answer is not a list of files", error.what());
     }
     const std::string next = next_link(found.response.link);
     if (next.empty()) return sorted(std::move(names));
@@ -235,7 +235,7 @@ std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
 std::string take_s3_page(std::string_view text, std::string_view prefix, const std::string& path,
                          std::vector<std::string>& names) {
   if (text.find("<ListBucketResult") == std::string_view::npos) {
-    fail("io.remote", path, "the answer is no list of objects");
+    fail("io.remote", path, "the answer is not a list of objects");
   }
   std::size_t at = 0;
   while (const auto object = element(text, "Contents", at)) {
@@ -252,7 +252,7 @@ std::string take_s3_page(std::string_view text, std::string_view prefix, const s
   const auto token = element(text, "NextContinuationToken", at);
   const auto plain = token ? unescaped(*token) : std::nullopt;
   if (!plain || plain->empty()) {
-    fail("io.remote", path, "a part of the list of objects does not say where the next begins");
+    fail("io.remote", path, "a page of the list of objects does not name the next page");
   }
   return *plain;
 }

@@ -21,12 +21,12 @@ namespace loadstone {
 
 // ---- for tests
 
-// One page of a bucket's list: names below the prefix are added; the token of the next page is
-// returned, empty after the last one. Throws Error "io.remote" for what is no such list.
+// Adds the names below the prefix in one page of a bucket's list, and returns the token of the next
+// page, empty after the last one. Throws Error "io.remote" for an invalid list.
 [[nodiscard]] std::string take_s3_page(std::string_view text, std::string_view prefix,
                                        const std::string& path, std::vector<std::string>& names);
 
-// The URL in a Link header that is called "next"; empty where there is none.
+// Returns the URL of rel="next" in a Link header, or an empty text.
 [[nodiscard]] std::string next_link(std::string_view header);
 
 }  // namespace loadstone

@@ -22,7 +22,7 @@ constexpr std::array<Network, 9> private_networks = {{
     {0x0a000000, 8},   // RFC 1918
     {0x64400000, 10},  // shared by carriers, RFC 6598
     {0x7f000000, 8},   // loopback
-    {0xa9fe0000, 16},  // link-local, where clouds keep their metadata
+    {0xa9fe0000, 16},  // link-local: metadata services of clouds
     {0xac100000, 12},  // RFC 1918
     {0xc0000000, 24},  // IETF protocols
     {0xc0a80000, 16},  // RFC 1918
@@ -38,7 +38,7 @@ bool is_private_v4(std::uint32_t address) noexcept {
 struct NetworkV6 {
   std::array<std::uint8_t, 12> prefix;
   unsigned bits;
-  int inner;  // where the IPv4 address is that it leads to, in bytes; -1: all of it is private
+  int inner;  // offset of the embedded IPv4 address in bytes; -1: the range is private
 };
 
 // `inner`: translators and tunnels send to that address.

@@ -34,7 +34,7 @@ std::uint64_t total_of(std::span<const std::span<std::byte>> pieces) {
   return bytes;
 }
 
-// Copies into pieces one after the other. Not thread-safe.
+// Copies into consecutive pieces. Not thread-safe.
 class Scatter {
  public:
   explicit Scatter(std::span<const std::span<std::byte>> pieces) : pieces_(pieces) {}
@@ -61,7 +61,7 @@ class Scatter {
 
 }  // namespace
 
-// The beginning of a file of which nothing is known.
+// The beginning of an unknown file.
 class RemoteFile::ProbeSink final : public BodySink {
  public:
   explicit ProbeSink(const RemoteFile& file) : file_(file) {}
@@ -162,7 +162,7 @@ void RemoteFile::probe(std::string* commit) {
     const HttpResult result = follow(range_text(0, probe_bytes), sink);
     const HttpResponse& response = result.response;
     if (commit != nullptr) *commit = response.commit;
-    // An empty file has no range that could be asked for.
+    // An empty file has no range to request.
     const bool is_empty = result.code == CURLE_OK && response.status == 416 &&
                           response.content_range && response.content_range->total == 0;
     const bool is_good = response.status == 200 || response.status == 206;
@@ -202,7 +202,7 @@ void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
     block_bytes = block_bytes_;
   }
   if (block == nullptr || !block->holds(begin, end)) {
-    // Whoever reads on from the last block is likely to go on further.
+    // A reader that continues after the last block is likely to read further.
     const bool goes_on =
         block != nullptr && block->begin <= begin && begin <= block->begin + block->bytes.size();
     block_bytes = goes_on ? std::min(2 * block_bytes, block_bytes_max) : 0;
@@ -273,7 +273,7 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
-  // Any other text may be what the host was sent.
+  // Other text may repeat what was sent to the host.
   std::string found = response.content_range ? response.content_range_text : "no range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
   fail("io.remote", "the server answers with another range than it was asked for", found,
@@ -297,8 +297,8 @@ void RemoteFile::require_same(const HttpResponse& response) const {
   }
 }
 
-// One attempt. A redirect that is known is taken at once; where it leads nowhere any more, as
-// signatures expire, the first host is asked again.
+// Makes one attempt. Follows a known redirect at once; if that fails, because signatures expire, it
+// asks the first host again.
 HttpResult RemoteFile::follow(const std::string& range, BodySink& sink) {
   bool was_cached = false;
   HttpResult result = ask(range, sink, was_cached);
@@ -323,7 +323,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
   was_cached = !url.empty();
   if (!was_cached) url = address_.full_url();
   const std::string first_origin = origin_of(address_.url);
-  std::string commit;  // said by the first of the hosts
+  std::string commit;  // from the first of the hosts
   for (int hop = 0; hop <= redirects_max; ++hop) {
     const bool is_first_host = origin_of(url) == first_origin;
     HttpResult result = client_->get({.url = url,
@@ -355,7 +355,7 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
   std::string to = redirected_url(from, location);
   const std::string shown =
       to.empty() ? "a text that is not a URL" : printable(public_location(to), shown_bytes_max);
-  if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
+  if (!is_http(to)) fail("io.redirect", "the host redirects to a URL other than https", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects to a connection that is not secured", shown,
          "an https URL");
@@ -363,7 +363,7 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
   return to;
 }
 
-// The hub's own word for the content, which says more than that of whoever serves it.
+// Takes the hub's identity of the content, which is stronger than that of the serving host.
 void RemoteFile::take_linked(const std::string& etag) {
   if (!is_known_) {
     linked_etag_ = etag;

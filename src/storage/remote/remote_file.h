@@ -17,16 +17,16 @@
 
 namespace loadstone {
 
-// Size and version of the file are those of the first answer. Each further one must have the same,
-// else Error "io.changed"; so no read mixes two files, and identity() asks nobody. Thread-safe.
+// The first answer determines size and version. Later ones must match, else Error "io.changed"; so
+// no read mixes two files, and identity() sends no request. Thread-safe.
 //
-// A read is one request, straight into the caller's memory; where the connection breaks, the next
-// request goes on from there. Small reads come from a block, of which the client keeps a few.
+// A read is one request, directly into the caller's memory; if the connection breaks, the next
+// request continues there. Small reads come from a block, of which the client caches a few.
 class RemoteFile final : public ByteSource {
  public:
-  // Asks for the file's beginning. Throws Error "io.not_found", "io.denied", "io.remote",
+  // Requests the file's beginning. Throws Error "io.not_found", "io.denied", "io.remote",
   // "io.redirect", "io.tls".
-  // `commit`: of a hub's repository, as the answer says it, even if that is "io.not_found".
+  // `commit`: receives the commit of a hub's repository from the answer, even from "io.not_found".
   RemoteFile(std::shared_ptr<HttpClient> client, Address address, std::string* commit = nullptr);
   ~RemoteFile() override;
   RemoteFile(const RemoteFile&) = delete;

@@ -1,4 +1,4 @@
-// Where a path becomes a request: the one place that knows schemes, hubs and buckets.
+// Turns paths into requests: the only file that knows schemes, hubs and buckets.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -149,7 +149,7 @@ class RemoteStorage final : public ForwardingStorage {
             .signing = options.hub_token.empty() ? Signing::none : Signing::bearer};
   }
 
-  // Of the hub's API, which names the files of one folder.
+  // Address of the hub's API that lists the files of one folder.
   [[nodiscard]] Address tree_address(HubPath hub) const {
     hub.file = without_slashes(hub.file);
     Address address = hub_address(hub);
@@ -163,7 +163,7 @@ class RemoteStorage final : public ForwardingStorage {
     const RemoteOptions& options = client_->options();
     const auto [bucket, key] = s3_key(path);
     const std::string place = "/" + encoded_path(key);
-    // Dots in a bucket's name are none of the certificate's.
+    // A bucket's name with dots would not match the certificate.
     const bool is_host = options.s3_endpoint.empty() && bucket.find('.') == std::string::npos;
     const std::string aws = "s3." + options.s3_region + ".amazonaws.com";
     std::string url = options.s3_endpoint.empty() ? "https://" + aws : options.s3_endpoint;
@@ -184,12 +184,12 @@ class RemoteStorage final : public ForwardingStorage {
     try {
       file = std::make_shared<RemoteFile>(client_, hub_address(asked), &commit);
     } catch (const Error& error) {
-      // That there is no such file is said of a commit too.
+      // A missing file is specific to a commit too.
       if (error.code() != "io.not_found" || commit.empty()) throw;
     }
     hub.revision = commit;
     if (!hub.is_pinned()) {
-      throw Error("io.remote", "the hub does not say which commit the revision is",
+      throw Error("io.remote", "the hub does not name the commit of the revision",
                   {.path = asked.text(), .field = "X-Repo-Commit", .found = printable(commit)});
     }
     return hub;
@@ -228,8 +228,8 @@ class RemoteStorage final : public ForwardingStorage {
 
   const std::shared_ptr<HttpClient> client_;
   std::mutex mutex_;
-  std::map<std::string, std::string> queries_;  // guarded by mutex_, as what follows; by URL
-  // The files that kind() has found, for the next open().
+  std::map<std::string, std::string> queries_;  // by URL; guarded by mutex_, like the next members
+  // Files that kind() has opened, for the next open().
   std::map<std::string, std::shared_ptr<RemoteFile>> probed_;
   // The last file opened by each name: readers of a catalog's tensors need not ask again how long
   // each is.

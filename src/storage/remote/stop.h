@@ -1,4 +1,4 @@
-// Whether somebody wants a request to end that only waits.
+// Cancellation of waiting requests.
 #pragma once
 
 #include <functional>

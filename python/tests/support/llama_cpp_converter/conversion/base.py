@@ -66,7 +66,7 @@ class ModelBase:
 
 
 class Stack(ModelBase):
-    """Transposes, stacks and adds a tensor of its own."""
+    """Transposes, stacks and adds a separate tensor."""
 
     def prepare_tensors(self):
         self.experts = []
