@@ -103,7 +103,9 @@ def python_texts(text: str) -> Iterator[Text]:
 
 
 def page_texts(text: str) -> Iterator[Text]:
-    blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match[0])
+
     text = re.sub(r"^ *```.*?^ *```", blank, text, flags=re.S | re.M)
     yield 1, False, re.sub(r"``[^`]+``|`[^`]+`|\]\([^)]*\)|<[^>\n]+>", blank, text)
 
@@ -130,9 +132,9 @@ def breaches(path: str, text: str) -> Iterator[tuple[int, str, str]]:
             for match in re.finditer(rf"\b(?:{spaced})\b", prose, re.I):
                 if not any(words in prose for words in allowed):
                     yield first + prose.count("\n", 0, match.start()), match[0], plain
-        if is_comment and (match := re.match(r"\s*(" + HEADLESS + ")", prose)):
-            if not any(words in prose for words in allowed):
-                yield first, match[1], "a noun phrase, an imperative verb or a sentence"
+        match = re.match(rf"\s*({HEADLESS})", prose) if is_comment else None
+        if match and not any(words in prose for words in allowed):
+            yield first, match[1], "a noun phrase, an imperative verb or a sentence"
 
 
 def tree_breaches(root: Path) -> Iterator[tuple[str, int, str, str]]:
