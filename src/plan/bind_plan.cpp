@@ -363,12 +363,11 @@ class Binder {
       const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
-        refuse_box(
-            i, "boxes",
-            {.message = "loadstone has no cast from the source's encoding to the target's dtype",
-             .found = std::string(encoding.name()),
-             .expected = std::string(name(read_as)),
-             .box = b});
+        refuse_box(i, "boxes",
+                   {.message = "no cast exists from the source's encoding to the target's dtype",
+                    .found = std::string(encoding.name()),
+                    .expected = std::string(name(read_as)),
+                    .box = b});
       }
       if (!moves_whole_bytes(box, bits(read_as))) {
         refuse_box(
