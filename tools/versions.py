@@ -90,7 +90,7 @@ def in_words(cells: dict[str, dict[str, str]] | str) -> str:
     doors = [(f"{name}, {door}", each) for name in cells for door, each in cells[name].items()]
     refused = sum(each in ("refused", "own") for _, each in doors)
     if refused == len(doors):
-        return "rejected by name; a patch leaves it unpatched"
+        return "not supported: direct calls reject it, a patch leaves it unpatched"
     wrong = [f"{name}: {each}" for name, each in doors if each != "equal"]
     return f"{len(doors) - len(wrong)} of {len(doors)} equal" + "".join(f"; {e}" for e in wrong)
 
