@@ -388,11 +388,11 @@ WORLDS = {
         f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained('step-1000')",
     ),
-    "docs/modelopt.md": World(
+    "docs/how-to/modelopt.md": World(
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
-    "docs/bitsandbytes.md": World(
+    "docs/how-to/bitsandbytes.md": World(
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
         "import torch" + BLOCKS + OF_BITSANDBYTES,
     ),
