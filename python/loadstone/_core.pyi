@@ -180,7 +180,7 @@ READ_AHEAD_BYTES: int
 GGUF_RANK_MAX: int
 GGUF_RANK_MOST: int
 MISSING_POLICIES: tuple[str, ...]
-# Whether a load writes such values; how it fills tensors that the checkpoint lacks.
+# By origin: does a load write such values; how does it fill tensors that the checkpoint lacks.
 ORIGINS: dict[str, tuple[bool, str]]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]

@@ -1,7 +1,7 @@
 """accelerate: its big-model loading, planned and carried out by loadstone.
 
 The functions take accelerate's arguments. Device maps are computed by accelerate, hooks are
-accelerate's own; what is read from files, converted and placed is loadstone's work. See
+accelerate's own; loadstone reads, converts and places the tensors. See
 ``docs/accelerate.md`` for what differs.
 """
 

@@ -183,7 +183,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         set_variable(encoders.OPTIONS, encoder_options),
         set_variable(load.OPTIONS, options),
     ):
-        return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
+        return getattr(cls, function)(source, **kwargs)  # looked up after the hooks are installed
 
 
 def skeleton_builder(

@@ -3,9 +3,9 @@
 >>> traced = loadstone.llama_cpp.trace("model/", converter="llama.cpp/")
 >>> loadstone.convert(traced.catalog, "model.safetensors", rules=traced)
 
-The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: what it calls each one,
-how it permutes and stacks them, which types it gives them, and every key that it writes, the
-vocabulary too. There is no table of models here. See ``docs/gguf-models.md``.
+The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: loadstone records their
+names, permutations, stacking and types, and every key that the script writes, including the
+vocabulary. loadstone needs no table of models. See ``docs/gguf-models.md``.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def trace(
     Raises:
         Error: ``plan.options``: the converter or a package that it needs is not there, or is
             another one; the folder's tokenizer is code.
-        PlanError: the converter does not know the model (``plan.conversion``), or does what no
-            recipe can say (``plan.untraceable``, ``plan.data_dependent``, ``plan.encoding``).
+        PlanError: the converter does not know the model (``plan.conversion``), or does something
+            that no recipe can express (``plan.untraceable``, ``plan.data_dependent``,
+            ``plan.encoding``).
 
     Thread safety: any thread; one trace runs at a time.
     """

@@ -61,10 +61,10 @@ def from_pretrained(
             keeps in one tensor, which the library does not.
         dequantize: whether loadstone's codecs dequantize a quantized checkpoint, to ``dtype`` or
             else the dtype of the config; the model is then an ordinary one. ``False``: the
-            library's quantizer is made. ``None``, the default: the library's, but for
-            ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
-            raises because a package or a device is not there (a ``UserWarning`` tells of that).
-            A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
+            library's quantizer is made. ``None``, the default: the library's quantizer, except for
+            ModelOpt (the library has none) and compressed-tensors, and if the quantizer raises
+            because a package or a device is missing (with a ``UserWarning``). A
+            ``quantization_config`` of the checkpoint's own method is a wish for the library's.
         lora, lora_ignore, tie, progress, threads, receipt: see :func:`loadstone.load`.
         kwargs: arguments of the library's function. A misspelled one is an error that names the
             nearest known one.

@@ -95,9 +95,9 @@ def convert(
             names, of which the first match wins; ``""`` is for the rest, ``"none"`` excludes.
         include, exclude: regular expressions of names to quantize too, or not at all.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
-            ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
-            no other. Without ``quantize``, tensors that are already quantized get them
-            without a change of any value (``convert.lossy`` if that is impossible).
+            ``"compressed-tensors"``. Encodings of bitsandbytes have their own style, and take no
+            other. Without ``quantize``, tensors that are already quantized get them without a
+            change of any value (``convert.lossy`` if that is impossible).
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt writes.
         imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
             (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;

@@ -296,7 +296,7 @@ def plan(
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
         tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
-            keep the base's value as tensors of their own, as in training; ``"keep"``: all names
+            keep the base's value as separate tensors, as in training; ``"keep"``: all names
             change.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
             floating buffers, never for others; ``"auto"``: the file's.
@@ -337,8 +337,8 @@ def plan(
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
         LoadError: it does not exist or cannot be read.
-        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
-            model and checkpoint is never raised here: it is in ``findings``.
+        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). Mismatches between
+            model and checkpoint are never raised here: they are in ``findings``.
     """
     return Plan(_planned(**locals()))
 

@@ -90,7 +90,7 @@ class LazyTensor:
             device: ``None``: that of :func:`loadstone.open`.
 
         Raises:
-            PlanError: there is no cast to this dtype (``plan.dtype``), or no such device.
+            PlanError: loadstone cannot cast to this dtype (``plan.dtype``), or the device does not exist.
             FormatError: its components contradict each other (``q.*``).
             LoadError: the file cannot be read, or has changed since it was opened.
         """
@@ -155,8 +155,8 @@ class LazyTensor:
 class OpenCheckpoint(Mapping[str, LazyTensor]):
     """A checkpoint that :func:`loadstone.open` opened: its names, each with a lazy tensor.
 
-    A quantized tensor has one name, that of its data; its other components have no names of their
-    own here, see :meth:`components`. Immutable, and tensors may be read from many threads.
+    A quantized tensor has one name, that of its data; its other components are not listed, see
+    :meth:`components`. Immutable, and tensors may be read from many threads.
 
     Attributes:
         catalog: the contents of the headers.
