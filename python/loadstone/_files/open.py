@@ -90,7 +90,7 @@ class LazyTensor:
             device: ``None``: that of :func:`loadstone.open`.
 
         Raises:
-            PlanError: loadstone cannot cast to this dtype (``plan.dtype``), or the device does not exist.
+            PlanError: unsupported cast to this dtype (``plan.dtype``), or missing device.
             FormatError: its components contradict each other (``q.*``).
             LoadError: the file cannot be read, or has changed since it was opened.
         """
