@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused(kernel, weight, scale, shape):
 
 
 class Experts(torch.nn.Module):
-    """Tensors of fused models: stacked and transposed experts, gates next to ups, a plain matrix."""
+    """Tensors of fused models: stacked, transposed experts, gates next to ups, a plain matrix."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -404,7 +404,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
     def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
-        """Loading such an adapter makes peft change the base again: it is not a plain difference."""
+        """When peft loads such an adapter, it changes the base: it is not a plain difference."""
         saved(tmp_path, target_modules=["first"], r=4)
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())

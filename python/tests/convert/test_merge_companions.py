@@ -1,4 +1,4 @@
-"""Files next to models and adapters: a merge keeps the first model's, and names the different ones."""
+"""Files next to models and adapters: a merge keeps the first model's, and names the others."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 
 
 def write(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Write a tied base with one name and an adapter that replaces one of the two; return the base."""
+    """Write a tied base with one name, and an adapter of one of the two; return the base."""
     model = llama()
     model.save_pretrained(folder / "base")
     (folder / "adapter").mkdir()

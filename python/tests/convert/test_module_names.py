@@ -102,8 +102,7 @@ def test_chosen_layers_stay_plain(name: str, option: str, exclude: str, tmp_path
     assert wrong_layers(case, out) == []
 
 
-# Choices by which only a tower, or only the language model, has its layers of a shared name
-# quantized.
+# Choices that treat equally named layers of a tower and of the language model differently.
 BOTH_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "two formats": (
         "llava",

@@ -197,7 +197,7 @@ def is_reported(text: str) -> bool:
 
 
 def doors_of(file: Written) -> list[Door]:
-    """Return all entry points, except accelerate if accelerate itself loads bitsandbytes' tensors."""
+    """Return all entry points, without accelerate if it loads bitsandbytes' tensors itself."""
     has_codes = any(value.encoding in ("nf4", "fp4", "int8") for value in file.quantized.values())
     return [door for door in DOORS if door is not by_accelerate or not has_codes]
 

@@ -23,7 +23,7 @@ PROGRAM = Path(rank_transformers.__file__)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """By rank what the program found."""
+    """Return the program's results by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     llama(folder / "llama")
     qwen_moe(folder / "qwen3-moe")
