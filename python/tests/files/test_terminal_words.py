@@ -1,4 +1,4 @@
-"""Names from files reach a terminal escaped: in errors, warnings and tables of Python and the core."""
+"""Names from files reach a terminal escaped: in all errors, warnings and tables."""
 
 from __future__ import annotations
 
