@@ -186,7 +186,7 @@ def test_malformed(run, tmp_path, file, code):
 
 
 def test_five_dims(run, tmp_path):
-    """Video models have five dims; `convert` accepts them, and other programs do if told to."""
+    """Video models have five dims: `convert` accepts them, and `inspect` with an option."""
     file = HOSTILE / "gguf/gg_dims_five.gguf"
     run("convert", file, tmp_path / "out.safetensors", status=0)
     run("inspect", file, status=3)

@@ -31,14 +31,13 @@ class Layout:
 
     Attributes:
         codes: components required to decode the values.
-        beside: markers and scales that have no meaning without the codes.
         layers: markers in the header's metadata, by module.
-        is_read: whether a codec decodes the codes.
+        is_read: True if a codec decodes the codes.
     """
 
     name: str
     codes: dict[str, torch.Tensor]
-    beside: dict[str, torch.Tensor]
+    beside: dict[str, torch.Tensor]  # markers and scales that have no meaning without the codes
     layers: dict[str, Any] = field(default_factory=dict)
     is_read: bool = True
 

@@ -189,7 +189,7 @@ def test_stacked_codes_are_not_taken_apart_without_their_scales(tmp_path: Path) 
     done = run("convert", tmp_path / "stacked.safetensors", out, "--experts", "separate")
     assert done.returncode == 1 and "plan.encoding" in done.stderr, done
     assert not out.exists()
-    save_file(tensors, tmp_path / "plain.safetensors")  # 8-bit values, because there is no scale
+    save_file(tensors, tmp_path / "plain.safetensors")  # 8-bit values, for lack of a scale
     done = run("convert", tmp_path / "plain.safetensors", out, "--experts", "separate")
     assert done.returncode == 0, done.stderr
     assert torch.equal(

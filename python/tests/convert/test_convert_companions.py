@@ -170,7 +170,7 @@ NAMES = {  # config, requested name, file name
 
 @pytest.mark.parametrize("case", NAMES)
 def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) -> None:
-    """diffusers found no file in a converted folder."""
+    """Regression: diffusers found no file in a converted folder."""
     config, name, stem = NAMES[case]
     folder = tmp_path / "model"
     folder.mkdir()

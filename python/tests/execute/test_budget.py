@@ -49,7 +49,7 @@ class Load:
 
 def drawn(count: int) -> list[Load]:
     chance = random.Random(14)
-    loads = [  # it once broke the promise: 58 MB with a limit of 8 MB
+    loads = [  # regression: 58 MB with a limit of 8 MB
         Load("BF16", SHAPES["wide"], 2, "F32", "", "fp8-block", 1, 8 * MIB)
     ]
     while len(loads) < count:

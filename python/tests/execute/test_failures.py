@@ -182,8 +182,8 @@ class Table(torch.nn.Module):
 @pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
 @pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
 def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
-    """Once a load silently left out a checkpoint's value, left a parameter on meta, or reported a
-    buffer as a parameter."""
+    """Regression: a load silently left out a checkpoint's value, left a parameter on meta, or
+    reported a buffer as a parameter."""
     save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
     with loadstone.skeleton():
@@ -230,7 +230,7 @@ FIELDS = {
 )
 @pytest.mark.parametrize("name", [*SAVED, "made", "index", "plain"])
 def test_a_plan_that_was_changed_by_hand_fits_its_model(name, field, value, tmp_path):
-    """Once a buffer was cast to integers, and torch's own error came half-way through a load."""
+    """Regression: a buffer was cast to integers, and torch raised half-way through a load."""
     save_file({"read": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Mixed(), tmp_path, missing="zeros").save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())

@@ -20,7 +20,7 @@ fsdp_utils = pytest.importorskip("accelerate.utils.fsdp_utils")
 if not hasattr(fsdp_utils, "fsdp2_apply_ac"):
     pytest.skip("this release of accelerate has FSDP2 for GPUs alone", allow_module_level=True)
 
-import rank_accelerate  # noqa: E402  (needs what was looked for above)
+import rank_accelerate  # noqa: E402  (needs the packages checked above)
 import rank_program  # noqa: E402
 
 PROGRAM = Path(rank_accelerate.__file__)

@@ -20,7 +20,7 @@ configuration = pytest.importorskip("transformers.distributed.configuration_util
 if not hasattr(configuration.DistributedConfig, "dp_size"):
     pytest.skip("this release spreads models in another way", allow_module_level=True)
 
-import rank_cells  # noqa: E402  (needs what was looked for above)
+import rank_cells  # noqa: E402  (needs the packages checked above)
 
 PROGRAM = Path(rank_cells.__file__)
 BUILDS: dict[str, Callable[..., Path]] = {"llama": llama, "qwen3-moe": qwen_moe}

@@ -67,7 +67,7 @@ def test_a_parameter_on_meta_stays_the_object_that_an_optimizer_has(
 
 
 def test_also_where_torch_is_told_to_swap(second: torch.nn.Module, file: Path) -> None:
-    """With swapping, FSDP rejects the parameters, because their objects change."""
+    """FSDP rejects the parameters, because swapping changes their objects."""
     before = second.get_parameter(NAME)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:

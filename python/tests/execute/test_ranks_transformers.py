@@ -16,7 +16,7 @@ library = pytest.importorskip("transformers.core_model_loading")
 if not hasattr(library, "DtensorShardOperation"):
     pytest.skip("this release makes no DTensors", allow_module_level=True)
 
-import rank_transformers  # noqa: E402  (needs what was looked for above)
+import rank_transformers  # noqa: E402  (needs the packages checked above)
 
 PROGRAM = Path(rank_transformers.__file__)
 

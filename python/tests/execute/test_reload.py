@@ -212,7 +212,7 @@ def test_a_part_that_is_half_written_is_so_in_the_whole(live, steps, tmp_path):
 
 
 def test_a_plan_that_casts_writes_the_memory_it_can(live, steps):
-    """As in any load, a tensor of a different dtype is replaced; the others are overwritten."""
+    """The load replaces tensors of a different dtype, as usual, and overwrites the others."""
     plan = loadstone.plan(live, steps[0] / "two", dtype=torch.float16)
     plan.execute(into=live)
     expected = {name: each.half() for name, each in steps[1]["two"].items()}

@@ -175,7 +175,7 @@ def test_a_file_next_to_the_index_is_a_warning(server: Server, folder: Path) -> 
     server.files["/both/model.safetensors"] = (folder / "one/model.safetensors").read_bytes()
     found = loadstone.inspect(server.url("/both/"))
     assert "format.ignored" in [each.code for each in found.findings]
-    # Control: if the file is missing or denied, there is no warning.
+    # Control: a missing or denied file causes no warning.
     for answer in (Answer(404, {}, b""), Answer(403, {}, b"")):
         server.route = lambda seen, answer=answer: (
             answer if seen.path == "/both/model.safetensors" else None

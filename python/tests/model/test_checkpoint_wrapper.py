@@ -255,7 +255,7 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
         with loadstone.skeleton():
             model = Model()
             model.last = nn.Linear(8, 8)  # accelerate loads models with their own code
-            del model.blocks[0].held  # a map that divides the block omits it
+            del model.blocks[0].held  # the map divides the block, but omits this
             model = wrap(model)
         loadstone.accelerate.load_checkpoint_in_model(model, file, device_map=device_map)
         require_state(model, {n: t for n, t in state.items() if n != "last._extra_state"})

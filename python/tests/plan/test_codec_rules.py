@@ -251,8 +251,7 @@ def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
 
 
 def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -> None:
-    """Such a rule warns that it matches nothing; once a silent copy looked like the renamed
-    model."""
+    """Such a rule warns that it matches nothing. Regression: a silent copy looked renamed."""
 
     def told(rules: Rules) -> list[str]:
         shutil.rmtree(out, ignore_errors=True)
@@ -293,7 +292,7 @@ def names_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("order", ["qk", "kq"])
 def test_codes_and_numbers_are_not_joined(order: str, tmp_path: Path) -> None:
-    """Once the plain one was silently dropped."""
+    """Regression: the plain one was silently dropped."""
     file = packed_files.PACKED["packed-4-g32"](tmp_path / "model")
     names = {"q": packed_files.MODULE + ".weight", "k": "model.layers.0.k.weight"}
     plain = torch.zeros_like(file.numbers[names["q"]]).bfloat16()

@@ -204,7 +204,7 @@ def test_what_no_reader_takes(door: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", ALL_DOORS)
 def test_the_control(door: str, tmp_path: Path) -> None:
-    """Control: the reasons to reject the other configs do not apply to these."""
+    """Control: without a broken config no entry point reports config.json."""
     folder = folder_of(door, tmp_path / "in")
     try:
         ALL_DOORS[door](folder, tmp_path / "out")

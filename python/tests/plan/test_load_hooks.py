@@ -45,7 +45,7 @@ def test_a_load_does_what_load_state_dict_does(hook, kind, place, tmp_path):
     with PLACES[place]():
         model = Nested(hook)
     if hook in (own, own_first) and place == "meta":
-        assert codes(model, path) == {"plan.missing"}  # there is no value to keep
+        assert codes(model, path) == {"plan.missing"}  # meta has no value to keep
         return
     report = loadstone.load(model, path, strict=True)
     assert_same(model, expected)

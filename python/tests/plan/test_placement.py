@@ -82,7 +82,7 @@ def test_paths_inside_one_another(given: dict[str, Any], wanted: dict[str, Any])
 
 
 def test_tensors_apart_from_their_module() -> None:
-    """A map that counted bytes produces: a layer moves as a whole, a table stays."""
+    """A map as computed from byte counts: a layer moves as a whole, a table stays."""
     given = {
         "scale": "cpu", "blocks.0": "cpu", "blocks.1.table": "disk", "blocks.1.mean": "disk",
         "blocks.1.first.weight": "cpu", "blocks.1.first.bias": "disk", "blocks.1.second": "disk",

@@ -126,8 +126,8 @@ def by_diffusers(module: str, entry: str) -> bool:
     return type(parent.get_submodule(last)) is torch.nn.Linear
 
 
-# Entries for which loadstone finds fewer modules: RE2 has no look-around, which one needs for the
-# dot after a match.
+# Entries for which loadstone finds fewer modules: RE2 has no look-around, needed here for the dot
+# that ends a match.
 UNKNOWN = {
     (by_transformers, "model.layers.1*"): 4,  # those of layer 1
 }

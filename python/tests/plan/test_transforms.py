@@ -176,7 +176,7 @@ DOORS: dict[str, Door] = {
 
 
 def refusal(door: Door, given: Path, plain: dict[str, torch.Tensor]) -> str:
-    """Return the message that names the transforms; empty if there is no error."""
+    """Return the message that names the transforms; empty without an error."""
     try:
         door(given, plain)
     except loadstone.Error as error:

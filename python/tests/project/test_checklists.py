@@ -49,7 +49,7 @@ FORMATS = {
     "sharded_index": Format("sharded-index", "ix", "index"),
     "torch": Format("torch", "pt", "torch"),
 }
-# Files of src/formats that several formats share, and that are no separate format.
+# Files of src/formats that several formats share; they are not formats themselves.
 SHARED = {
     "document",
     "file_header",

@@ -275,7 +275,7 @@ def test_every_library_has_a_canary_that_is_equal(tmp_path: Path) -> None:
 def test_the_report_of_make_newest_names_rows_that_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The document that the doctor prints for a release."""
+    """The report comes from the doctor's JSON document."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
     newest = importlib.import_module("versions_newest")
     table = sites_of("accelerate")

@@ -18,7 +18,7 @@ from loadstone import _core
 
 STUB = Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
 
-Parameter = tuple[str, str]  # name, "" if unusable; default, "" if there is none
+Parameter = tuple[str, str]  # name, "" if unusable; default, "" without one
 # Methods of pickling, comparing and printing, which a stub need not repeat.
 IMPLIED = {"__eq__", "__reduce__", "__repr__"}
 

@@ -72,13 +72,12 @@ class Served:
 
     Attributes:
         held: digests of all parameters and buffers.
-        said: tokens and log-probabilities; empty if this machine lacks a kernel.
         taken: seconds, the peak of memory and bytes of parameters.
         read: bytes, according to the log.
     """
 
     held: list[dict[str, str]]
-    said: tuple[Any, Any]
+    said: tuple[Any, Any]  # tokens and log-probabilities; empty if this machine lacks a kernel
     taken: list[dict[str, float]]
     read: list[float]
 

@@ -314,8 +314,7 @@ def test_devices_look_as_in_a_direct_construction():
     assert made.seen == direct.seen == ["cpu", False, True]
     with skeleton():
         linear = nn.Linear(2, 2)
-        # outside the skeleton: the truth
-        assert linear.weight.is_meta and linear.weight.device.type == "meta"
+        assert linear.weight.is_meta and linear.weight.device.type == "meta"  # outside: the truth
 
 
 def test_default_dtypes_and_device_contexts_are_followed():
