@@ -1,4 +1,4 @@
-"""PEFT: adapters of models whose layers are offloaded get real memory where the layer runs.
+"""PEFT: adapters of offloaded layers get real memory on the device where the layer runs.
 
 >>> with loadstone.patch("peft"):
 ...     model.load_adapter("lora")              # model.add_adapter, pipe.load_lora_weights ...

@@ -17,7 +17,7 @@ _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 
 def register() -> None:
-    """Puts a hook around SGLang's choice of a loader."""
+    """Hook SGLang's choice of a loader."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_TARGET, choose, HookType.AROUND)

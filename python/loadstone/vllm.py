@@ -3,8 +3,8 @@
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
 vLLM finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
-``vllm.general_plugins``. With another load format one thing changes: layers for codes that only
-loadstone makes are refused. See docs/vllm.md.
+``vllm.general_plugins``. With a different load format one thing changes: vLLM rejects layers for
+codes that only loadstone makes. See docs/vllm.md.
 """
 
 from __future__ import annotations

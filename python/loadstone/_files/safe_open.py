@@ -45,7 +45,7 @@ class safe_open:  # noqa: N801
 
     Args:
         filename: see :func:`loadstone.inspect`.
-        framework: ``"pt"`` or ``"numpy"``, or another of safetensors' names for these.
+        framework: ``"pt"`` or ``"numpy"``, or any other safetensors name for these.
         device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
 
