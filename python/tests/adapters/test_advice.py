@@ -38,9 +38,7 @@ _ADVICE = re.compile(
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Yield every string in code except docstrings; the parts of an f-string
-    are joined by braces.
-    """
+    """Yield every string in code except docstrings; braces replace the values of an f-string."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

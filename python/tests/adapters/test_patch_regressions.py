@@ -101,9 +101,7 @@ class SlowConfig(PretrainedConfig):
 
 
 class Slow(PreTrainedModel):
-    """Waits in its second construction, which ``gain`` triggers because only the constructor sets
-    it.
-    """
+    """Waits in its second construction, which happens because no file has ``gain``."""
 
     config_class = SlowConfig
     constructed = 0

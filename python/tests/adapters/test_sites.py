@@ -50,11 +50,10 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
 
 
 def known() -> list[str]:
-    """Return the libraries that import and are supported, as an old release of one may break
-    others.
+    """Return the libraries that import and are supported.
 
-    :func:`test_the_library_at_hand_is_as_its_table_says` requires all of them in a usual
-    environment.
+    An old release of one library may break others. In a usual environment,
+    :func:`test_the_library_at_hand_is_as_its_table_says` requires all of them.
     """
     found = []
     for library in LIBRARIES:
@@ -189,9 +188,7 @@ def test_without_a_place_nothing_is_entered(
 def test_the_advice_for_another_release_works(
     library: str, anew: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library's own functions load; with a release that has the function, the same call does
-    too.
-    """
+    """The library's own functions load, and so does the same call with a complete release."""
     module = importlib.import_module(library)
     if library == "diffusers":
         model = module.AutoencoderTiny(encoder_block_out_channels=(8,) * 4)

@@ -38,9 +38,7 @@ WAN = BLOCK_CASES[0]
 
 
 def rows(kinds: Any, cases: Any) -> list[Any]:
-    """Return cases with each type; all but the sample's and some of the K types belong to the
-    sweep.
-    """
+    """Return cases with each type; most cases outside the sample belong to the sweep."""
     return [
         pytest.param(
             case,

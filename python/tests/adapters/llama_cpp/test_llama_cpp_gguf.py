@@ -93,9 +93,7 @@ if __name__ == "__main__":
 
 @pytest.mark.usefixtures("installed")
 def test_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    """The program runs, and so does the module, which reports its errors before
-    the command starts.
-    """
+    """The program runs, and the module reports its errors before the command starts."""
     arguments = ["convert", model, tmp_path / "out.gguf", "--converter", CONVERTER, "--dry-run"]
     done = python("-c", PROGRAM, COMMAND, *arguments)
     assert done.returncode == 0, done.stderr

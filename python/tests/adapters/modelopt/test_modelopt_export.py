@@ -95,9 +95,7 @@ def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: 
 def test_scales_of_an_export_are_those_of_the_bytes(
     kind: str, mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The scales in ModelOpt's own export of a compressed model differ from
-    those it packed with.
-    """
+    """ModelOpt's own export of a compressed model recomputes the scales."""
     model = loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], config(kind), mode=mode)
     path = "model.layers.0.self_attn.v_proj"
     quantizer, data = model.get_submodule(path).weight_quantizer, None

@@ -24,9 +24,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
 
 
 def finished_bytes(gigabytes: float, kind: str) -> int:
-    """Count embeddings, the output layer, routers and norms in bfloat16, and all other weights
-    packed.
-    """
+    """Count embeddings, output layer, routers and norms in bfloat16, the other weights packed."""
     size = 0.0
     for name, shape in checkpoints.shapes("mixture", gigabytes)[1]:
         bits = BITS[kind] if name.endswith("_proj.weight") else 16

@@ -1,6 +1,4 @@
-"""``lora=`` of the libraries' own calls yields peft's values, even if the
-library changes layouts.
-"""
+"""``lora=`` of the libraries' own calls yields peft's values, even with changed layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every value in an adapter's folder reaches the model, or the load names what is missing.
+"""A load of an adapter's folder uses every value, or names the missing ones.
 
 PEFT's own loader is the oracle.
 """
@@ -158,9 +158,7 @@ def test_control_the_library_alone_leaves_magnitudes_at_random(
 
 
 def test_an_adapter_that_the_library_does_not_find_again_is_refused(tmp_path: Path) -> None:
-    """transformers saves an adapter of Laguna under names that it does not
-    read, without a warning.
-    """
+    """transformers silently saves an adapter of Laguna under names that it cannot read."""
     pytest.importorskip("transformers", minversion="5.23")
     from transformers_models import by_name as model_of
     from transformers_models import write_checkpoint

@@ -192,9 +192,7 @@ def test_of_layers_that_draft_the_one_is_taken(sglang: Any, tmp_path: Path) -> N
 
 
 def test_who_takes_tensors_without_a_load_gets_their_values(sglang: Any, tmp_path: Path) -> None:
-    """Servers take tensors like this to update weights from disk, or to overlap
-    startup with reads.
-    """
+    """Servers read like this to update weights from disk, or to start while reading."""
     tensors = state()
     made = loader(sglang, {})
     config = stand_in.ModelConfig(str(written(tmp_path, tensors)), Attention)

@@ -1,6 +1,4 @@
-"""``export-rules``: rules of model types, applied to models with a different depth and expert
-count.
-"""
+"""``export-rules``: a type's rules fit models of a different depth and expert count."""
 
 from __future__ import annotations
 

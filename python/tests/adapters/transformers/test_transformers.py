@@ -102,9 +102,7 @@ def test_missing_as_zeros(toy: Path):
 
 
 def test_an_initialiser_that_writes_is_left_its_word(tmp_path: Path):
-    """A checkpoint of Bert's body lacks the head: the initialiser draws normal
-    values, and zeros.
-    """
+    """A checkpoint of Bert's body lacks the head, which the initialiser fills."""
     write_checkpoint(by_name("bert"), tmp_path, "public")
     edit(tmp_path, lambda state: [state.pop(name) for name in list(state) if "cls." in name])
     cls = by_name("bert").cls
@@ -192,9 +190,7 @@ def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
 
 
 def test_gaps_are_filled_where_the_library_reads_too(toy: Path):
-    """Under a patch the library loads files that loadstone does not read;
-    loadstone fills the rest.
-    """
+    """Under a patch the library loads unsupported files, and loadstone fills the gaps."""
     unread = {"sparse": torch.eye(2).to_sparse()}
     torch.save(load_file(toy / "model.safetensors") | unread, toy / "pytorch_model.bin")
     (toy / "model.safetensors").unlink()

@@ -360,9 +360,7 @@ def test_without_its_package(
 def test_experts_of_a_bitsandbytes_folder_are_dequantized(
     sources: Callable[[Source], Path], tmp_path: Path
 ) -> None:
-    """Its modules are linear layers, while transformers fuses the experts of a layer into one
-    tensor.
-    """
+    """Its modules are linear layers, while transformers fuses the experts of a layer."""
     pytest.importorskip("bitsandbytes")
     loadstone.convert(sources(MOE), tmp_path / "out", quantize="int8")
     with pytest.warns(UserWarning, match="no place for codes"):
@@ -400,9 +398,7 @@ def test_quantized_anew_on_the_way(folder: Path, tmp_path: Path) -> None:
 def test_kept_recipes_are_those_of_the_very_decoding(
     sources: Callable[[Source], Path], tmp_path: Path
 ) -> None:
-    """Only the config specifies the FP8 block size; the file's names and shapes
-    do not reveal it.
-    """
+    """Only the config specifies the FP8 block size: names and shapes do not reveal it."""
     loadstone.convert(sources(Source("llama")), tmp_path / "out", quantize="fp8-block")
     state = {}
     for _ in range(2):  # the second time from the cache

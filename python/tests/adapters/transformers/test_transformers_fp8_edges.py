@@ -182,9 +182,7 @@ def test_values_are_those_of_the_configs_blocks(
 
 
 def assert_same(model: Any, library: Any) -> None:
-    """Compare values, and the dtypes of decoded tensors only: in F32 the library keeps plain
-    dtypes.
-    """
+    """Compare values, and decoded dtypes; in F32 the library keeps the dtype of plain tensors."""
     state, wanted = model.state_dict(), library.state_dict()
     assert state.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -202,7 +200,7 @@ def test_control_the_library_alone_is_wrong_or_fails(name: str, tmp_path: Path) 
 
 
 def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
-    """Control: 8 by 8 blocks are whole, so there is no warning, and the library is correct."""
+    """Control: 8 by 8 blocks are whole, so nothing warns, and the library is correct."""
     cls, values = checkpoint("qwen3", tmp_path / "model", 8)
     library = expected("qwen3", values, tmp_path / "model", torch.bfloat16)
     assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)

@@ -59,9 +59,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def ours_load(cls: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load with loadstone: uninitialized memory is visible, and the library's
-    loader must not run.
-    """
+    """Load with visible uninitialized memory, and fail if the library's loader runs."""
     from transformers import core_model_loading, modeling_utils
 
     with filled_memory(), pytest.MonkeyPatch.context() as patch:
@@ -186,9 +184,7 @@ def other_types() -> list[ModelCase]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", other_types(), ids=str)
 def test_equal_for_every_other_type_that_is_small(case: ModelCase, tmp_path: Path):
-    """The test skips types that need more than the small values to construct, or that are still
-    large.
-    """
+    """The test skips types that do not construct with the small values, or that remain large."""
     try:
         with torch.device("meta"):
             model = case.cls(case.config())
