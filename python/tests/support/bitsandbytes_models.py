@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
         return self.body(x)
 
     def quantized(self) -> list[torch.nn.Module]:
-        """Its layers of bitsandbytes."""
+        """Return the layers of bitsandbytes."""
         return [self.body[0], self.body[2]]
 
 

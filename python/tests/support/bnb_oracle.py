@@ -111,7 +111,6 @@ def encode_4bit(
 def decode_4bit(
     data: np.ndarray, absmax: np.ndarray, count: int, encoding: str, block_size: int = 64
 ) -> np.ndarray:
-    """Return the decoded values."""
     codes = np.stack([data >> 4, data & 15], 1).reshape(-1)[:count]
     with np.errstate(all="ignore"):
         return VALUES[encoding][codes] * absmax[np.arange(count) // block_size]
@@ -141,7 +140,6 @@ def encode_nested(
 
 
 def decode_nested(data: np.ndarray, nested_absmax: np.ndarray, offset: np.float32) -> np.ndarray:
-    """Return the decoded scales."""
     return MAP[data] * nested_absmax[np.arange(len(data)) // 256] + offset
 
 
@@ -157,6 +155,5 @@ def encode_int8(numbers: np.ndarray, dialect: str = "bnb-cpu") -> tuple[np.ndarr
 
 
 def decode_int8(data: np.ndarray, absmax: np.ndarray) -> np.ndarray:
-    """Return the decoded values."""
     with np.errstate(all="ignore"):
         return data.astype(F32) * absmax[:, None] * F32(0.007874015718698502)

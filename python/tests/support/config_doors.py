@@ -1,4 +1,4 @@
-"""Checkpoints whose config decides their values, and all entry points that read it."""
+"""Checkpoints whose config determines their values, and all entry points that read it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Compares loadstone's mixes with llama.cpp's own llama-quantize on llama.cpp's own files.
 
 LOADSTONE_LLAMA_QUANTIZE names the program, built without fused multiply-adds
-(docs/design/tests.md); tests that need it skip if it is not set. `python
-python/tests/support/llama_quantize.py` writes the program's results for a small model again, for
-tests without the program.
+(docs/design/tests.md); tests that need it skip if it is not set. Run this file to write the
+program's results for a small model again, for tests without the program.
 """
 
 from __future__ import annotations
@@ -119,9 +118,7 @@ def write_small(path: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return a digest of tensors and keys in any order, without the path of an
-    importance matrix.
-    """
+    """Return a digest of tensors and keys in any order, without an importance matrix's path."""
     keys, tensors = content(path)
     keys.pop("quantize.imatrix.file", None)
     found = hashlib.sha256(repr(sorted(keys.items())).encode())

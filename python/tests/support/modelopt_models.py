@@ -133,7 +133,6 @@ def resident(folder: Path, kind: str, *off: str) -> tuple[Any, dict[str, Any]]:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
@@ -144,7 +143,6 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """Return the logits of a few tokens."""
     with torch.no_grad():
         found: torch.Tensor = model(TOKENS).logits
     return found

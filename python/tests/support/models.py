@@ -22,7 +22,7 @@ class Block(torch.nn.Module):
 
 
 class Tiny(torch.nn.Module):
-    """Two blocks between an embedding and a head that share their weight."""
+    """Two blocks between an embedding and a head that share a weight."""
 
     def __init__(self, width: int = 8, vocabulary: int = 16) -> None:
         super().__init__()

@@ -43,7 +43,6 @@ class Gptq:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The ``quantization_config``."""
         return {
             "quant_method": "gptq",
             "bits": self.bits,

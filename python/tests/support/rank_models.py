@@ -84,5 +84,4 @@ def spread(
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

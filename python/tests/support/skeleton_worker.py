@@ -139,7 +139,7 @@ BUILDERS: dict[str, Callable[[str], Iterable[Callable[[], Any]]]] = {
     "transformers": transformers_builders,
 }
 
-# --- comparing -----------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

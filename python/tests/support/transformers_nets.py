@@ -128,7 +128,7 @@ class Tied(PreTrainedModel):
             init.normal_(tensor)
 
 
-# --- how a case is judged ------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass

@@ -242,7 +242,7 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
     assert "belongs to a Conv1D layer" in done.stderr
 
 
-# --- which modules are quantized -----------------------------------------------------------------
+# --- quantized modules ----------------------------------------------------------------------------
 
 # Embeddings and modules in F32 in the layers; tied heads that are not named "lm_head", with and
 # without a bias; a module whose name is a suffix of others; a subclass of nn.Linear.

@@ -33,7 +33,6 @@ def healed(kind, **options):
 
 
 def objects(model):
-    """Return the module and parameter objects."""
     return [id(each) for each in (*model.modules(), *model.parameters())]
 
 

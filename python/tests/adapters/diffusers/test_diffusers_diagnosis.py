@@ -91,7 +91,7 @@ def only_error(error: loadstone.PlanError) -> loadstone.Finding:
     return errors[0]
 
 
-# --- as published --------------------------------------------------------------------------------
+# --- published models -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_full_size_under_the_guessed_config(
     assert WAN21 not in untried  # the cache has this config, so nothing else is tried
 
 
-# --- configs at hand -----------------------------------------------------------------------------
+# --- configs in the cache -------------------------------------------------------------------------
 
 
 def wan22(folder: Path) -> tuple[Any, str]:

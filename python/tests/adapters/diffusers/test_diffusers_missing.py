@@ -174,7 +174,7 @@ def test_missing_in_the_librarys_own_names(tmp_path: Path, case: Case) -> None:
     assert differences(model, with_values(file.model, zeros)) == []
 
 
-# --- what converters ask for ---------------------------------------------------------------------
+# --- keys that converters request -----------------------------------------------------------------
 
 
 def test_what_the_library_says_of_it(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_options(sglang: Any, tmp_path: Path) -> None:
     assert caught.value.code == "plan.options"
     with pytest.raises(loadstone.PlanError, match="json-model-override-args"):
         load(sglang, folder, {"dequantize": True}, quantization="fp8")
-    with pytest.raises(ValueError, match="Unexpected extra config keys"):  # SGLang's own
+    with pytest.raises(ValueError, match="Unexpected extra config keys"):  # SGLang's own error
         sglang.get_model_loader(stand_in.LoadConfig({"loadstone": {}, "other": 1}))
 
 

@@ -108,7 +108,7 @@ class Arrays(ModelBase):
 
 
 class Caught(Stack):
-    """Reads a value and catches the error."""
+    """Reads a value, and ignores the error."""
 
     def modify_tensors(self, data, name):
         with contextlib.suppress(Exception):
