@@ -19,7 +19,7 @@ from fast_files import FAST
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Keeps tests' recipes out of the user's cache, and the user's out of the tests.
+# Keeps the tests' recipes out of the user's cache, and the user's recipes out of the tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 

@@ -288,7 +288,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
 def test_a_release_that_was_dropped_is_refused(
     library: str, anew: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: the first supported version is checked against its table instead."""
+    """The control is the first supported version, for which loadstone checks the table."""
     module, first = importlib.import_module(anew), sites_of(library).first
     major, minor = first.split(".")
     dropped = f"{major}.{int(minor) - 1}.9"

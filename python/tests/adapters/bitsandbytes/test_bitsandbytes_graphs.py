@@ -87,7 +87,7 @@ def moved_inside(kind: str, shape: tuple[int, int], train: bool = False) -> torc
         return net(kind, shape, train)
 
 
-MODELS = ((healed, False), (moved_inside, True))  # whether it runs under a patch, too
+MODELS = ((healed, False), (moved_inside, True))  # and whether the run is under a patch
 Result = list[torch.Tensor] | Exception
 
 
@@ -128,7 +128,7 @@ def is_right(found: Result, wanted: Result) -> bool:
     )
 
 
-CELLS = pairs(  # every pair of shape, kind and way, for both models, in training and in inference
+CELLS = pairs(  # pairwise: kind and shape, way, model and training
     list(itertools.product(KINDS, SHAPES)),
     list(WAYS),
     list(itertools.product(MODELS, [False, True])),

@@ -141,7 +141,7 @@ def test_full_size_under_the_guessed_config(
     assert "all fit" in found.message
     untried = found.message.partition("were not tried: ")[2]
     assert "'Wan-AI/Wan2.1-T2V-14B-Diffusers'" in untried
-    assert WAN21 not in untried  # the cache has this config, so nothing else is tried
+    assert WAN21 not in untried  # the cache has this config, so it was tried
 
 
 # --- configs in the cache -------------------------------------------------------------------------

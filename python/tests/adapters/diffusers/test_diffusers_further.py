@@ -129,7 +129,7 @@ def test_a_patched_library_leaves_tables_to_the_constructor(
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
-    assert caught.value.code == "plan.missing"  # the named class does not fill values by default
+    assert caught.value.code == "plan.missing"  # a direct call fills no values by default
     with loadstone.patch("diffusers"), pytest.warns(UserWarning, match=TABLE):
         found = case.cls.from_single_file(file, config=config)
     plain = case.construct().state_dict()

@@ -95,7 +95,7 @@ def test_no_weights_are_read(tmp_path: Path) -> None:
     """Neither a read nor a map brings these four gigabytes into memory; the control reads some."""
     names = ["expert0", "expert1", "w0", "w1"]
     model = sparse(tmp_path / "large", "Stack", (1 << 14, 1 << 14), names)
-    # Imports everything that the control must not count.
+    # Keeps imports out of the count below.
     llama_cpp.trace(model, converter=CONVERTER)
     process = psutil.Process()
     read, memory = bytes_read(), process.memory_info().rss

@@ -177,7 +177,7 @@ def test_values_are_those_of_one_thread(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_no_thread_writes_is_named(way: Way, state: State, tmp_path: Path) -> None:
-    """Control of the proof."""
+    """Control: the proof detects a missing copy."""
 
     def load(model: Model, weights: Any) -> None:
         copies(model, [pair for pair in weights if pair[0] != "experts.5"], way)

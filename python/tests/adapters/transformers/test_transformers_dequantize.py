@@ -302,7 +302,7 @@ def test_what_no_codec_decodes_is_the_librarys_error(
 def test_a_registered_quantizer_is_the_librarys(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load asks a third-party quantizer for ModelOpt first; dequantizing must be requested."""
+    """The load asks a registered third-party quantizer first, except with dequantize=True."""
 
     class Config:
         @classmethod

@@ -97,7 +97,7 @@ def test_a_registration_of_the_users_counts(fresh: None):
 def test_a_library_that_makes_them_in_another_way_makes_them(
     name: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ):
-    """The library's function answers, and loadstone does not rely on its internal names."""
+    """If the library lacks an internal name, its own function answers."""
     own = [WeightRenaming("its", "own")]
     monkeypatch.setattr(
         conversion_mapping, "get_checkpoint_conversion_mapping", lambda model_type: own

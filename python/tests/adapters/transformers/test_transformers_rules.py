@@ -175,7 +175,7 @@ def test_numbers_in_another_width(stored: torch.dtype, wanted: torch.dtype, tmp_
 def test_names_that_nobody_wants_to_hear_of(attributes: dict[str, Any], tmp_path: Path):
     state = {"a.w": A, "z.w": B, "y.1.w": B}
     shapes = {"a.w": [4, 4], "b.w": [4, 4]}
-    silent = frozenset({"b.w"})  # loadstone reports it as missing unless it is in this set
+    silent = frozenset({"b.w"})  # has no effect if loadstone reports it as missing
     verdict = judge(Case(shapes, state, cls=derived(**attributes), silent=silent), tmp_path)
     assert verdict.loaded is not None
     named = verdict.loaded.info["missing_keys"] | verdict.loaded.info["unexpected_keys"]
