@@ -97,7 +97,7 @@ TEST_F(Cuda, ManyCopiesAreOneCallWhereTheDriverHasIt) {
   }
 }
 
-// Neighbours in two allocations stay two copies; the fake driver proves the control.
+// A copy must not span two allocations: here the fake driver would record a violation.
 TEST_F(Cuda, NoCopyGoesFromOneAllocationToTheNext) {
   fake_cuda_reset();
   fake_cuda_register(first_.data(), 16, 0);
