@@ -160,7 +160,8 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   for (const Term& term : merge.terms) {
     if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
   }
-  // As many rows as need no more memory for their left matrix than for their values; at least one.
+  // Use at most as many rows as need no more memory for their left matrix than for their values; at
+  // least one.
   const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
   const std::uint64_t rows = std::min(most, elements / columns);
   sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);

@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// Not thread-safe: it may cache what it reads.
+// Not thread-safe: may cache read bytes.
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;

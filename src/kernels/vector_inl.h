@@ -25,7 +25,7 @@ using U16 = hn::Rebind<std::uint16_t, F32>;
 using U8 = hn::Rebind<std::uint8_t, F32>;
 using V = hn::Vec<U32>;  // all arithmetic is on the bits, so every instruction set gives the same
 
-// As bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
+// Loads bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
 // vector of bytes.
 template <class D>
 HWY_INLINE hn::Vec<D> load_bits(D d, const std::byte* from) {

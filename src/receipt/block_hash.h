@@ -15,7 +15,7 @@ namespace loadstone {
 
 inline constexpr std::uint64_t receipt_block_bytes = 1u << 20;
 
-// As many bytes as the kind has, followed by zeros.
+// The kind's digest bytes, followed by zeros.
 using BlockDigest = std::array<std::byte, 32>;
 
 // Hashes consecutive bytes. Not thread-safe.

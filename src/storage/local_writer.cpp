@@ -73,8 +73,8 @@ class LocalSink final : public FileSink {
     if (pages == MAP_FAILED) return errno;
     memory = memory_ = static_cast<std::byte*>(pages);
     byte_count_ = static_cast<std::size_t>(byte_count);
-    // The mapping keeps the file open, and msync() reports its errors, so many files take no
-    // descriptors.
+    // The mapping keeps the file open, and msync() reports its errors, so the descriptor can be
+    // closed.
     descriptor_ = Descriptor();
     return 0;
   }

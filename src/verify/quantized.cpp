@@ -105,7 +105,7 @@ class ScaleCheck {
     }
   }
 
-  // Describes the first wrong scale; empty if there is none.
+  // Describes the first wrong scale; empty if all are valid.
   std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements,
                       const std::atomic<bool>& stop) {
     if (largest_.empty()) return {};

@@ -27,7 +27,7 @@ TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(printable("\xe2\x80\xae"
                       "abc"),
             "\\xe2\\x80\\xae"
-            "abc");  // right-to-left override
+            "abc");                                         // right-to-left override
   EXPECT_EQ(printable("\xe2\x81\xa6"), "\\xe2\\x81\\xa6");  // isolate
   EXPECT_EQ(printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8");  // line separator
 }

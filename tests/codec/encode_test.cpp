@@ -198,7 +198,7 @@ TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   EXPECT_EQ(needing, std::set<std::string_view>({"iq1_s", "iq2_xxs", "iq2_xs"}));
 }
 
-// With an importance some encodings compute sums over rows, so their windows are rows.
+// Some encodings compute sums over rows if they have an importance, so their windows are rows.
 TEST(WrittenEncodings, CutWindowsWhereAnImportanceAllows) {
   for (const WrittenEncoding* const each : written_encodings()) {
     if (!each->is_gguf()) continue;

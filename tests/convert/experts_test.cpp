@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr std::string_view prefix = "model.layers.5.mlp.experts";
 
 struct Sample {
-  std::set<std::string> lost{};  // such as "1.up_proj"
+  std::set<std::string> lost{};   // such as "1.up_proj"
   std::set<std::string> stray{};  // same notation
 };
 

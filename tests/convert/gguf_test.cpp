@@ -110,7 +110,7 @@ TEST(ConvertGguf, AFileBecomesTheSameFile) {
   expect_same_metadata(after->metadata(), before->metadata());
   EXPECT_THAT(after->findings(), SizeIs(before->findings().size()));
   EXPECT_TRUE(compare(*before, *after).ok());
-  // With keys in order, nothing is left to change.
+  // The keys are in order now, so nothing is left to change.
   converted(folder / "out.gguf", folder / "again.gguf", options);
   EXPECT_TRUE(read_file(folder / "again.gguf") == read_file(folder / "out.gguf"));
 }
@@ -365,7 +365,7 @@ TEST(ConvertGguf, SplitFilesAreLlamaCpps) {
   EXPECT_EQ(std::get<std::string>(split->metadata().at("general.architecture").value), "wan");
   EXPECT_EQ(split->metadata().at("split.count").type, MetadataType::u16);
   EXPECT_EQ(split->metadata().at("split.tensors.count").type, MetadataType::i32);
-  // And back: keys about split parts are not copied.
+  // Back to one file: keys about split parts are not copied.
   ConvertOptions whole;
   whole.format = FileFormat::gguf;
   const TemporaryFolder elsewhere;

@@ -71,7 +71,7 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
 struct InPart {
   Names plain;
   Names quantized;
-  Names same_plain;  // the modules under their other names
+  Names same_plain;      // the modules under their other names
   Names same_quantized;  // the quantized modules under their other names
 };
 

@@ -42,9 +42,9 @@ enum class Place : std::uint8_t {
   new_file,
   older_file,
   new_folder,
-  older_folder,  // replaced in one step
+  older_folder,       // replaced in one step
   older_no_exchange,  // on a file system without atomic exchange
-  linked_folder,  // not replaceable, with other files in it
+  linked_folder,      // not replaceable, with other files in it
 };
 
 class ConvertFaults : public ::testing::TestWithParam<Place> {

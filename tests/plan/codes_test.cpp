@@ -16,7 +16,7 @@ using namespace ::testing;
 
 struct NamingCase {
   const char* title;
-  const char* kernel;  // empty: no codec reads the layout
+  const char* kernel;               // empty: no codec reads the layout
   std::vector<FakeTensor> tensors;  // the data first
   Shape numbers;
 };

@@ -353,7 +353,7 @@ TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   EXPECT_EQ(found(plan, "plan.box").size(), 1u);
 }
 
-// As many as in DeepSeek-V3: 174 targets of 256 sources each.
+// The size of DeepSeek-V3: 174 targets of 256 sources each.
 TEST(RecipesJson, ManyBoxesComeBackToo) {
   std::vector<FakeTensor> sources;
   for (int i = 0; i < 174 * 256; ++i) {

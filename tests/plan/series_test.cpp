@@ -61,7 +61,7 @@ TEST(Series, ClaimedNumbersAreNeverCountedTo) {
     EXPECT_THAT(check.stray, ElementsAre(3)) << text;
     EXPECT_THAT(check.absent, ElementsAre(SeriesGap{0, 3})) << text;
   }
-  // With a huge expected count, the finding lists the first missing ones and counts all.
+  // The finding lists the first missing numbers and counts all.
   const auto check = checked({{"0"}}, {.count = 1'000'000'000});
   EXPECT_EQ(check.absent.size(), series_listed_max(1));
   EXPECT_EQ(check.absent_count, 999'999'999u);

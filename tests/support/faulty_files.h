@@ -30,7 +30,7 @@ struct FileFault {
 };
 
 // Wraps a file system and skips its syncs; `choose` runs before each call and may end the process.
-// As thread-safe as both.
+// Thread-safe if both are.
 class FaultyFiles final : public ForwardingStorage {
  public:
   using Choose = std::function<FileFault(const FileCall&)>;

@@ -76,7 +76,7 @@ class GgufWriter {
   [[nodiscard]] std::string bytes() const;
 
   std::uint32_t version = 3;
-  std::uint64_t alignment = 32;  // for placing only; write general.alignment yourself
+  std::uint64_t alignment = 32;   // for placing only; write general.alignment yourself
   std::int64_t more_entries = 0;  // added to the counts
   std::int64_t more_tensors = 0;
   bool pad_tail = true;

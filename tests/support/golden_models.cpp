@@ -75,7 +75,7 @@ const Shapes stack_shapes = {{"model.embed_tokens.weight", {64, 128}},
                              {"model.layers.0.mlp.experts.down_proj", {3, 128, 128}},
                              {"model.layers.0.mlp.gate.weight", {3, 128}}};
 
-// llama.cpp's names, one layer.
+// llama.cpp's names, with 16 layers because mixes depend on the eighth that a layer is in.
 Shapes llama_shapes(std::uint64_t rows) {
   Shapes all = {{"token_embd.weight", {rows, 256}}, {"output_norm.weight", {256}}};
   for (int layer = 0; layer < 16; ++layer) {

@@ -12,9 +12,9 @@ struct HostileCase {
   std::string format;   // "safetensors", "sharded", "gguf", "torch"
   std::string path;     // absolute
   std::string accept;   // "yes", "no", "warn"
-  std::string field;  // "-" if none
+  std::string field;    // "-" if none
   std::string culprit;  // text that the message must contain
-  std::string expect;  // the code; "-" if none
+  std::string expect;   // the code; "-" if none
 };
 
 // In the manifest's order.

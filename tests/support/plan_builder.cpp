@@ -24,7 +24,7 @@ constexpr std::size_t header_bytes = 100;
 
 }  // namespace
 
-// As thread-safe as the storage.
+// Thread-safe if the storage is.
 class MemorySource final : public ByteSource {
  public:
   MemorySource(MemoryStorage& storage, std::string path, MemoryStorage::File& file)

@@ -45,12 +45,12 @@ struct ZipEntry {
   std::string local_name = {};  // in place of `name`
   std::uint16_t method = 0;
   std::uint32_t header_shift = 0;  // added to its offset in the directory
-  std::uint32_t bytes_more = 0;  // added to both sizes in the directory
+  std::uint32_t bytes_more = 0;    // added to both sizes in the directory
 };
 
 struct ZipOptions {
   bool zip64 = false;
-  std::string prefix = {};  // before the first record
+  std::string prefix = {};   // before the first record
   std::string comment = {};  // at the end
 };
 

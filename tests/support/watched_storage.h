@@ -36,7 +36,7 @@ class Watch {
   std::vector<Access> accesses_;
 };
 
-// Records reads; `inner` must outlive it. As thread-safe as `inner`.
+// Records reads; `inner` must outlive it. Thread-safe if `inner` is.
 class LoggingStorage : public ForwardingStorage {
  public:
   explicit LoggingStorage(Storage& inner)
@@ -68,7 +68,7 @@ struct Fault {
   int system_error = 5;  // EIO
 };
 
-// As thread-safe as `inner`.
+// Thread-safe if `inner` is.
 class FaultyStorage final : public LoggingStorage {
  public:
   FaultyStorage(Storage& inner, Fault fault);

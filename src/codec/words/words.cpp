@@ -140,7 +140,7 @@ class GroupedRows final : public WordDecoder {
   [[nodiscard]] std::uint64_t zero_words() const noexcept {
     return (form_.columns * form_.bits + word_bits - 1) / word_bits;
   }
-  // With a reordering any group may occur.
+  // A reordered tensor may use any group.
   [[nodiscard]] ByteRange groups_of(std::uint64_t first, std::uint64_t last) const noexcept {
     if (form_.has_order) return {0, form_.groups};
     return {first / form_.group_size, (last - 1) / form_.group_size + 1};

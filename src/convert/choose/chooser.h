@@ -47,8 +47,8 @@ class Chooser {
   // one. `has`: returns true if the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Returns the first rule for this use that matches; null if there is none, or if it is of a kind
-  // that readers support.
+  // Returns the first rule for this use that matches; null if no rule matches, or if it is of a
+  // kind that readers support.
   [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
   // Returns the first format whose pattern matches the name, or null.
   [[nodiscard]] Format* format_for(const std::string& name);

@@ -7,7 +7,7 @@
 
 namespace loadstone::simd {
 
-// As many as in the widest vectors; narrower ones process them in turns.
+// Lanes of the widest vectors; narrower ones process them in turns.
 inline constexpr std::size_t lane_count = 16;
 
 // One number of each lane.

@@ -67,7 +67,7 @@ constexpr std::array<const char*, 4> ca_files = {"/etc/ssl/certs/ca-certificates
                                                  "/etc/pki/tls/certs/ca-bundle.crt",
                                                  "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
 
-// The file to pass to libcurl; empty: its own exists, or there is none.
+// The file to pass to libcurl; empty: its own exists, or no known file does.
 const std::string& system_ca_file() {
   static const std::string path = [] {
     const char* const own = curl_version_info(CURLVERSION_NOW)->cainfo;

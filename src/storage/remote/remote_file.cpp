@@ -273,7 +273,7 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
-  // Other text may repeat what was sent to the host.
+  // Other text may repeat secrets of the request.
   std::string found = response.content_range ? response.content_range_text : "no range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
   fail("io.remote", "the server answers with another range than it was asked for", found,
