@@ -122,9 +122,9 @@ HWY_INLINE void write_table_codes(const LaneRows<run>& rows, const LaneNumbers& 
 
 HWY_INLINE float inverse_of(float scale) { return scale != 0 ? 1 / scale : 0.0f; }
 
-// A layout has what a group has but encode(), and
+// A layout has the members of a group except encode(), and
 //   store_scales(scales of runs, blocks, inverses)   writes all but codes
-//   codes_at(run)                                    where the 16 bytes of a run's codes stand
+//   codes_at(run)                                    offset of the 16 bytes of a run's codes
 template <class Layout>
 struct TableGroup : Layout {
   static constexpr std::size_t run = 32;
