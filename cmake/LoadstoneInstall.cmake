@@ -13,7 +13,7 @@ if(TARGET loadstone_shared)  # for a test that replaces the other kind
 endif()
 if(TARGET loadstone_cli)
   install(TARGETS loadstone_cli)
-  if(TARGET loadstone_command_pages)  # manual page and completions, in the folders that shells search
+  if(TARGET loadstone_command_pages)  # manual page and shell completions
     install(DIRECTORY "${PROJECT_BINARY_DIR}/cli/share/" TYPE DATA)
   endif()
 endif()
