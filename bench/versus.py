@@ -3,10 +3,10 @@
     python -m bench.versus OLD_TREE [--rounds 5] [--data FOLDER] [ROW-PREFIX ...]
 
 OLD_TREE is a checkout with ``make package`` and the benchmark programs built, like this one. A
-round runs each row three times: old, new, and old again as the control. Every run is a fresh process
-after the same idle time. A row is a ratio of medians, new to old; it is too slow if it exceeds 3 %
-plus the spread, which is the median distance between the control's rounds and the old ones. Both
-sides run this tree's harness, so that only the product differs.
+round runs each row three times: old, new, and old again as the control. Every run is a fresh
+process after the same idle time. A row is a ratio of medians, new to old; it is too slow if it
+exceeds 3 % plus the spread, which is the median distance between the control's rounds and the old
+ones. Both sides run this tree's harness, so that only the product differs.
 """
 
 from __future__ import annotations

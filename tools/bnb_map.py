@@ -2,9 +2,9 @@
 """Write src/kernels/bnb/map_data.h: the values of the 256 codes of nested scales.
 
 The rule: for i = 0 ... 6 the 2^i + 1 equidistant points from 0.1 to 1; the midpoint of each two
-neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. The rounding matters:
-F32 throughout, and each point computed from the nearer end with one rounding for product and sum (a
-fused multiply-add), as in torch's vectorised linspace.
+neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. The rounding
+matters: F32 throughout, and each point computed from the nearer end with one rounding for product
+and sum (a fused multiply-add), as in torch's vectorised linspace.
 
 Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 """

@@ -226,7 +226,7 @@ def check_converter(converter: Any, folder: Path) -> int:
 
 @dataclasses.dataclass
 class Row:
-    """One key; ``kind``: its operations; ``checked``: the check; ``refused``: the reason, or empty."""
+    """A key; ``kind``: its operations; ``checked``: the check; ``refused``: the reason, or ""."""
 
     key: str
     kind: str

@@ -269,8 +269,8 @@ class Oracle:
 def _place_runs(numbers: np.ndarray, blocks: np.ndarray) -> None:
     """Move codes and signs of IQ3_S to the offsets that decoders use.
 
-    ggml advances by a run only if the run has a non-zero value, so runs after a run of zeros overwrite
-    the codes of earlier ones. The top bits of codes and the scales are at the right offsets.
+    ggml advances by a run only if the run has a non-zero value, so runs after a run of zeros
+    overwrite the codes of earlier ones. The top bits of codes and the scales are correct.
     """
     has_numbers = (numbers.reshape(-1, 8, 32) != 0).any(axis=2)
     for block, runs in zip(blocks, has_numbers, strict=True):

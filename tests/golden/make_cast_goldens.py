@@ -57,7 +57,7 @@ def fingerprint(data: bytes) -> int:
 
 
 def wide_floats(mantissa_bits: int, exponent_bits: int) -> np.ndarray:
-    """Return patterns of a float: every sign and exponent, with mantissas near rounding thresholds."""
+    """Return patterns of a float: every sign and exponent, mantissas near rounding thresholds."""
     mantissas = []
     for kept in KEPT_BITS:
         if kept >= mantissa_bits:

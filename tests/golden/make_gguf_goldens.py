@@ -55,8 +55,8 @@ def exact(name: str, rows: np.ndarray) -> torch.Tensor:
 def half(name: str, rows: np.ndarray) -> torch.Tensor:
     """Decode with diffusers' function.
 
-    An F16 sum of two NaNs returns one that depends on the machine and the shape: if one of two scales
-    is NaN, the other becomes 1.
+    An F16 sum of two NaNs returns one that depends on the machine and the shape: if one of two
+    scales is NaN, the other becomes 1.
     """
     kind = GGMLQuantizationType[name]
     if len(HALVES[name]) == 2:
