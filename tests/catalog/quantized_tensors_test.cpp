@@ -215,8 +215,7 @@ TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
       tensor("a.attn.q.weight_scale", "F32", {}, 4), text_tensor("a.attn.q.comfy_quant", marker),
       tensor("a.attn.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
       tensor("b.up_scale", "F32", {2, 1, 1}, 4), tensor("b.up_input_scale", "F32", {}, 4),
-      tensor("b.k_scale", "F32", {}, 4),
-      tensor("c.input_scale", "F32", {}, 4),  // no quantized data to scale
+      tensor("b.k_scale", "F32", {}, 4), tensor("c.input_scale", "F32", {}, 4),  // no data
   });
   ASSERT_THAT(found.tensors(), SizeIs(2));
   const auto names = [&](const std::vector<std::uint32_t>& indices) {

@@ -155,8 +155,7 @@ TEST(QuantizeFiles, PartnersInDifferentShardsShareTheirScale) {
       EXPECT_EQ(alone[2] == parts[2], largest_of(value_of(i)) == amax) << name;
     }
   }
-  for (const std::size_t i :
-       {0, 3, 9, 10}) {  // the last but one has 100 columns, not whole blocks of 16
+  for (const std::size_t i : {0, 3, 9, 10}) {  // [9] has 100 columns, not whole blocks
     EXPECT_TRUE(part_of(*catalog, matrices()[i].name) == value_of(i)) << matrices()[i].name;
   }
 }

@@ -162,7 +162,7 @@ TEST_F(Target, AChangedSourceIsFound) {
   const Conversion conversion = make_conversion(open_checkpoint(source));
   fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(1));
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out.safetensors"); }), "io.changed");
-  // Delete it while it is read.
+  // The source changes while it is read.
   const Conversion again = make_conversion(open_checkpoint(source));
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;

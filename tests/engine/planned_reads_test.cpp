@@ -27,7 +27,7 @@ class PlannedReadsTest : public ::testing::Test {
         {{.source = source, .source_offset = begin, .dims = {{rows, mib, count}, {count, 1, 1}}}});
   }
 
-  // Ranges within the first shard's data: planned, which are those requested, and read by a load.
+  // Loads, compares, and returns the planned ranges within the first shard's data.
   std::vector<ByteRange> asked() {
     const Plan plan = builder.build();
     const Report report = load_and_compare(builder, plan);
@@ -86,7 +86,7 @@ TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   EXPECT_EQ(report.bytes_read_ahead, mib);
 }
 
-// The reader rejects it later.
+// Planning ignores such a box; the reader rejects it.
 TEST_F(PlannedReadsTest, ABoxThatLeavesItsSourceIsNobodys) {
   add_columns(mib / 2, mib / 4, Dtype::u8);
   Plan plan = builder.build();

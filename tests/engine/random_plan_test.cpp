@@ -70,7 +70,7 @@ void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   }
 }
 
-// Digests that depend on the read order are not digests of the bytes, so they are skipped.
+// Digests must not depend on the engine's read order.
 void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory& memory) {
   for (const ReceiptFile& file : receipt.sources) {
     const auto source = builder.storage.open(file.path);

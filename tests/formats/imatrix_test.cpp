@@ -53,7 +53,7 @@ TEST(Imatrix, SumsOfTheOldFormatAreDividedByCalls) {
   const ImportanceMatrix matrix = read(binary_control());
   EXPECT_EQ(matrix.entries.size(), 2u);
   EXPECT_THAT(entry(matrix, "blk.0.attn_q.weight"), ElementsAre(0.25f, 0.5f, 0.75f, 2.5f));
-  // Unchanged: the old format without a count has no divisor.
+  // Unchanged, because its count is 0.
   EXPECT_THAT(entry(matrix, "blk.0.ffn_up.weight"), ElementsAre(5, 0.5f));
   EXPECT_EQ(matrix.dataset, "wiki.txt");
   EXPECT_EQ(matrix.chunks, 7u);

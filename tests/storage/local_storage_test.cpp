@@ -103,8 +103,7 @@ TEST_F(LocalStorage, IdentityTellsWhatTimeAndSizeHide) {
   const FileIdentity before = source->identity();
   EXPECT_EQ(source->identity(), before);
   const auto time = std::filesystem::last_write_time(path);
-  std::this_thread::sleep_for(
-      std::chrono::milliseconds(20));  // longer than the file system's clock resolution
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over the clock's resolution
   folder.write("f", "54321");
   std::filesystem::last_write_time(path, time);
   const FileIdentity rewritten = source->identity();

@@ -323,8 +323,7 @@ class WrittenTo : public ::testing::Test {
     if (!is_written) return catalog;
     storage_.watch().before_read = [path, data_begin](const Access& access) {
       if (access.path != path || access.offset < data_begin) return;
-      std::this_thread::sleep_for(
-          std::chrono::milliseconds(20));  // longer than the file system's clock resolution
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over the clock's resolution
       std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
       file.seekp(static_cast<std::streamoff>(data_begin));
       file.put('x');
