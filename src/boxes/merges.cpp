@@ -16,7 +16,7 @@ namespace {
 
 // Values that are made at once: they stay in the nearer caches.
 constexpr std::uint64_t piece_elements = 128 << 10;
-// Right matrices are read again where all of a target's are larger.
+// Right matrices are read again if all of a target's together are larger.
 constexpr std::uint64_t right_elements_kept = 2 << 20;
 
 // Returns true if [begin, begin + count) is inside [0, size).

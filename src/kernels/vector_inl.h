@@ -17,7 +17,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most as many as the smallest group of numbers that share a scale.
+// At most the size of the smallest group of values that share a scale.
 using F32 = hn::CappedTag<float, 16>;
 using U32 = hn::Rebind<std::uint32_t, F32>;
 using I32 = hn::Rebind<std::int32_t, F32>;

@@ -77,7 +77,7 @@ void Planner::resolve_unsaved(std::size_t root) {
               .suggestion = "build the model so that its buffers are real, on no meta device"});
 }
 
-// From here on the target has no value: that is what a finding of severity error means.
+// Marks the target as without a value; the caller adds the finding.
 void Planner::leave_without_value(std::size_t target, std::string reason) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::excluded;

@@ -1,5 +1,5 @@
-// Makes the receipt of a load or a conversion: digests of sources as they are read, and of outputs
-// as they are made.
+// Makes the receipt of a load or a conversion: hashes sources while they are read, and outputs
+// while they are made.
 #pragma once
 
 #include <cstddef>

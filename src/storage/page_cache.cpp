@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
-// For a larger range the kernel fetches only as much as the device's read-ahead allows.
+// The kernel truncates larger requests to the device's read-ahead.
 constexpr std::uint64_t asked_at_once = 128 << 10;
 constexpr std::uint64_t samples_max = 256;
 

@@ -157,8 +157,8 @@ std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
 }
 
 double Numbers::tolerance_max(double of_group, double of_tensor) const noexcept {
-  // Tensors that share a scale have the largest one's; scales that are powers of two reach up to
-  // twice as far as the numbers.
+  // Tensors that share a scale have the largest one's; power-of-two scales reach up to twice as far
+  // as the values.
   constexpr double shared = 4;
   if (bound_ == nullptr) return 0;
   return bound_->constant + shared * (bound_->of_reach * of_group + bound_->of_outer * of_tensor);

@@ -130,7 +130,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
 
 // ---- digests
 
-// A digest that is to be computed again.
+// A digest to compute again.
 struct Check {
   std::shared_ptr<ByteSource> file;
   std::string name;  // of the difference
@@ -198,7 +198,7 @@ class ReceiptCheck {
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
-  // Notes each source checkpoint of the receipt behind the first `compared` ones.
+  // Notes each source checkpoint of the receipt after the first `compared` ones.
   void note_left_out(std::size_t compared) {
     std::map<std::uint32_t, std::vector<std::string>> left_out;
     for (const ReceiptFile& file : receipt_.sources) {

@@ -11,7 +11,7 @@ namespace loadstone::words {
 
 namespace {
 
-// In F32: they stay in the first-level cache.
+// F32 values that fit the first-level cache.
 constexpr std::uint64_t run_max = 1024;
 constexpr std::uint64_t word_bytes = 4;
 constexpr unsigned word_bits = 32;

@@ -65,7 +65,7 @@ class Chooser {
  private:
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
-  // Layers behind the model's last one belong to multi-token prediction.
+  // Layers after the model's last one belong to multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 
   Pattern layer_;

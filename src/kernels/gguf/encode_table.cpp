@@ -1,4 +1,4 @@
-// Numbers to IQ4_NL, IQ4_XS, MXFP4: codes of four bits that count the values of a table.
+// Encodes IQ4_NL, IQ4_XS, MXFP4: four-bit codes that are indices of a table's values.
 #include <algorithm>
 #include <array>
 #include <cmath>

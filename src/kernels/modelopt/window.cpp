@@ -24,7 +24,7 @@ float rounded(Dtype dtype, float value) noexcept {
 
 namespace {
 
-// The neighbour of a scale above 0 among the numbers of `dtype`: `step` is 1 or -1.
+// The neighbour of a positive scale among the values of `dtype`: `step` is 1 or -1.
 float neighbour(Dtype dtype, float value, int step) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (dtype == Dtype::f16) {

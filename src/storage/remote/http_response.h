@@ -30,7 +30,7 @@ struct HttpResponse {
   std::string location;
   std::string link;  // to further pages of a list
   std::optional<std::uint32_t> retry_after_seconds;
-  // From a model hub.
+  // The commit that a model hub reports.
   std::string commit;
   std::string linked_etag;  // of the file that is redirected to
   std::string error_code;
