@@ -46,7 +46,7 @@ struct Outcome {
   std::vector<ProgressSample> progress;
 };
 
-// `typed`: names of the options that decide what the plan is.
+// `typed`: names of the options that determine the plan.
 Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   const OpenArgs& open = args.plan.open;
   if (args.plan_path.empty()) {

@@ -29,7 +29,7 @@ class DigestTable {
   static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
   static constexpr std::size_t open_blocks_max = 1024;  // half a KiB each
 
-  // Brings bytes [begin, begin + to.size()) of the item.
+  // Reads bytes [begin, begin + to.size()) of the item.
   using Read = std::function<void(std::uint64_t begin, std::span<std::byte> to)>;
 
   // Throws Error "receipt.digest" if the kind is not built in.

@@ -40,7 +40,7 @@ class ReceiptRecorder {
              std::span<const std::byte> bytes);
 
  protected:
-  // Brings bytes [begin, begin + to.size()) of an output.
+  // Reads bytes [begin, begin + to.size()) of an output.
   using Read =
       std::function<void(std::size_t output, std::uint64_t begin, std::span<std::byte> to)>;
 

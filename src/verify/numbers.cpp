@@ -90,8 +90,8 @@ const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
 
 // Returns the limit for all values together if no bound per value is known.
 double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
-  // GPTQ and AWQ do not take the nearest code, and E5M2 and zero points are only read here. Codes
-  // in another order have an error of about 1.4, doubled scales one of 1.
+  // GPTQ and AWQ do not choose the nearest code, and loadstone cannot encode E5M2 and zero points.
+  // Codes in a wrong order have an error of about 1.4, doubled scales one of 1.
   constexpr double usual = 0.5;
   // Blocks of two bits a number and less know little but signs: weights have up to 0.8 there.
   constexpr double of_few_bits = 0.95;

@@ -20,7 +20,7 @@ namespace loadstone {
                                                 const QuantizedTensors& stored,
                                                 const std::atomic<bool>& stop);
 
-// Samples of two values of which at least one is quantized. Not thread-safe.
+// Samples of two values, at least one of them quantized. Not thread-safe.
 class Samples {
  public:
   Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop);

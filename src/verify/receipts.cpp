@@ -67,9 +67,9 @@ class ReceiptHeaders {
  public:
   explicit ReceiptHeaders(Storage& storage) : storage_(storage) {}
 
-  // Adds a difference for each tensor that only one of both lists, or whose dtype, shape or place
-  // is another; `is_whole`: the receipt lists all tensors of the file. A file of which it lists no
-  // tensor has one digest of all its bytes, and is not opened.
+  // Adds a difference for each tensor that is in only one of both lists, or whose dtype, shape or
+  // offset differs; `is_whole`: the receipt lists all tensors of the file. A file without listed
+  // tensors has one digest of all its bytes, and is not opened.
   void compare(const ReceiptFile& file, const std::string& path, bool is_whole,
                std::vector<Difference>& differences);
 

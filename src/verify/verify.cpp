@@ -253,7 +253,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;
-    // No encoder turns a number into NaN.
+    // No encoder converts a finite value to NaN.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
                                          fmt::format("{} numbers that are NaN", counts[data].nan),
                                          "none in a quantized weight"));
