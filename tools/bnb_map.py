@@ -12,7 +12,7 @@ Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 import numpy as np
 
 HEADER = """\
-// Written by tools/bnb_map.py: what the 256 codes of nested scales stand for, ascending.
+// Written by tools/bnb_map.py: the values of the 256 codes of nested scales, ascending.
 #pragma once
 
 #include <array>

@@ -21,8 +21,8 @@ GRIDS = (
 HEADER = """\
 // Written by tools/gguf_grids.py: the points of the grids of the IQ formats.
 //
-// Each coordinate is an index into the values of its grid: of 2 bits where a point has 8 of them,
-// of 4 bits where it has 4. So each point takes 16 bits, the first coordinate lowest.
+// Each coordinate is an index into the values of its grid: 2 bits if a point has 8 coordinates, 4
+// bits if it has 4. So each point takes 16 bits, the first coordinate lowest.
 #pragma once
 
 #include <array>
