@@ -74,7 +74,7 @@ TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
       {"https://h/x?sig=S", "https://h/x"},
       {"https://h/a b?sig=S T", "https://h/a b"},
       {"HTTPS://u:S@h/x#S", "HTTPS://h/x"},
-      {"'https://h/a b?sig=S T' is no size", "'https://h/a b' is no size"},
+      {"'https://h/a b?sig=S T' is not a size", "'https://h/a b' is not a size"},
       {"--html: https://h/x?sig=S not known", "--html: https://h/x not known"},
       {"[\"https://h/x?S\", 'http://g/y?S']", "[\"https://h/x\", 'http://g/y']"},
       {"socks5h://u:S@proxy:1/", "socks5h://proxy:1/"},

@@ -208,7 +208,7 @@ TEST_F(Open, ContentTellsWhereTheNameDoesNot) {
   storage.add_file("/b/two", gguf("g"));
   storage.add_file("/b/zip.pt", std::string("PK\3\4\x14\0\0\0\x08\0abcdefghijkl", 22));
   storage.add_file("/b/pickle.bin", std::string("\x80\2}q\0X\6\0\0\0weight", 16));
-  storage.add_file("/b/other", "what is this? it is no checkpoint");
+  storage.add_file("/b/other", "some text, not a checkpoint");
   storage.add_file("/b/nothing", "");
   storage.add_file("/b/x.bin.index.json", "{}");
   EXPECT_THAT(names(*open("/b/one")), ElementsAre("a"));

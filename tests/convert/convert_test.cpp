@@ -174,7 +174,7 @@ Rules some_rules() {
   return rules_from_json(R"([
     {"op": "concat", "dim": 0, "sources": ["layers\\.(\\d+)\\.q", "layers\\.(\\d+)\\.k"],
      "targets": ["model.layers.$1.qk"]},
-    {"op": "transpose", "dims": [0, 1], "sources": ["norm"], "targets": ["turned"]},
+    {"op": "transpose", "dims": [0, 1], "sources": ["norm"], "targets": ["transposed"]},
     {"op": "split", "dim": 0, "sources": ["scale"], "targets": ["scale.a", "scale.b"]}])");
 }
 
@@ -199,7 +199,7 @@ TEST(Convert, RulesMakeWhatALoadMakes) {
         holds(value_in(target, plan.targets[i].name), {value.data, value.data + value.byte_count}))
         << plan.targets[i].name;
   }
-  EXPECT_EQ(made->tensors()[*made->find("turned")].shape, (Shape{301, 300}));
+  EXPECT_EQ(made->tensors()[*made->find("transposed")].shape, (Shape{301, 300}));
 }
 
 TEST(Convert, MemoryAndThreadsChangeNoByte) {

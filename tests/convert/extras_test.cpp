@@ -135,7 +135,7 @@ TEST_F(Extras, MayBeInFolders) {
   fs::remove(target + "/model.safetensors");
   fs::remove_all(target + "/1_Pooling");
   convert(plan(modules), target);
-  expect_all("beside others");
+  expect_all("among others");
   EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
   fs::remove_all(target);
   folder.write("out/2_Dense", "a file");

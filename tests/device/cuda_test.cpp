@@ -278,7 +278,7 @@ TEST_F(Cuda, TheFakeSeesWrongBatches) {
   const std::vector<std::pair<const char*, Arguments>> wrong = {
       {"legacy stream", {}},
       {"batch of nothing", {.count = 0, .stream = stream}},
-      {"that are none", {.attributes = {}, .stream = stream}},
+      {"that are missing", {.attributes = {}, .stream = stream}},
       {"without an order", {.attributes = {{}}, .stream = stream}},
       {"unknown flags", {.attributes = {{.srcAccessOrder = 1, .flags = 2}}, .stream = stream}},
       {"ascend from 0", {.first = {1}, .stream = stream}},

@@ -178,7 +178,7 @@ def test_each_two_of_door_codec_and_dtype_meet() -> None:
     assert len(CODECS) * len(DTYPES) == len({(codec, dtype) for _, codec, dtype in CELLS})
 
 
-@pytest.mark.parametrize("door, codec, dtype", CELLS)
+@pytest.mark.parametrize("door,codec,dtype", CELLS)
 def test_numbers_are_the_oracles(
     door: Door, codec: str, dtype: str, files: Files, tmp_path: Path
 ) -> None:

@@ -162,7 +162,7 @@ FILE_TYPES: dict[str, tuple[Kind, int, dict[str, Any], int | None]] = {
     "to float32": (Kind.Q8_0, FileType.MOSTLY_Q8_0, {"dtype": "f32"}, FileType.ALL_F32),
     "decoded": (Kind.Q4_0, FileType.MOSTLY_Q4_0, {"dequantize": True}, FileType.MOSTLY_BF16),
     "quantized": (Kind.F32, 0, {"quantize": "q8_0", "include": "ffn_up"}, FileType.MOSTLY_Q8_0),
-    "to a dtype that is no file type": (Kind.F32, 0, {"dtype": "f64"}, None),
+    "to a dtype without a file type": (Kind.F32, 0, {"dtype": "f64"}, None),
 }
 
 

@@ -85,7 +85,7 @@ def each_cell(
         doors = [with_doors[turn % len(with_doors)]] if with_doors else []
         words = "-".join([str(cell), *(door.__name__ for door in doors)])
         found.append(pytest.param(*[cell, *doors], id=words, marks=[absent]))
-    return pytest.mark.parametrize("cell, door" if with_doors else "cell", found)
+    return pytest.mark.parametrize("cell,door" if with_doors else "cell", found)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -190,7 +190,7 @@ def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outpu
     """Pinned behaviour, not the desired one: if a release reads more, update the page."""
     pytest.importorskip("compressed_tensors")
     if (told := foreign.releases_told()) != foreign.releases():
-        pytest.skip(f"the page was made with {told}")
+        pytest.skip(f"the page is of {told}")
     assert foreign.told(cell) == foreign.outcome(cell, outputs.of(cell))
 
 

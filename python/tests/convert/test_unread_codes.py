@@ -101,7 +101,7 @@ def test_diffusers_has_no_quantizer(quantize: str, tmp_path: Path) -> None:
 # ---- stacks of experts, for which compressed-tensors has no layout
 
 # Model types, and True if --experts separate supports the layout.
-STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "of its own": False}
+STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "separate": False}
 
 
 def stack_model(tmp_path: Path, model_type: str) -> Path:

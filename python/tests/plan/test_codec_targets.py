@@ -113,7 +113,7 @@ def meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 # For a file of ``codec``: the model's replacement for the values of LAYER. No other layer has the
 # tensors named here.
 BETWEEN: dict[str, tuple[str, Callable[[Written], Tensors]]] = {
-    "numbers beside a scale": (
+    "numbers and a scale": (
         "fp8",
         lambda file: {
             LAYER: meta((7, 5), torch.bfloat16),
@@ -156,7 +156,7 @@ BETWEEN: dict[str, tuple[str, Callable[[Written], Tensors]]] = {
             name: file.stored[name] for name in (LAYER, f"{LAYER}.absmax", f"{LAYER}.quant_map")
         },
     ),
-    "numbers beside nested scales": (
+    "numbers and nested scales": (
         "nf4-nested",
         lambda file: {
             LAYER: meta((24, 40), torch.bfloat16),
@@ -195,7 +195,7 @@ def test_anything_between_is_an_error(case: str, files: Files, tmp_path: Path) -
 
 def test_a_model_between_stays_as_it_was(files: Files) -> None:
     file = files("fp8")
-    _, make = BETWEEN["numbers beside a scale"]
+    _, make = BETWEEN["numbers and a scale"]
     model = components_of(make(file))
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.load(model, file.path)

@@ -32,7 +32,7 @@ CASES: dict[str, Case] = {
     "config without a version": (SECTION, SECTION | V2, SECOND),
     "both": (SECTION | V2, SECTION | V2, SECOND),
     "first in both": (SECTION | V1, SECTION | V1, FIRST),
-    "nobody says": (SECTION, SECTION, FIRST),
+    "undeclared": (SECTION, SECTION, FIRST),
     "own file of another method": (SECTION, {"quant_method": "awq", "bits": 4} | V2, FIRST),
     "own file of another program": (SECTION, {"checkpoint_format": "gptq_v2"}, FIRST),
 }

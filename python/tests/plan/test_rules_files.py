@@ -103,7 +103,7 @@ WRONG = {
     "cut": '[{"op": "rename"',
     "a file that is absent": "rules/none.json",
     "a folder": "/",
-    "a library that is none": "transformer",
+    "an unknown library": "transformer",
 }
 
 

@@ -207,7 +207,7 @@ def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
     for name, how in (("vLLM's own loader", {}), ("loadstone", options)):
         taken = served(tmp_path, **how).taken[0]
         beside = taken["peak_bytes"] - taken["parameter_bytes"]
-        print(f"{name}: {beside / 1e6:.0f} MB beside the model, {taken['seconds']:.2f} s")
+        print(f"{name}: {beside / 1e6:.0f} MB in addition to the model, {taken['seconds']:.2f} s")
     assert beside < 128 << 20
 
 

@@ -118,7 +118,7 @@ def unequal(model: Net, reference: Net, exactly: bool) -> Iterator[str]:
         found, wanted = model(ids), reference(ids)
     same = torch.equal(found, wanted) if exactly else torch.allclose(found, wanted, atol=1e-5)
     if not same:
-        yield "what it computes"
+        yield "its outputs"
 
 
 def share(model: Net) -> int:
@@ -155,7 +155,7 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     audited = loadstone.audit(model).ok
     # After a forward pass FSDP holds whole parameters of the root, so the load shards them again.
     loadstone.load(model, second)
-    wrong += [f"{each}, loaded anew" for each in unequal(model, whole(second), exactly)]
+    wrong += [f"{each}, loaded again" for each in unequal(model, whole(second), exactly)]
     loadstone.load(model, first, in_place=True)
     wrong += [f"{each}, in place" for each in unequal(model, whole(first), exactly)]
     is_fsdp = isinstance(model, FSDPModule)

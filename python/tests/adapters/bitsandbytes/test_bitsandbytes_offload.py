@@ -174,7 +174,7 @@ def test_control_the_libraries_alone_fail_as_they_are_known_to(cell, kind, tmp_p
     place, four_bit, int8 = cell
     known = int8 if kind == "int8" else four_bit
     if known == GPU and torch.accelerator.is_available():
-        pytest.skip("fails where there is no accelerator")
+        pytest.skip("fails without an accelerator")
     expected = net(kind)(inputs())
     if known == FINE:
         assert all(torch.equal(each, expected) for each in outputs(place, net(kind), tmp_path)[1])

@@ -306,5 +306,5 @@ def test_memory_is_the_model_and_what_is_on_its_way(way: str, tmp_path: Path) ->
     command = [sys.executable, "-c", MEASURED, str(path), way]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    print(f"{way}: {int(done.stdout) / 1e6:.0f} MB beside the model")
+    print(f"{way}: {int(done.stdout) / 1e6:.0f} MB in addition to the model")
     assert int(done.stdout) <= 72 << 20
