@@ -121,7 +121,7 @@ def main() -> int:
         result = in_fresh_process(way)
         print(
             f"{way:13s} {result.seconds:6.3f} s  {size / result.seconds / 1e9:5.2f} GB/s  "
-            f"{result.grown_anonymous / 1e6:.1f} MB of anonymous memory at the peak, beside the "
+            f"{result.grown_anonymous / 1e6:.1f} MB of anonymous memory at the peak, without the "
             f"interpreter's own, for a model of {size / 1e6:.1f} MB"
         )
     headline("the same through the command line alone")

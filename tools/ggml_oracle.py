@@ -90,8 +90,8 @@ void ggml_abort(const char * file, int line, const char * fmt, ...) {
 
 typedef size_t (*quantize)(const float *, void *, int64_t, int64_t, const float *);
 
-// One block after the other, for formats that ask for nothing beyond it. `good` says of each
-// whether ggml encoded it; others are zeros.
+// One block after the other, for formats that ask for nothing beyond it. `good` is true for each
+// block that ggml encoded; others are zeros.
 void oracle_encode_blocks(quantize function, const float * numbers, char * blocks, int64_t rows,
                           int64_t columns, int64_t elements, int64_t bytes,
                           const float * importance, char * good) {

@@ -98,8 +98,8 @@ SYSTEM_CALLS = {
     "cli/interrupt.cpp": "a signal handler may call nothing else",
     "cli/machine.cpp": "reads /proc and /sys",
     "cli/machine_limits.cpp": "measures the machine without the library",
-    "cli/options.cpp": "tells a path from a text",
-    "cli/verify.cpp": "tells a path from a text",
+    "cli/options.cpp": "distinguishes a path from a text",
+    "cli/verify.cpp": "distinguishes a path from a text",
 }
 
 # Libraries that only their adapters may import: each has a public module of the package.
@@ -240,8 +240,8 @@ def names_in(path: str, text: str) -> str:
 def banned_words(path: str, text: str) -> Iterator[Breach]:
     if path.endswith(CPP + PYTHON):
         pattern = r"\b(src|dst)(_\w*)?\b|\b\w+_(src|dst)_?\b"
-        yield from grep(pattern, names_in(path, text), "say source or target: {}")
-    yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or say why not: {}")
+        yield from grep(pattern, names_in(path, text), "write source or target: {}")
+    yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or give the reason: {}")
 
 
 def adapted(path: str) -> set[str]:

@@ -86,12 +86,12 @@ def in_words(cells: dict[str, dict[str, str]] | str) -> str:
     """Return one row: the number of equal cells, and the other cells."""
     if isinstance(cells, str):
         return f"does not run here: {cells}"
-    doors = [(f"{name}, {door}", each) for name in cells for door, each in cells[name].items()]
-    refused = sum(each in ("refused", "own") for _, each in doors)
-    if refused == len(doors):
+    results = [(f"{name}, {kind}", cell) for name in cells for kind, cell in cells[name].items()]
+    refused = sum(cell in ("refused", "own") for _, cell in results)
+    if refused == len(results):
         return "not supported: direct calls reject it, a patch leaves it unpatched"
-    wrong = [f"{name}: {each}" for name, each in doors if each != "equal"]
-    return f"{len(doors) - len(wrong)} of {len(doors)} equal" + "".join(f"; {e}" for e in wrong)
+    wrong = [f"{name}: {cell}" for name, cell in results if cell != "equal"]
+    return f"{len(results) - len(wrong)} of {len(results)} equal" + "".join(f"; {e}" for e in wrong)
 
 
 def page(rows: dict[str, list[tuple[str, str]]]) -> str:

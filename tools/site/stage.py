@@ -125,7 +125,7 @@ def cpp_page() -> str:
     lines = [
         "# C++",
         "",
-        "The public headers in reading order. loadstone.h says what holds for all "
+        "The public headers in reading order. loadstone.h has the rules for all "
         "of them: errors, threads, ownership, units.",
         "",
     ]
@@ -165,7 +165,7 @@ def codes_page() -> str:
     lines = [
         "# Codes of errors and findings",
         "",
-        "`loadstone explain CODE` says the same. The status is the one that the command ends with.",
+        "`loadstone explain CODE` prints the same. The status is the command's exit status.",
         "",
     ]
     group = ""

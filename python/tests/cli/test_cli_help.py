@@ -58,7 +58,7 @@ WRONG = {
     "--missing eror": "unknown value 'eror'; did you mean 'error'?",
     "--unexpected warm": "unknown value 'warm'; did you mean 'warn'?",
     "--staging 0": "0 is too small",
-    "--staging many": "'many' is no size",
+    "--staging many": "'many' is not a size",
     "--color allways": "unknown value 'allways'; did you mean 'always'?",
     "--receipt xxh3-256": "unknown value 'xxh3-256'; did you mean 'xxh3-128'?",
     "--block-dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",

@@ -60,7 +60,7 @@ NAMED = {
     ),
     "weak etag": (Fault("weak", BEYOND), "io.changed", "W/"),
     "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's answer"),
-    "a wrong length": (Fault("lies", BEYOND), "io.remote", "another range"),
+    "a wrong length": (Fault("wrong_range", BEYOND), "io.remote", "another range"),
     "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
     "to nothing": (Fault("redirect"), "io.redirect", "other than https"),
     "to a file": (Fault("redirect", location="file:///etc/passwd"), "io.redirect", "file:"),

@@ -34,12 +34,12 @@ class Op(ConversionOps):
         self.__dict__.update(held)
     def convert(self, input_dict, **kwargs):
         import key_lazy
-        return key_lazy.turned(key_helper.halves(input_dict))
+        return key_lazy.swapped(key_helper.halves(input_dict))
 """
 FILES = {
     "key_operation.py": OPERATION,
     "key_helper.py": "from key_pack.deep import halves\n",
-    "key_lazy.py": "def turned(value): return value\n",
+    "key_lazy.py": "def swapped(value): return value\n",
     "key_pack/__init__.py": "",
     "key_pack/deep.py": "def halves(value): return value\n",
     "key_stranger.py": "def nothing(): return 1\n",

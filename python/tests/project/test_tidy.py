@@ -48,9 +48,9 @@ BREACHES = [
     ("src/plan/a.cpp", "auto a = fs::exists(b);\n", "calls the system: fs::exists"),
     ("src/formats/gguf.cpp", "void f(int a) { assert(a > 0); }\n", "throw, where there is assert("),
     ("cli/a.cpp", "// caf\u00e9\n", "not ASCII: \u00e9"),
-    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "say source or target"),
-    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "say source or target"),
-    ("README.md", f"{LATER}: more\n", f"finish it or say why not: {LATER}"),
+    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "write source or target"),
+    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "write source or target"),
+    ("README.md", f"{LATER}: more\n", f"finish it or give the reason: {LATER}"),
     ("src/plan/a.cpp", "int transformers_rules();\n", "the core knows no framework: transformers"),
     (
         "python/loadstone/_plan.py",

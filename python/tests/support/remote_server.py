@@ -26,9 +26,9 @@ class Fault:
         kind: ``drop`` (the connection ends within the body), ``status``, ``whole`` (200), ``other``
             (a different range), ``total`` (a different file length), ``short``, ``long``, ``etag``,
             ``no_etag``, ``encoding``, ``redirect``, ``chunked`` (no length), ``weak`` (a weak
-            ETag), ``huge`` (a header of a megabyte), ``lies`` (a Content-Length of a different
-            range), ``slow`` (a byte now and then), ``stall`` (no bytes until the client leaves or
-            ``seconds`` are over).
+            ETag), ``huge`` (a header of a megabyte), ``wrong_range`` (a Content-Length of a
+            different range), ``slow`` (a byte now and then), ``stall`` (no bytes until the client
+            leaves or ``seconds`` are over).
     """
 
     kind: str
@@ -161,7 +161,7 @@ class Server:
             return dataclasses.replace(answer, stalls=fault.seconds)
         if fault.kind == "slow":
             return dataclasses.replace(answer, drips=fault.seconds)
-        if fault.kind == "lies":
+        if fault.kind == "wrong_range":
             return dataclasses.replace(answer, declared=len(answer.body) + 4096)
         changed = {
             "weak": {"ETag": 'W/"1"'},
