@@ -59,7 +59,7 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     if not isinstance(components, dict):
         raise make(
             "plan.options",
-            "the model is neither a module nor a pipeline",
+            "the model must be a torch.nn.Module or a pipeline",
             field="model",
             found=type(pipeline).__name__,
         )

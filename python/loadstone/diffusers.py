@@ -147,7 +147,12 @@ def trace(
 
     if not isinstance(model, diffusers.ModelMixin):
         name = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of diffusers", field="rules", found=name)
+        raise make(
+            "plan.options",
+            "rules='diffusers' requires a model of diffusers",
+            field="rules",
+            found=name,
+        )
     target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     return recipes.trace_model(model, catalog, target_dtype)
 

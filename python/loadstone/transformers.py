@@ -117,7 +117,12 @@ def trace(
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of transformers", field="rules", found=found)
+        raise make(
+            "plan.options",
+            "rules='transformers' requires a model of transformers",
+            field="rules",
+            found=found,
+        )
     requested = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     recipes: LibraryRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
     return recipes

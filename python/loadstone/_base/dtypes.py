@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
     try:
         return _by_name()[name]
     except KeyError:
-        raise make("plan.dtype", "torch has no such dtype", found=name) from None
+        raise make("plan.dtype", "torch does not have this dtype", found=name) from None
 
 
 def element_dtype(name: str) -> torch.dtype:
@@ -69,7 +69,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     try:
         return _by_dtype()[dtype]
     except KeyError:
-        raise make("plan.dtype", "no checkpoint format has this dtype", found=str(dtype)) from None
+        raise make(
+            "plan.dtype", "no checkpoint format supports this dtype", found=str(dtype)
+        ) from None
 
 
 def dtype_argument(dtype: object) -> str:

@@ -105,7 +105,7 @@ def _check_slice(item: slice, extent: int, dim: int, name: str) -> tuple[int, in
     except (TypeError, ValueError) as reason:
         raise _index_error(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
     if step < 1:
-        raise _index_error("the step of a slice is not positive", name, str(step), "1 or more")
+        raise _index_error("the step of a slice must be positive", name, str(step), "1 or more")
     return begin, len(range(begin, end, step)), step
 
 

@@ -161,7 +161,7 @@ def convert(
     if cluster is not None:
         return _convert_in_parts(**arguments)
     if parts is not None:
-        message = "parts are the tasks of a cluster, and cluster= is missing"
+        message = "parts requires cluster="
         raise make("plan.options", message, field="parts", found=repr(parts))
     options = OutputOptions.of_call(arguments)
     target = os.fsdecode(target)
@@ -255,7 +255,9 @@ def _open_source(
     else:
         for field, value in (("converter", converter), ("trust_code", trust_code)):
             if value:
-                message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
+                message = (
+                    "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
+                )
                 raise make("plan.options", message, field=field, found=str(value))
         catalog = open_catalog(source, allow_links=allow_links)._core
         rules_json, recipes = _rules_or_recipes(rules, source, catalog)
@@ -277,7 +279,7 @@ def _rules_or_recipes(
     if not isinstance(rules, TracedRecipes):
         return rules_or_recipes(rules, catalog)
     if not isinstance(source, Catalog):
-        message = "traced recipes belong to the catalog that they were traced with: pass that"
+        message = "traced recipes require the catalog that they were traced with: pass that catalog"
         raise make("plan.options", message, field="source")
     require_no_errors(rules.findings)
     return "", rules.recipes
@@ -285,7 +287,7 @@ def _rules_or_recipes(
 
 def _as_text(rules: Rules | None) -> RulesText | None:
     if isinstance(rules, TracedRecipes):
-        message = "tasks take no traced rules: save them with save_recipes, and pass the file"
+        message = "cluster= requires saved rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):
         return rules

@@ -97,7 +97,7 @@ class OutputOptions:
         format = _core.format_of_target(target)
         is_split = format == "gguf" and self.shard_size is not None
         if format is not None and self.shard_size is not None and not is_split:
-            message = "a single file has no shards: pass a folder"
+            message = "shard_size requires several files: pass a folder"
             raise make("plan.options", message, field="shard_size")
         if self.style is not None and self.style not in STYLES:
             raise unknown("style", "style", self.style, STYLES)
@@ -195,7 +195,7 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     ):
         raise make(
             "plan.options",
-            "files take the name of an encoding, or a mapping of patterns to names",
+            "quantize must be the name of an encoding or a mapping of patterns to names",
             field="quantize",
             found=str(quantize),
         )

@@ -312,7 +312,7 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
     report = report or (loads[""].report if "" in loads else None)
     if report is None or report.receipt is None:
-        raise make("plan.options", "the load was asked for no receipt", field="receipt")
+        raise make("plan.options", "the load was made without receipt=", field="receipt")
     return report.receipt
 
 

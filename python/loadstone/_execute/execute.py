@@ -60,7 +60,7 @@ class ExecuteOptions:
         if self.receipt is not None and not isinstance(self.receipt, str):
             raise make(
                 "plan.options",
-                "a receipt is of a digest that is named",
+                "receipt must be 'xxh3-128' or 'sha256-tree'",
                 field="receipt",
                 found=repr(self.receipt),
                 expected="'xxh3-128' or 'sha256-tree'",
@@ -279,7 +279,7 @@ def _read(
     """Fill ``values`` with a finished tensor for each target that the core delivers to memory."""
     if plan.shared_read is not None:
         if options.receipt:
-            message = "ranks that read together make no receipt"
+            message = "read_once does not support receipt"
             raise make("plan.options", message, field="receipt", found=options.receipt)
         return read_once.read(plan, destinations, values, callback, options.for_core())
     wanted = _make_memory(plan, destinations, values)

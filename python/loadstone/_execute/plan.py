@@ -153,12 +153,10 @@ class Plan:
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
-            message = (
-                "a plan of ranks that read together needs those ranks, and a file cannot hold them"
-            )
+            message = "a plan with read_once cannot be saved: it requires its process group"
             raise make("plan.options", message, field="read_once")
         if self._planned.in_place:
-            message = "a plan that writes in place is tied to its model, and a file cannot hold it"
+            message = "a plan with in_place=True cannot be saved: it requires its model"
             raise make("plan.options", message, field="in_place")
         return self._planned.core.to_json()
 

@@ -126,7 +126,7 @@ class LazyTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
-            raise ValueError("a tensor of a file is always copied")
+            raise ValueError("a tensor of a checkpoint cannot be viewed without a copy")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 

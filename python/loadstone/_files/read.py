@@ -201,7 +201,7 @@ class TensorReader:
             if error.code != "plan.recipe":
                 raise
             message = "there is no such cast"
-            found = entry.dtype if not entry.is_decoded else f"numbers of {entry.encoding}"
+            found = entry.dtype if not entry.is_decoded else f"values of {entry.encoding}"
             raise make(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error

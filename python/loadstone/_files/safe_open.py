@@ -70,7 +70,10 @@ class safe_open:  # noqa: N801
         self._device = device_argument(device)
         if self._framework == "np" and self._device != "cpu":
             raise make(
-                "plan.options", "NumPy arrays are on the cpu", field="device", found=str(device)
+                "plan.options",
+                "framework='np' requires device='cpu'",
+                field="device",
+                found=str(device),
             )
         self._reader: TensorReader | None = TensorReader(inspect(filename), decodes=False)
 

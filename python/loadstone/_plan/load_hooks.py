@@ -221,7 +221,9 @@ class LoadHookTracer:
         plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
-            raise make(LOAD_HOOK, "it would write to a tensor that is not saved", tensor=name)
+            raise make(
+                LOAD_HOOK, "it writes to a tensor that is not in the state dict", tensor=name
+            )
         for name, names in groups.items():
             if name.startswith(self.filled_prefixes):
                 continue
@@ -251,7 +253,7 @@ class LoadHookTracer:
             if read.isdisjoint(self.symbols.sources_of(symbol)):
                 continue
             if isinstance(symbol, WholeSymbol):
-                message = "it would use one of the several tensors that this one is made of"
+                message = "it uses one of the several tensors that this one is made from"
                 raise make(LOAD_HOOK, message, tensor=name)
             shared[name] = symbol
         return shared
@@ -271,11 +273,11 @@ class LoadHookTracer:
                 return False
             raise make(
                 LOAD_HOOK,
-                f"it would give it what '{value.slot.name}' has in the model",
+                f"it assigns the model's own value of '{value.slot.name}'",
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
-            message = f"it would give it {value!r}, which is no tensor of the checkpoint"
+            message = f"it assigns {value!r}, which is not a tensor of the checkpoint"
             raise make(LOAD_HOOK, message, tensor=name)
         return True
 

@@ -174,7 +174,7 @@ def _shared_read(
 ) -> SharedReadPlan:
     """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
-        message = "ranks that read together need the model, not a file about it"
+        message = "read_once requires the model, not a skeleton file"
         raise make("plan.options", message, field="read_once")
     whole_tensors = [target.whole() for target in model_targets.targets]
     shared_read = SharedReadPlan(make_core(whole_tensors, **arguments), catalog)
@@ -220,5 +220,10 @@ def _prefixes(values: str | Sequence[str]) -> list[str]:
     texts = [values] if isinstance(values, str) else list(values)
     for text in texts:
         if not isinstance(text, str):
-            raise make("plan.options", "no text", field="strip_prefix", found=repr(text))
+            raise make(
+                "plan.options",
+                "strip_prefix must be a string",
+                field="strip_prefix",
+                found=repr(text),
+            )
     return texts

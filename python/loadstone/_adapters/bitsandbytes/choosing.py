@@ -232,7 +232,7 @@ def _required_of_experts(
     if of_layers is None or of_layers.encoding not in FOUR_BIT:
         raise make(
             "plan.options",
-            "experts are quantized as the linear layers are, which have no 4-bit encoding",
+            "quantize_experts requires that the linear layers get a 4-bit encoding",
             field="quantize_experts",
             found="not at all" if of_layers is None else of_layers.encoding,
             expected=", ".join(FOUR_BIT),

@@ -83,7 +83,7 @@ class Options:
     def of(cls, options: Any) -> Options:
         """Parse the server's options; raises ``plan.options``, also for one without effect."""
         if not isinstance(options, Mapping):
-            raise _refused("options are an object", type(options).__name__, "{...}")
+            raise _refused("the options must be a JSON object", type(options).__name__, "{...}")
         values = _check(options, _VALUES)
         _require(values, "quantize", _HOW_TO_QUANTIZE)
         _require(values, "receipt", ("digest",))
@@ -93,10 +93,12 @@ class Options:
             )
         changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
         if changes and values.get("dequantize"):
-            message = "dequantize goes with no other change"
+            message = "dequantize cannot be combined with other changes"
             raise _refused(message, ", ".join(changes), "one of them")
         if changes and values.get("receipt"):
-            message = "a receipt is of what stands in files: convert the folder with --receipt"
+            message = (
+                "a receipt cannot be made of converted weights: convert the folder with --receipt"
+            )
             raise _refused(message, ", ".join(changes), "one of them")
         return cls(**values, changes=Changes(**changes))
 
@@ -110,7 +112,7 @@ def _check(
             raise unknown(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
         if value in ("", [], {}) or not is_valid(value):
-            raise _refused(f"no value of {name}", repr(value), wanted)
+            raise _refused(f"invalid value of {name}", repr(value), wanted)
         is_list = name in ("include", "exclude")
         values[name] = tuple([value] if isinstance(value, str) else value) if is_list else value
     return values
@@ -120,7 +122,7 @@ def _require(values: Mapping[str, Any], other: str, names: Iterable[str]) -> Non
     """Raise if options have no effect because the option that they modify is missing."""
     idle = [name for name in names if name in values]
     if idle and other not in values:
-        raise _refused(f"no effect without {other}", ", ".join(idle), f"{other} too")
+        raise _refused(f"requires {other}", ", ".join(idle), f"{other} too")
 
 
 def _is_flag(value: Any) -> bool:

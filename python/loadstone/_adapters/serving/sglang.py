@@ -124,13 +124,13 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def _require_agreement(self, model_config: Any) -> None:
         """Reject changed encodings, because SGLang builds its layers from the config alone."""
         if self.options.changes.quantize:
-            message = "SGLang makes layers for what the folder holds: convert the folder first"
+            message = "SGLang cannot quantize during the load: convert the folder first"
             raise make("plan.options", message, field="quantize", path=model_config.model_path)
         makes_numbers = self.options.dequantize or self.options.changes.lora
         if makes_numbers and model_config.quantization is not None:
             raise make(
                 "plan.options",
-                "the model's layers take codes, and these options make numbers; add "
+                "the model's layers are quantized, and these options decode the weights; add "
                 "--json-model-override-args '{\"quantization_config\": null}'",
                 field="model_loader_extra_config",
                 found=f"quantization {model_config.quantization}",

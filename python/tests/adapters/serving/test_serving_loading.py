@@ -262,7 +262,9 @@ def test_scales_of_another_dtype_are_cast(codec: str, tmp_path: Path) -> None:
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(loadstone.PlanError, match="dequantize goes with no other change"):
+    with pytest.raises(
+        loadstone.PlanError, match="dequantize cannot be combined with other changes"
+    ):
         Options.of({"dequantize": True, "quantize": "fp8"})
 
 

@@ -90,7 +90,7 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
     text = json.dumps(changes.quantize)
     raise make(
         "plan.options",
-        "the model's layers do not take these codes; add --config-format loadstone "
+        "the model's layers have another quantization; add --config-format loadstone "
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
         "and exclude",
         field="quantize",
