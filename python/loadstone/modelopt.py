@@ -60,7 +60,7 @@ def init_quantized_weights(
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
 
 
@@ -105,7 +105,7 @@ def load(
         Error: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model holds memory already.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     folder = loading.resolved(checkpoint)
     if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)

@@ -20,7 +20,7 @@ from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import Weighted
+from loadstone._files.lora import Weighted
 from loadstone._model.modules import inside
 from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import LibraryRecipes
@@ -81,7 +81,7 @@ def from_pretrained(
     """
     from loadstone._adapters.transformers import hooks
 
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, options):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 

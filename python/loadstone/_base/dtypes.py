@@ -7,7 +7,7 @@ from functools import cache
 
 from loadstone import _core
 from loadstone._base.errors import make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # Elements per scale in nf4 and fp4.
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)

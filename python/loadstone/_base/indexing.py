@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.errors import Error, make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 
 @dataclass(frozen=True)

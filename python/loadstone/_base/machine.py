@@ -11,7 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 MODES = _core.DEVICE_MAP_MODES
 

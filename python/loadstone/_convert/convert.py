@@ -11,7 +11,7 @@ from loadstone import _core
 from loadstone._base.adapters import adapters_with, resolve
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
 from loadstone._convert import cluster as _cluster
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize, require_no_errors
@@ -163,7 +163,7 @@ def convert(
     if parts is not None:
         message = "parts requires cluster="
         raise make("plan.options", message, field="parts", found=repr(parts))
-    options = OutputOptions.of_call(arguments)
+    options = OutputOptions.from_arguments(arguments)
     target = os.fsdecode(target)
     core_arguments = options.core_arguments(source, target)
     checkpoint = _open_source(

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize
 from loadstone._files.catalog import open_catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.weighted import (
+from loadstone._files.lora import (
     Weighted,
     adapter_rows,
     join_catalogs,
@@ -96,7 +96,7 @@ def merge(
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
-    options = OutputOptions.of_call(locals())
+    options = OutputOptions.from_arguments(locals())
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
     target = os.fsdecode(target)
     if not sources:

@@ -11,9 +11,9 @@ from typing import Any
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, make, unknown
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
-from loadstone._files.weighted import pattern_list
+from loadstone._files.lora import pattern_list
 
 Quantize = str | Mapping[str, str]
 STYLES = ("modelopt", "compressed-tensors")
@@ -88,7 +88,7 @@ class OutputOptions:
     page_cache: str
 
     @classmethod
-    def of_call(cls, keywords: Mapping[str, Any]) -> OutputOptions:
+    def from_arguments(cls, keywords: Mapping[str, Any]) -> OutputOptions:
         """Pick the options from all keywords of a call."""
         return cls(**{option.name: keywords[option.name] for option in fields(cls)})
 

@@ -6,10 +6,10 @@ import os
 
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.text import write_text
 from loadstone._files.catalog import Catalog, CheckpointPath, open_catalog
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.planning import make_plan
 
 

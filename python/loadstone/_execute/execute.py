@@ -23,8 +23,8 @@ from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
+from loadstone._execute.model_check import planned_slots
 from loadstone._execute.report import Report, filled_findings, human_bytes
-from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.half_written import WRITTEN

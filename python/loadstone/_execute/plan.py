@@ -22,10 +22,10 @@ from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
 from loadstone._files.catalog import CheckpointPath, inspect
-from loadstone._files.weighted import Weighted, open_adapters
+from loadstone._files.lora import Weighted, open_adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan

@@ -173,7 +173,7 @@ def _parts(
     source: torch.Tensor, index: int, slices: Sequence[dict[int, Slice]]
 ) -> list[torch.Tensor]:
     """Return each rank's slice of a whole tensor; equal slices share one copy."""
-    wanted = [of_rank[index] for of_rank in slices]
+    wanted = [rank_slices[index] for rank_slices in slices]
     copies = {part: _cut(source, part).contiguous() for part in set(wanted)}
     return [copies[part] for part in wanted]
 

@@ -10,7 +10,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_argument, element_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import Catalog, CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument

@@ -72,7 +72,7 @@ class Receipt:
     def save(self, path: str | os.PathLike[str]) -> None:
         write_text(path, self._text)
 
-    def is_of(self, name: str, tensor: Any) -> bool | None:
+    def matches(self, name: str, tensor: Any) -> bool | None:
         """Compare a tensor with the bytes from the load; ``None`` if the receipt lacks them.
 
         Costs a pass over its memory, and a copy if it is not contiguous or is on a device.
@@ -86,7 +86,7 @@ class Receipt:
             return None
         return self._digest_of(tensor) == str(data[0]["digest"])
 
-    def components_of(self, name: str, tensor: Any) -> bool | None:
+    def components_match(self, name: str, tensor: Any) -> bool | None:
         """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
         entries = {entry.get("component"): entry for entry in self.targets.get(name, [])}
         components = read_components(tensor)

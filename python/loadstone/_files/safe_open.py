@@ -6,7 +6,7 @@ from typing import Any
 
 from loadstone._base.errors import make, unknown
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 from loadstone import _core
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # torch loads it by this name.
 CUDA_LIBRARY = "libcuda.so.1"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # More than any machine has; a typo must not overflow.
 RANKS_MAX = 1 << 20

@@ -25,10 +25,16 @@ from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
 from loadstone._plan.extra_state import ExtraState
-from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
-from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
+from loadstone._plan.model_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import LibraryRecipes
+from loadstone._plan.state_dict_overrides import (
+    LOAD_HOOK,
+    is_filled,
+    is_overridden,
+    is_own,
+    refusal,
+)
 from loadstone._plan.state_symbols import StateSymbols
 from loadstone._skeleton.stand_in import WriteGuard, stand_in
 from loadstone.tracing import Symbol, Trace

@@ -13,13 +13,12 @@ from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, make
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import MergedAdapters
+from loadstone._files.lora import MergedAdapters
 from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
-from loadstone._plan.from_adapters import extend
-from loadstone._plan.load_code import has_code
+from loadstone._plan.library_recipes import extend
 from loadstone._plan.load_hooks import Effect
 from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
@@ -28,6 +27,7 @@ from loadstone._plan.policies import missing_policies
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.rules import Rules, rules_or_recipes
 from loadstone._plan.shared_read import SharedReadPlan
+from loadstone._plan.state_dict_overrides import has_code
 from loadstone._skeleton import initialise
 
 
@@ -212,7 +212,7 @@ def _finished(
         findings += initialise.findings(targets, module)
     if any(finding.code == "merge.tie" for finding in core.findings):
         findings += ties.findings(model_targets.slots, targets)
-    core.add_findings(findings + model_targets.of_memory(targets, in_place))
+    core.add_findings(findings + model_targets.memory_findings(targets, in_place))
     return planned
 
 

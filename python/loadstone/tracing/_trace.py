@@ -12,7 +12,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import Error, make
-from loadstone._base.nests import mapped, tensors_in
+from loadstone._base.pytree import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
 # Names of joined tensors in an error message.

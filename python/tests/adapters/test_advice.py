@@ -315,7 +315,9 @@ def strides_of_a_saved_model(file: Path) -> None:
 def options_of_servers(file: Path) -> None:
     from loadstone._adapters.serving.options import Options
 
-    refused(lambda: Options.of({"receipt": "r", "quantize": "fp8"}), "convert the folder with")
+    refused(
+        lambda: Options.from_mapping({"receipt": "r", "quantize": "fp8"}), "convert the folder with"
+    )
     loadstone.convert(file, file.parent / "out", receipt="xxh3-128")
     model = skeleton()
     loadstone.load(model, file.parent / "out")

@@ -83,7 +83,7 @@ def untouched():
 def library(monkeypatch):
     """`accelerate` and `transformers` stand for the owners here."""
     made = {name: hooks(name) for name in ("accelerate", "transformers")}
-    monkeypatch.setattr(patch, "_hooks_of", made.__getitem__)
+    monkeypatch.setattr(patch, "_patches_for", made.__getitem__)
     return made
 
 

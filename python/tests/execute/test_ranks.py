@@ -394,7 +394,7 @@ def test_reading_together_needs_ranks_and_plain_numbers(matrix, tmp_path: Path) 
     assert "disk" in refused_once(alone, path, **on_disk)
     assert "file_view" in refused_once(alone, path, mmap=True)
     loadstone.save_skeleton(alone, tmp_path / "skeleton.json")
-    assert "need the model" in refused_once(tmp_path / "skeleton.json", path)
+    assert "requires the model" in refused_once(tmp_path / "skeleton.json", path)
     with rank(1, (4,)) as mesh:  # of torch's fake group, which has a backend for the host
         model = spread_matrix(whole, 1, mesh)
         plan = loadstone.plan(model, path, read_once=True)

@@ -12,7 +12,7 @@ import torch
 from loadstone._base.errors import make
 from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
-from loadstone._plan.load_code import has_code
+from loadstone._plan.state_dict_overrides import has_code
 
 # Parameter classes that pack, scale or shard the values of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")

@@ -29,7 +29,7 @@ from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
 # Arguments that accelerate's function has not, or that are passed on apart.
-_OWN = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
+_LOADSTONE_ARGUMENTS = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -78,7 +78,9 @@ def load_checkpoint_in_model(
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
-    arguments = {name: value for name, value in locals().items() if name not in _OWN}
+    arguments = {
+        name: value for name, value in locals().items() if name not in _LOADSTONE_ARGUMENTS
+    }
     paths = files.find(checkpoint)
     reason = files.reason_against(model, arguments)
     catalog = None
@@ -148,8 +150,8 @@ def load_checkpoint_and_dispatch(
     arguments = dict(locals())
     for name in ("max_memory", "no_split_module_classes"):
         del arguments[name]
-    of_hooks = ("skip_keys", "preload_module_classes", "force_hooks")
-    hook_options = {name: arguments.pop(name) for name in of_hooks}
+    hook_names = ("skip_keys", "preload_module_classes", "force_hooks")
+    hook_options = {name: arguments.pop(name) for name in hook_names}
     devices = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )

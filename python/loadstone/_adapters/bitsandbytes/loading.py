@@ -18,7 +18,7 @@ from bitsandbytes import functional
 from loadstone import _core
 from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED_BLOCK, Shape, join_name
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.installing import (
+from loadstone._adapters.bitsandbytes.layer_state import (
     moves_weights,
     prepare_hooks,
     prepare_layers,

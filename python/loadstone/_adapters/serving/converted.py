@@ -22,7 +22,7 @@ from loadstone._base.errors import PlanError, make
 from loadstone._convert.output import folder_of, format_rows
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
-from loadstone._files.weighted import open_adapters
+from loadstone._files.lora import open_adapters
 
 
 def plan_conversion(

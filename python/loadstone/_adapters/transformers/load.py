@@ -24,7 +24,7 @@ from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.execute import Filled
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._files.weighted import MergedAdapters
+from loadstone._files.lora import MergedAdapters
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.ranks import shard_of
 from loadstone._model.targets import SAVED

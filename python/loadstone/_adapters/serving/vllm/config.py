@@ -27,7 +27,7 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
     vLLM's ``SpeculativeConfig`` if the model is a drafter.
     """
     options = options_for(options, model_config, speculative)
-    asked = Changes.of_overrides(vars(model_config.hf_config))
+    asked = Changes.from_overrides(vars(model_config.hf_config))
     if asked.quantize and not options.changes.quantize:
         if (
             options.dequantize
@@ -61,7 +61,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], Any]:
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
-        changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
+        changes = Changes.from_overrides(overrides if isinstance(overrides, dict) else {})
         if changes.quantize:
             fields["quantization_config"] = quantization_config(
                 plan_conversion(str(model), changes)
@@ -74,7 +74,7 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
-        asked = Changes.of_overrides(vars(model_config.hf_config)).quantize
+        asked = Changes.from_overrides(vars(model_config.hf_config)).quantize
         if asked and self.load_config.load_format not in ("loadstone", "dummy"):
             _refuse("loadstone_quantize needs --load-format loadstone", model_config)
         return load_model(self, vllm_config, model_config, *args, **options)

@@ -34,7 +34,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """
 
     def __init__(self, load_config: Any) -> None:
-        self.options = Options.of(load_config.model_loader_extra_config)
+        self.options = Options.from_mapping(load_config.model_loader_extra_config)
         with _as_vllm_accepts_it(load_config):
             super().__init__(load_config)
         self._speculative: Any = None
