@@ -1,3 +1,5 @@
+"""Canary of the accelerate adapter: a small load and dispatch."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

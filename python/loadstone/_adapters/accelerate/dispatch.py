@@ -1,3 +1,5 @@
+"""Dispatch of a loaded model by accelerate's hooks."""
+
 from __future__ import annotations
 
 import dataclasses

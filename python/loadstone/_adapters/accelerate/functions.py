@@ -1,3 +1,5 @@
+"""Functions of accelerate that the adapter calls."""
+
 from __future__ import annotations
 
 import sys

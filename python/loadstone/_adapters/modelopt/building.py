@@ -1,3 +1,5 @@
+"""Build a quantized model of ModelOpt without memory."""
+
 from __future__ import annotations
 
 from pathlib import Path

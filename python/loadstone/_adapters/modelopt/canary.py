@@ -1,3 +1,5 @@
+"""Canary of the ModelOpt adapter: a small quantized load."""
+
 from __future__ import annotations
 
 import functools

@@ -154,8 +154,8 @@ class PendingCopies:
                 self.done.append((copy.target.data_ptr(), copy.target.nbytes, copy.sources))
             self._begins.clear()
             self._copies.clear()
-            for (fill, device), copies in waiting.items():
-                fill(copies, device, progress)
+            for (fill, device_name), copies in waiting.items():
+                fill(copies, device_name, progress)
 
 
 def changes_in_place(func: Any, symbols: list[Any]) -> Error:

@@ -1,3 +1,5 @@
+"""Canary of the transformers adapter: a small load."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Load a checkpoint into a model of transformers with the library's conversion."""
+
 from __future__ import annotations
 
 import functools
