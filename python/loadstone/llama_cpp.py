@@ -35,7 +35,7 @@ def trace(
     trust_code: bool = False,
     allow_links: bool = False,
 ) -> GgufTraced:
-    """Recipes and metadata of the GGUF file that llama.cpp's converter would write.
+    """Trace the recipes and metadata of the GGUF file that llama.cpp's converter would write.
 
     Reads headers, configs and tokenizer files, and no weights but what ``computed_bytes_max``
     allows.
@@ -85,7 +85,7 @@ def save_recipes(
     trust_code: bool = False,
     allow_links: bool = False,
 ) -> tuple[Path, Path]:
-    """Saves the two files with which ``loadstone convert`` writes the GGUF file without Python.
+    """Save the two files with which ``loadstone convert`` writes the GGUF file without Python.
 
     >>> loadstone.llama_cpp.save_recipes("model/", "model", converter="llama.cpp/")
 

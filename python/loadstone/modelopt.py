@@ -40,7 +40,7 @@ def init_quantized_weights(
     threads: int | None = None,
     receipt: str | None = None,
 ) -> AbstractContextManager[None]:
-    """The library's context manager, planned, read, packed and proved by loadstone.
+    """Run the library's context manager, planned, read, packed and proved by loadstone.
 
     In it ``AutoModelForCausalLM.from_pretrained`` gives a quantized and compressed model.
     ``device_map``, ``max_memory`` and ``attn_implementation`` are taken there.
@@ -83,7 +83,7 @@ def load(
     threads: int | None = None,
     receipt: str | None = None,
 ) -> torch.nn.Module:
-    """Loads a model that is quantized and compressed by a config of ModelOpt's.
+    """Load a model that is quantized and compressed by a config of ModelOpt's.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
 
@@ -119,5 +119,5 @@ def load(
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
+    """Return the hooks that :func:`loadstone.patch` installs for ModelOpt."""
     return hooks.hooks()

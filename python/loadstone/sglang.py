@@ -17,7 +17,7 @@ _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 
 def register() -> None:
-    """Puts a hook around SGLang's choice of a loader."""
+    """Put a hook around SGLang's choice of a loader."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_TARGET, choose, HookType.AROUND)
@@ -26,7 +26,7 @@ def register() -> None:
 def choose(
     otherwise: Callable[..., Any], load_config: Any, model_config: Any = None, **others: Any
 ) -> Any:
-    """The loader for a config: ours if it has our option.
+    """Return the loader for a config: ours if it has our option.
 
     Raises:
         RuntimeError: ours is asked for, and SGLang is not as it is known; says what it lacks.

@@ -23,7 +23,7 @@ def load_file(
     backend: str = "mmap",
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a checkpoint as the file holds them (as safetensors' function).
+    """Read all tensors of a checkpoint as the file holds them (as safetensors' function).
 
     >>> state = loadstone.torch.load_file("model.safetensors")
 
@@ -50,7 +50,7 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a file given as bytes, to the CPU (as safetensors' function).
+    """Read all tensors of a file given as bytes, to the CPU (as safetensors' function).
 
     The bytes pass through a temporary file, which ``TMPDIR`` may place in memory.
     """
@@ -61,7 +61,7 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def save(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes that :func:`save_file` writes (as safetensors' function)."""
+    """Return the bytes that :func:`save_file` writes (as safetensors' function)."""
     return Serialized(tensors, metadata).to_bytes()
 
 
@@ -70,7 +70,7 @@ def save_file(
     filename: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors as a safetensors file (as safetensors' function, the same bytes).
+    """Write tensors as a safetensors file (as safetensors' function, the same bytes).
 
     The file appears when it is complete; an older one stays until then.
 
@@ -92,7 +92,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Writes a model's state dict (as safetensors' function).
+    """Write a model's state dict (as safetensors' function).
 
     Of tensors that share memory one is written; the metadata name the others.
 
@@ -127,7 +127,7 @@ def load_model(
     *,
     backend: str = "mmap",
 ) -> tuple[list[str], list[str]]:
-    """Copies a file into the memory of a model (as safetensors' function).
+    """Copy a file into the memory of a model (as safetensors' function).
 
     Use :func:`loadstone.load` for models without memory and for quantized checkpoints.
 

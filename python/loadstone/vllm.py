@@ -17,7 +17,7 @@ FORMAT = "loadstone"
 
 
 def register() -> None:
-    """Tells vLLM of the load format. Does nothing the second time.
+    """Tell vLLM of the load format. Do nothing the second time.
 
     A vLLM that is not as it is known goes on without: a warning says what it lacks, and vLLM
     refuses the format where it is asked for.

@@ -1,4 +1,4 @@
-"""Replaces entry points of libraries while they are patched, and restores the same objects.
+"""Replace entry points of libraries while they are patched, and restore the same objects.
 
 A wrapper is *installed* in a library for the whole process, and *active* in the contexts that asked
 for it. An installed wrapper that is not active calls the library's own function.
@@ -258,7 +258,7 @@ def with_hooks(library: str) -> Callable[..., Any]:
 
 
 class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
-    """Makes the libraries' own loaders run on loadstone.
+    """Make the libraries' own loaders run on loadstone.
 
     >>> with loadstone.patch("transformers", "accelerate"):
     ...     model = AutoModelForCausalLM.from_pretrained("folder")
@@ -305,7 +305,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         self._release()
 
     def start(self) -> patch:
-        """Patches for the whole process until :meth:`stop`. No effect if already started."""
+        """Patch for the whole process until :meth:`stop`. No effect if already started."""
         with _lock:
             if not self._started:
                 self._acquire()
@@ -314,7 +314,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         return self
 
     def stop(self) -> None:
-        """Ends :meth:`start`. No effect if not started."""
+        """End :meth:`start`. No effect if not started."""
         with _lock:
             if self._started:
                 _everywhere.subtract(self.libraries)

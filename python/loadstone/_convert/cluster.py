@@ -1,4 +1,4 @@
-"""Runs the parts of a conversion as tasks of an engine that schedules, places and retries them.
+"""Run the parts of a conversion as tasks of an engine that schedules, places and retries them.
 
 A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may run twice,
 anywhere, at any time: complete shards are kept, and two tasks never write the same shard.

@@ -1,4 +1,4 @@
-"""Converts one checkpoint to another, file to file; no whole tensor is ever in memory."""
+"""Convert one checkpoint to another, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def convert(
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
-    """Converts a checkpoint to safetensors or GGUF, in memory that does not grow with its size.
+    """Convert a checkpoint to safetensors or GGUF, in memory that does not grow with its size.
 
     >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
     >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})

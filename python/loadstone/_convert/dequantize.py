@@ -1,4 +1,4 @@
-"""Dequantizes tensors in memory."""
+"""Dequantize tensors in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dequantize(
     block_size: int = 64,
     allow_non_finite: bool = False,
 ) -> torch.Tensor:
-    """Dequantizes a tensor from its components.
+    """Dequantize a tensor from its components.
 
     >>> loadstone.dequantize({"data": blocks}, "q4_k", (4096, 4096), torch.bfloat16)
 

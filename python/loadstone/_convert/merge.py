@@ -1,4 +1,4 @@
-"""Merges models and adapters into one model, file to file; no whole tensor is ever in memory."""
+"""Merge models and adapters into one model, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def merge(
     receipt: str | None = None,
     page_cache: str = "auto",
 ) -> ConvertReport:
-    """Merges adapters into a model, or several models into one, and writes the result.
+    """Merge adapters into a model, or several models into one, and write the result.
 
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)

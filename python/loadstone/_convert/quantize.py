@@ -1,4 +1,4 @@
-"""Quantizes and dequantizes tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
+"""Quantize and dequantize tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
 
 ``quantize_scaled.py`` has the encodings of ModelOpt and the MX formats.
 """
@@ -53,7 +53,7 @@ class Quantized:
         return self.parts
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor of the decoded values; ``dtype``: default that of the original tensor."""
+        """Decode into a new tensor; ``dtype``: default that of the original tensor."""
         return _decode(self, self.dtype if dtype is None else dtype)
 
 
@@ -68,7 +68,7 @@ def quantize(
     allow_non_finite: bool = False,
     amax: float | Sequence[float] | torch.Tensor | None = None,
 ) -> Quantized:
-    """Quantizes a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
+    """Quantize a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
 
     >>> unit = loadstone.quantize(weight, "nf4", block_size=64)
     >>> weight = unit.dequantize(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Quantizes and dequantizes tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
+"""Quantize and dequantize tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def save_recipes(
     dtype: torch.dtype | str | None = None,
     allow_links: bool = False,
 ) -> None:
-    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
+    """Save the recipes of a library's own conversion, for ``loadstone convert``.
 
     >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 

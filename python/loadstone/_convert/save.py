@@ -1,4 +1,4 @@
-"""Writes safetensors files, byte for byte as safetensors does, in one rename."""
+"""Write safetensors files, byte for byte as safetensors does, in one rename."""
 
 from __future__ import annotations
 

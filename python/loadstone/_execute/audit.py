@@ -68,7 +68,7 @@ class Audit:
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
-        """Raises :class:`AuditError` that names the first tensors in question."""
+        """Raise :class:`AuditError` that names the first tensors in question."""
         for code, names, defect in (
             ("audit.on_meta", self.on_meta, "without memory"),
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
@@ -217,7 +217,7 @@ def audit(
     *,
     receipt: Receipt | str | os.PathLike[str] | bool | None = None,
 ) -> Audit:
-    """Walks parameters, buffers and every tensor reachable through attributes.
+    """Walk parameters, buffers and every tensor reachable through attributes.
 
     Args:
         model: an ``nn.Module``.

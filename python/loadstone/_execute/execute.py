@@ -1,4 +1,4 @@
-"""Executes a plan: the core fills new memory, then the model gets all tensors at once."""
+"""Execute a plan: the core fills new memory, then the model gets all tensors at once."""
 
 from __future__ import annotations
 

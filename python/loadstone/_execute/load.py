@@ -56,7 +56,7 @@ def load(
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
     interleave: bool = False,
 ) -> Report:
-    """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
+    """Load a checkpoint into a model and prove that every tensor has a value with an origin.
 
     >>> report = loadstone.load(model, "checkpoint/", dtype="bfloat16")
 

@@ -1,4 +1,4 @@
-"""Checks that a plan is executed on the model that it was made for."""
+"""Check that a plan is executed on the model that it was made for."""
 
 from __future__ import annotations
 

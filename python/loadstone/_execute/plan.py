@@ -1,4 +1,4 @@
-"""Plans as callers use them: made, inspected, saved and executed."""
+"""The public ``Plan`` and :func:`plan`: make, inspect, save and execute plans."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Plan:
         return dict(self._planned.core.device_map)
 
     def require_ok(self) -> None:
-        """Raises :class:`PlanError` with all findings attached if one of them is an error.
+        """Raise :class:`PlanError` with all findings attached if one of them is an error.
 
         A weight that is stored quantized and broken is a :class:`FormatError`.
         """
@@ -103,7 +103,7 @@ class Plan:
         read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
         interleave: bool = False,
     ) -> Report:
-        """Loads, exactly as planned. Until the last byte is there the model is as it was.
+        """Load exactly as planned. Until the last byte is there the model is as it was.
 
         A parameter or buffer that has memory stays the object that it is and gets new memory, in
         its own order of strides; a buffer whose device or dtype changes is a new one, and the
@@ -149,7 +149,7 @@ class Plan:
         return None if self._planned.model is None else self._planned.model()
 
     def to_json(self) -> str:
-        """The plan as text that the command line and C++ programs carry out too."""
+        """Return the plan as JSON that the command line and C++ programs carry out too."""
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
@@ -161,7 +161,7 @@ class Plan:
         return self._planned.core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`to_json` to a file."""
+        """Write :meth:`to_json` to a file."""
         write_text(path, self.to_json())
 
     @classmethod
@@ -175,7 +175,7 @@ class Plan:
         offload_folder: str | os.PathLike[str] | None = None,
         allow_remote: bool = False,
     ) -> Plan:
-        """Reads a plan back and checks it against the shards, trusting nothing.
+        """Read a plan back and check it against the shards, trusting nothing.
 
         Args:
             root: the checkpoint's folder. Needed if it was moved or copied, unless the
@@ -214,7 +214,7 @@ class Plan:
         report: Report | None = None,
         max_memory: Mapping[Any, int | str] | None = None,
     ) -> str:
-        """The plan as one HTML page that needs no network and no other file.
+        """Return the plan as one HTML page that needs no network and no other file.
 
         Args:
             path: where it is written too.
@@ -275,7 +275,7 @@ def plan(
     read_once: bool = False,
     allow_links: bool = False,
 ) -> Plan:
-    """Plans a load: reads headers, no data, and changes nothing.
+    """Plan a load: read headers, no data, and change nothing.
 
     Args:
         model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a

@@ -37,7 +37,7 @@ class Receipt:
     """
 
     def __init__(self, text: str) -> None:
-        """Parses the JSON of a receipt; the error's code is ``receipt.json``."""
+        """Parse the JSON of a receipt; the error's code is ``receipt.json``."""
         self._text = _core.checked_receipt(text)
         document: dict[str, Any] = json.loads(self._text)
         self.digest: str = document["digest"]
@@ -49,7 +49,7 @@ class Receipt:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
-        """Reads one that was saved, or that a conversion wrote."""
+        """Load one that was saved, or that a conversion wrote."""
         require_local(os.fsdecode(path))
         size_max = _core.RECEIPT_JSON_BYTES_MAX
         with Path(path).open("rb") as file:
@@ -67,9 +67,11 @@ class Receipt:
         return cls(text)
 
     def to_json(self) -> str:
+        """Return the receipt as JSON."""
         return self._text
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_json` to a file."""
         write_text(path, self._text)
 
     def matches(self, name: str, tensor: Any) -> bool | None:

@@ -34,7 +34,7 @@ def configure_remote(
     s3_secret_key: str | None = None,
     s3_session_token: str | None = None,
 ) -> None:
-    """Sets how ``https://``, ``hf://`` and ``s3://`` are read from now on in this process.
+    """Set how ``https://``, ``hf://`` and ``s3://`` are read from now on in this process.
 
     >>> loadstone.configure_remote(ca_file="corporate.pem")
 

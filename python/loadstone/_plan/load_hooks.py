@@ -1,4 +1,4 @@
-"""Traces code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
+"""Trace code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
 
 ``load_state_dict`` itself runs on a stand-in of the model and a state dict of symbols, and the
 tracer records each copy into a tensor. The plan handles tensors that are copied unchanged;

@@ -1,4 +1,4 @@
-"""Plans the origin of every tensor of a model before any data is read."""
+"""Plan the origin of every tensor of a model before any data is read."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from loadstone._skeleton.op_log import StorageView
 
 
 class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
-    """Builds modules without memory for their parameters.
+    """Build modules without memory for their parameters.
 
     >>> with loadstone.skeleton():
     ...     model = MyModel(config)
@@ -177,7 +177,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
 
 
 def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes names, shapes, dtypes and kinds of all tensors of a model, for the command line.
+    """Write names, shapes, dtypes and kinds of all tensors of a model, for the command line.
 
     Args:
         model: an ``nn.Module``, usually built under :class:`skeleton`.

@@ -1,4 +1,4 @@
-"""Canary of the accelerate adapter: a small load and dispatch."""
+"""Canary of the accelerate adapter: a checkpoint dispatched to the CPU."""
 
 from __future__ import annotations
 

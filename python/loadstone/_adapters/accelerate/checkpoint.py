@@ -1,4 +1,4 @@
-"""Resolves the files of a checkpoint, and finds the loads that accelerate must do."""
+"""Resolve the files of a checkpoint, and find the loads that accelerate must do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of accelerate that the adapter calls."""
+"""Find the modules that imported a function of accelerate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs accelerate's loads with loadstone's plan and execution."""
+"""Run accelerate's loads with loadstone's plan and execution."""
 
 from __future__ import annotations
 

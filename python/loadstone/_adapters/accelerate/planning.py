@@ -1,4 +1,4 @@
-"""Translates accelerate's arguments into a plan."""
+"""Translate accelerate's arguments into a plan."""
 
 from __future__ import annotations
 

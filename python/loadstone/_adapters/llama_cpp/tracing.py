@@ -56,7 +56,7 @@ class GgufTraced(LibraryRecipes):
         return to_json(self.metadata)
 
     def save(self, name: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Writes both files; see :func:`loadstone.llama_cpp.save_recipes`."""
+        """Write both files; see :func:`loadstone.llama_cpp.save_recipes`."""
         recipes = Path(f"{os.fsdecode(name)}.recipes.json")
         metadata = Path(f"{os.fsdecode(name)}.metadata.json")
         write_text(recipes, self.recipes_json())

@@ -1,4 +1,4 @@
-"""Build a quantized model of ModelOpt without memory."""
+"""Build models without memory, and place quantizers of ModelOpt in them."""
 
 from __future__ import annotations
 

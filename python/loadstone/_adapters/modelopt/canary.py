@@ -1,4 +1,4 @@
-"""Canary of the ModelOpt adapter: a small quantized load."""
+"""Canaries of ModelOpt: a load for each of its formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs experts that a model stores in one tensor.
+"""Pack experts that a model stores in one tensor.
 
 ModelOpt wraps such a module: each expert's weight goes through that expert's quantizer, which
 ModelOpt finds by the offset of the slice in the stack's memory. ModelOpt itself never packs stacks.

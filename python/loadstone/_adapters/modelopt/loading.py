@@ -1,4 +1,4 @@
-"""Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
+"""Load weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
 
 The model changes only after all bytes are read.
 """

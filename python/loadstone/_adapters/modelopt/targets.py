@@ -1,4 +1,4 @@
-"""Finds the weights that ModelOpt's quantizers pack, and their encodings."""
+"""Find the weights that ModelOpt's quantizers pack, and their encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings offloaded base weights into memory while adapter layers run."""
+"""Bring offloaded base weights into memory while adapter layers run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canary of the transformers adapter: a small load."""
+"""Canary of the transformers adapter: a mixture-of-experts model in bfloat16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps tensors of a GGUF file to the names in published checkpoints of the model.
+"""Map tensors of a GGUF file to the names in published checkpoints of the model.
 
 Names, permutations and arithmetic are transformers' own: its GGUF code runs on the given tensors
 instead of arrays and files. It reads only the keys and values.

@@ -1,4 +1,4 @@
-"""Matches the library's arithmetic operations by class to kernels of the core.
+"""Match the library's arithmetic operations by class to kernels of the core.
 
 The library's own code decides which tensors belong together, and the dtype of the result. Only the
 arithmetic is replaced, by a function that records the kernel.

@@ -1,4 +1,4 @@
-"""Finds rules for a model type in models of two sizes, and proves them on both.
+"""Find rules for a model type in models of two sizes, and prove them on both.
 
 The models are on meta, and their checkpoints are headers in front of a hole, without weights.
 """

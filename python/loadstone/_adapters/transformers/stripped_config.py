@@ -1,4 +1,4 @@
-"""Chooses the library's quantizer or loadstone's codecs for a quantized checkpoint.
+"""Choose the library's quantizer or loadstone's codecs for a quantized checkpoint.
 
 The library makes its quantizer from ``quantization_config`` alone, before it knows the files.
 Without a quantizer the model is an ordinary one, and codecs dequantize its weights in the load.

@@ -1,4 +1,4 @@
-"""Plans and reads in ``from_pretrained`` of release 4.57, which converts no values.
+"""Plan and read in ``from_pretrained`` of release 4.57, which converts no values.
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` finds missing,
