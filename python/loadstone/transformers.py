@@ -64,7 +64,7 @@ def from_pretrained(
             library's quantizer is made. ``None``, the default: the library's, but for
             ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
             raises because a package or a device is not there (a ``UserWarning`` tells of that).
-            A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
+            A ``quantization_config`` of the checkpoint's own method selects the library's.
         lora, lora_ignore, tie, progress, threads, receipt: see :func:`loadstone.load`.
         kwargs: arguments of the library's function. A misspelled one is an error that names the
             nearest known one.

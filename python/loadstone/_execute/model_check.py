@@ -105,8 +105,8 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if splits and ties.is_split(slot, target):
             tie_of = root  # the plan's own doing
         if root != tie_of and roots.get(root, "") != roots[slot.name]:
-            own = "a separate tensor"
-            found, expected = (f"tied to {name}" if name else own for name in (root, tie_of))
+            separate = "a separate tensor"
+            found, expected = (f"tied to {name}" if name else separate for name in (root, tie_of))
             raise _changed("a tie was added or removed", slot, found, expected)
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
             raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))

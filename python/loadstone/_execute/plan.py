@@ -135,13 +135,14 @@ class Plan:
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
         options = execute.ExecuteOptions(progress, threads, receipt, read_ahead_bytes, interleave)
-        given = model if into is None else into
-        subject = self._model() if given is None else given
-        if subject is None:
+        target_model = model if into is None else into
+        if target_model is None:
+            target_model = self._model()
+        if target_model is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         in_place = True if into is not None else None
-        report = execute.run(self._planned, subject, options, in_place=in_place)
-        warn_of_replaced(subject)
+        report = execute.run(self._planned, target_model, options, in_place=in_place)
+        warn_of_replaced(target_model)
         return report
 
     def _model(self) -> Any:
@@ -335,8 +336,8 @@ def plan(
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
         LoadError: it does not exist or cannot be read.
-        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
-            model and checkpoint is never raised here: it is in ``findings``.
+        Error: invalid arguments (``plan.options``, ``plan.rules``). A mismatch of model and
+            checkpoint is never raised here: it is in ``findings``.
     """
     return Plan(_planned(**locals()))
 

@@ -53,7 +53,7 @@ class Report:
         return [item for name, item in self.provenance.items() if name in names]
 
     def to_json(self) -> str:
-        """Return the JSON that the command prints, without the receipt: ``{provenance, seconds ...}``."""
+        """Return the JSON that the command prints, ``{provenance, ...}``, without the receipt."""
         members = {name: value for name, value in vars(self).items() if name != "receipt"}
         return json.dumps(members, default=_members, indent=1)
 

@@ -134,7 +134,7 @@ class LoadHookTracer:
         self.filled_prefixes = self._prepare(copy)
         modules = dict(copy.named_modules())
         before = {path: _attributes(module) for path, module in modules.items()}
-        own = {path: _attributes(module) for path, module in self.model.named_modules()}
+        attributes = {path: _attributes(module) for path, module in self.model.named_modules()}
         keys, failure = None, None
         writes = WriteGuard(self.model)
         try:
@@ -145,7 +145,7 @@ class LoadHookTracer:
         for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
-            if _attributes(module) != own.get(path):
+            if _attributes(module) != attributes.get(path):
                 return self._finding_at(path, "it would change the model itself")
         for path, module in modules.items():
             if _attributes(module) != before[path]:

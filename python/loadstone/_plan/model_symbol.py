@@ -101,6 +101,6 @@ class OwnSymbol(Symbol):
                 return cls(first.tracer, first.slot, first.copied, is_place)
         if packet in _operations.READS_VALUES or packet in _operations.FORM_ONLY:
             return _operations.run(func, args, kwargs or {})
-        own: list[Symbol] = [symbol for symbol in args if isinstance(symbol, OwnSymbol)]
+        symbols: list[Symbol] = [symbol for symbol in args if isinstance(symbol, OwnSymbol)]
         why = "is the model's own value: a hook may assign it, but not change it or compute with it"
-        raise refusal("plan.untraceable", packet.__name__, own, why)
+        raise refusal("plan.untraceable", packet.__name__, symbols, why)

@@ -61,6 +61,6 @@ DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
+    {field.name for field in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

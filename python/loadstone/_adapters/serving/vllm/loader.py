@@ -130,12 +130,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 @contextlib.contextmanager
 def _as_vllm_accepts_it(load_config: Any) -> Iterator[None]:
     """Hide our options and our format, which vLLM's own loader rejects."""
-    own = load_config.model_loader_extra_config, load_config.load_format
+    saved = load_config.model_loader_extra_config, load_config.load_format
     load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
     try:
         yield
     finally:
-        load_config.model_loader_extra_config, load_config.load_format = own
+        load_config.model_loader_extra_config, load_config.load_format = saved
 
 
 def _is_for_others(module: torch.nn.Module) -> bool:
