@@ -66,7 +66,7 @@ def trace(
     """
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):
-        message = "llama.cpp's converter takes a folder with a language model's config.json"
+        message = "llama.cpp's converter requires a folder with a language model's config.json"
         raise make("plan.options", message, path=str(folder), field="model_folder")
     entered = converter_at(converter)
     if not trust_code:

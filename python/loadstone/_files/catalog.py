@@ -191,6 +191,6 @@ def _reopen(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str
     catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
     found = catalog.digest()
     if found != digest:
-        message = "the checkpoint is not the one that was pickled"
+        message = "the checkpoint has changed since it was pickled"
         raise make("io.changed", message, path=paths[0], found=found, expected=digest)
     return catalog

@@ -126,7 +126,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     if build is not None:
         record.default_dtype = build.default_dtype
         if build.random_read:
-            message = "the constructor looked at a value that was drawn at random"
+            message = "the constructor read a random value"
             record.add("warning", "random", "", message)
     for slot in slots_of(model):
         if slot.kind == "parameter" or slot.tie_of is not None:

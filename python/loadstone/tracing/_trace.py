@@ -81,7 +81,7 @@ class Symbol(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        raise refusal("plan.untraceable", "data", [self], "gets another value")
+        raise refusal("plan.untraceable", "data", [self], "is assigned a new value")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         clone = memo[id(self)] = self.clone()

@@ -95,7 +95,11 @@ def load_checkpoint_in_model(
     if device_map is not None:
         arguments["device_map"] = device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
-            raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
+            raise make(
+                "plan.offload_folder",
+                "required, as tensors are placed on disk",
+                field="offload_folder",
+            )
         tied = accelerate.utils.find_tied_parameters(model)
         accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
     plan = planning.plan_load(model, catalog, missing, arguments)

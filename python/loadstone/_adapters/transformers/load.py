@@ -258,7 +258,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
         if get_device(config.device_map, name) == "disk" and devices.get(name, "disk") != "disk"
     )
     if copied and config.disk_offload_folder is None:
-        message = "a module on disk is tied to one in memory, and its copy there has no folder"
+        message = "required, as a module on disk is tied to one in memory"
         raise make("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
     return copied
 

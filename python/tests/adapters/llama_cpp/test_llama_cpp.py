@@ -314,7 +314,7 @@ def test_files_of_torch_are_converted_first(stack: Path) -> None:
 def test_blocks_are_refused(make: Callable[..., Path]) -> None:
     """A type that the converter forces, and an array whose bytes it works out."""
     tensors = {"forced": torch.zeros(2, 32), "w": torch.zeros(2, 32)}
-    with pytest.raises(loadstone.PlanError, match="wants this tensor in blocks") as caught:
+    with pytest.raises(loadstone.PlanError, match="requires this tensor in blocks") as caught:
         llama_cpp.trace(make("Blocks", **tensors), converter=CONVERTER)
     assert caught.value.code == "plan.encoding"
     assert caught.value.tensor == "blk.forced"
