@@ -175,7 +175,9 @@ class QuantizedWeights(TargetExtension):
     def require_savable(self, is_pickled: bool) -> None:
         """Allow saving to JSON, which the command line executes, but not pickling."""
         if is_pickled:
-            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+            raise TypeError(
+                "a plan with modules of bitsandbytes cannot be pickled: it requires its model"
+            )
 
     def before_read(self) -> None:
         """Reject non-finite scales (``q.nan``) before weights are allocated."""
