@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and hooks of all tests."""
 
 import atexit
 import gc
@@ -14,27 +14,27 @@ import pytest
 import torch
 from fast_files import FAST
 
-# A shell starts its background jobs with SIGINT ignored, and children inherit that; here it must
-# arrive, because the tests of interruption send it.
+# A shell starts background jobs with SIGINT ignored, and children inherit that; the interrupt tests
+# need it delivered.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Recipes that tests make are not for the user's cache folder, nor those in there for tests.
+# Keep tests away from the recipes in the user's cache folder.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects_to_search() -> None:
-    """Passes over the collector leave out what the files before and their imports have made."""
+    """Exclude objects of earlier files and imports from garbage collection passes."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def what_libraries_replace() -> Iterator[None]:
-    """ModelOpt leaves its own function when a forward pass of its experts fails, and PEFT's BOFT
-    leaves gcc as the compiler of C++."""
+    """Restore globals that libraries replace: ModelOpt leaves its own function if a forward pass of
+    its experts fails, and PEFT's BOFT leaves gcc as the C++ compiler."""
     linear = torch.nn.functional.linear
     compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
     yield
@@ -48,7 +48,7 @@ def what_libraries_replace() -> Iterator[None]:
 
 @pytest.fixture
 def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reader of a library may run."""
+    """Fail if a library reads a file."""
     import gguf
     import safetensors.torch
 
@@ -72,14 +72,14 @@ def is_fast(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test-fast` runs what has this mark."""
+    """Collect only tests with the mark that `make test-fast` selects."""
     for item in items:
         if is_fast(item.path):
             item.add_marker("fast")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where `fast` is asked for, no other file is imported: that alone takes half a minute."""
+    """Import only the files with the mark `fast`: importing the others takes half a minute."""
     is_asked = config.getoption("markexpr").startswith("fast")
     is_other = collection_path.name.startswith("test_") and not is_fast(collection_path)
     return True if is_asked and is_other else None

@@ -1,4 +1,4 @@
-"""Reports of loads: the origin of the value of every tensor."""
+"""Report of loads: the origin of the value of every tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """quantize_config.json (GPTQ) and quant_config.json (AWQ) complete config.json.
 
-The versions of GPTQ differ by one in each zero point, and only a config has the version.
+GPTQ's versions differ by one in each zero point, and only a config has the version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import loadstone
 
 MODULE = NAME.removesuffix(".weight")
 SECTION = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}
-FIRST = [int(digit) - 6 for digit in "87654321"]  # zero points are stored less one
+FIRST = [int(digit) - 6 for digit in "87654321"]  # zero points are stored minus one
 SECOND = [number + 1 for number in FIRST]
 V1, V2 = {"checkpoint_format": "gptq"}, {"checkpoint_format": "gptq_v2"}
 

@@ -1,4 +1,4 @@
-"""The table of headers in docs/cpp.md: made from the headers as they are."""
+"""The table of headers in docs/cpp.md is generated from the current headers."""
 
 import importlib.util
 import subprocess
