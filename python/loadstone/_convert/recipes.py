@@ -42,6 +42,6 @@ def save_recipes(
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
         raise make(
-            "plan.options", "there are no recipes to save: all names match unchanged", field="rules"
+            "plan.options", "no recipes are needed: all names match unchanged", field="rules"
         )
     write_text(path, traced.recipes.to_json(catalog._core))
