@@ -299,7 +299,7 @@ class LoadHookTracer:
             source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
             problem = ""
             if name in self.symbols.objects:
-                problem = "is no tensor in the checkpoint, and cannot be loaded"
+                problem = "is not a tensor in the checkpoint, and cannot be loaded"
             elif source is not None:
                 extra[path] = source
             elif state is not None:

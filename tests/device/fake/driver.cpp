@@ -1,4 +1,4 @@
-// The driver's functions that every version of it has.
+// Driver functions common to all versions.
 #include <algorithm>
 #include <cstring>
 #include <iterator>

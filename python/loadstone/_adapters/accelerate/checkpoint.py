@@ -62,7 +62,7 @@ def _shards_of(index: Path) -> str | list[str]:
         return str(index)
     names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
-        raise make("ix.path_escape", "a shard must lie beside its index", path=str(index))
+        raise make("ix.path_escape", "a shard must be in the folder of its index", path=str(index))
     return [str(index.parent / name) for name in names]
 
 

@@ -140,7 +140,7 @@ def _require_untied(model: torch.nn.Module, weights: list[PackedTarget]) -> None
             owners.setdefault(id(parameter), name)
             owner = owners[id(parameter)]
             if owner != name and packed & {name, owner}:
-                raise _refused(name, f"tied to {owner!r}", "a weight of its own")
+                raise _refused(name, f"tied to {owner!r}", "an untied weight")
 
 
 def _set_groups(

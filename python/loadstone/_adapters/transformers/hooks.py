@@ -105,7 +105,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         obstacles.append("DeepSpeed or FSDP")
     devices = _device_types(kwargs.get("device_map"))
     if "meta" in devices and len(devices) > 1:
-        obstacles.append("device_map (meta beside other devices)")
+        obstacles.append("device_map (meta with other devices)")
     hooks().refresh()
     if obstacles and options.refuses_unsupported:
         raise unsupported(obstacles[0])
