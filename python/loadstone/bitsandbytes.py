@@ -46,7 +46,7 @@ def heal(model: _Model) -> _Model:
     Raises:
         FormatError: scales are lost already (``q.scale_missing``), naming the first weight; the
             model is unchanged.
-        PlanError: ``plan.options``: the argument is neither a module nor a pipeline.
+        OptionError: ``plan.options``: the argument is neither a module nor a pipeline.
 
     Not thread-safe while the model runs.
     """

@@ -69,8 +69,8 @@ def from_single_file(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported file type or release of the library, or a keyword
-            that nothing takes.
+        OptionError: ``plan.options``: an unsupported file type or release of the library, or a
+            keyword that nothing takes.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
@@ -107,7 +107,7 @@ def from_pretrained(
         The result of the library's function, as for :func:`from_single_file`.
 
     Raises:
-        PlanError, Error: as for :func:`from_single_file`.
+        PlanError, OptionError: as for :func:`from_single_file`.
     """
     of_pipelines = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
     options = LoadOptions.of_call(locals() | of_pipelines)
@@ -118,7 +118,7 @@ def patches() -> Hooks:
     """Return the hooks that :func:`loadstone.patch` installs for diffusers.
 
     Raises:
-        Error: ``plan.options``: an unsupported release of the library.
+        OptionError: ``plan.options``: an unsupported release of the library.
     """
     import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
 
@@ -139,7 +139,7 @@ def trace(
             decoded.
 
     Raises:
-        Error: ``plan.options``: the model is not of this library.
+        OptionError: ``plan.options``: the model is not of this library.
     """
     import diffusers
 

@@ -57,7 +57,7 @@ def trace(
         ``metadata`` and ``catalog``.
 
     Raises:
-        Error: ``plan.options``: the converter or a package that it needs is not there, or is
+        OptionError: ``plan.options``: the converter or a package that it needs is not there, or is
             another one; the folder's tokenizer is code.
         PlanError: the converter does not know the model (``plan.conversion``), or does what no
             recipe can say (``plan.untraceable``, ``plan.data_dependent``, ``plan.encoding``).

@@ -56,7 +56,7 @@ def init_quantized_weights(
 
     Raises:
         PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
-        Error: ``plan.quantize``: the config asks for an unsupported format, named.
+        PlanError: ``plan.quantize``: the config asks for an unsupported format, named.
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
@@ -102,7 +102,7 @@ def load(
     Raises:
         PlanError: something is missing or does not fit; nothing was read, and the model is as it
             was.
-        Error: ``plan.quantize``: the config asks for an unsupported format, named;
+        PlanError: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model holds memory already.
     """
     options = LoadOptions.of_call(locals())

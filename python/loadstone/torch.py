@@ -41,7 +41,7 @@ def load_file(
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: ``plan.options``: an unknown device or backend.
+        OptionError: ``plan.options``: an unknown device or backend.
     """
     require_backend(backend)
     place = device_argument(device)

@@ -75,8 +75,8 @@ def from_pretrained(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported argument, named (``state_dict``, ``gguf_file``,
-            files that are not safetensors ...).
+        OptionError: ``plan.options``: an unsupported argument, named (``state_dict``,
+            ``gguf_file``, files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
     from loadstone._adapters.transformers import hooks
@@ -108,7 +108,8 @@ def trace(
         key_mapping: as ``from_pretrained`` takes it.
 
     Raises:
-        Error: ``plan.options``: the model is not of this library, or its version is unsupported.
+        OptionError: ``plan.options``: the model is not of this library, or its version is
+            unsupported.
     """
     import transformers
 

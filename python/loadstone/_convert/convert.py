@@ -148,11 +148,12 @@ def convert(
 
     Raises:
         PlanError: a target cannot be made (all ``findings`` attached), or not in ``max_memory``.
-        FormatError: the source breaks a rule of its format.
+            ``convert.overflow``: a tensor has values that its new dtype cannot hold.
+            ``convert.target``: the target is the source, or in its folder, or is a folder with
+            another model.
+        FormatError: the source breaks a rule of its format. ``q.nan``: a tensor to quantize has
+            non-finite values.
         LoadError: input or output failed, the disk is full, the source changed meanwhile.
-        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.overflow``: one has
-            values that its new dtype cannot hold. ``convert.target``: the target is the source, or
-            in its folder, or is a folder with another model.
             ``convert.state``: the unfinished shards are of another conversion;
             ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
             missing.

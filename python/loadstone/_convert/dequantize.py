@@ -48,12 +48,14 @@ def dequantize(
         A new tensor on the CPU.
 
     Raises:
-        Error: the encoding is unknown (``plan.encoding``), removed from GGUF (``gg.type``) or has
-            no values (``gg.no_dequant``); parts, dialect or dtype are unsupported (``usage``); the
-            bytes do not fit the shape (``plan.shape``); a component of bitsandbytes is missing,
-            unknown, or does not fit (``q.scale_missing``, ``q.scale_unused``,
-            ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
-            or has no memory (``audit.on_meta``).
+        PlanError: the encoding is unknown (``plan.encoding``), or the bytes do not fit the shape
+            (``plan.shape``).
+        OptionError: parts, dialect or dtype are unsupported (``usage``).
+        FormatError: the encoding is removed from GGUF (``gg.type``) or has no values
+            (``gg.no_dequant``); a component of bitsandbytes is missing, unknown, or does not fit
+            (``q.scale_missing``, ``q.scale_unused``, ``q.shape``, ``q.scale_shape``, ``q.dtype``,
+            ``q.group_size``, ``q.code``, ``q.nan``).
+        AuditError: a component has no memory (``audit.on_meta``).
     """
     name = encoding.lower()
     if name in quantize.ENCODINGS:

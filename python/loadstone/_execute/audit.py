@@ -225,7 +225,7 @@ def audit(
             every tensor is hashed and compared with it, which detects overwrites of any kind.
 
     Raises:
-        Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.
+        OptionError: ``plan.options``: ``receipt=True``, and the load was not asked for one.
     """
     if isinstance(receipt, bool):
         receipt = _own_receipt(model, report) if receipt else None

@@ -337,8 +337,9 @@ def plan(
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
         LoadError: it does not exist or cannot be read.
-        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
-            model and checkpoint is never raised here: it is in ``findings``.
+        OptionError: arguments that mean nothing (``plan.options``).
+        PlanError: invalid rules (``plan.rules``). What is wrong between model and checkpoint is
+            never raised here: it is in ``findings``.
     """
     return Plan(_planned(**locals()))
 

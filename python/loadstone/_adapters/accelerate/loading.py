@@ -24,7 +24,7 @@ from loadstone._base.warn import warn_of_findings
 from loadstone._execute import audit, execute
 from loadstone._execute.report import Report
 from loadstone._files.catalog import try_inspect
-from loadstone._plan.options import Progress
+from loadstone._plan.options import Missing, Progress
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
@@ -49,7 +49,7 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     *,
-    missing: str = "keep",
+    missing: Missing = "keep",
     progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
@@ -130,7 +130,7 @@ def load_checkpoint_and_dispatch(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     *,
-    missing: str = "keep",
+    missing: Missing = "keep",
     progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,

@@ -17,6 +17,7 @@ from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.from_adapters import trace
+from loadstone._plan.options import Missing
 from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
@@ -42,13 +43,10 @@ class Adjusted(LibraryRecipes):
 def plan_load(
     model: torch.nn.Module,
     catalog: Catalog,
-    missing: str,
+    missing: Missing,
     arguments: Mapping[str, Any],
 ) -> PlannedLoad:
     """Plan a load by the arguments of accelerate's function."""
-    if missing not in _core.MISSING_POLICIES:
-        where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
-        raise make("plan.options", "unknown policy", field="missing", **where)
     slots, device_map, dtype = walk(model), arguments["device_map"], arguments["dtype"]
     dtype = None if dtype is None else torch_dtype(dtype_argument(dtype))
     keeps = (
