@@ -21,7 +21,7 @@ from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.patch import Hooks
 from loadstone._base.errors import make
 
-__all__ = ["QuantizedWeight", "heal", "patches"]
+__all__ = ["QuantizedWeight", "heal"]
 
 _Model = TypeVar("_Model")
 

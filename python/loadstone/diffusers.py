@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,15 @@ from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import refuse_misspelled
+from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
-from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
+
+__all__ = ["from_pretrained", "from_single_file", "trace"]
 
 # Own modules are imported inside functions here if they need a supported release of a library:
 # `skeleton_builder` serves all releases.
@@ -37,13 +41,13 @@ def from_single_file(
     *,
     missing: Missing = "error",
     infer_config: bool = False,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_single_file``, planned, read and proved by loadstone.
@@ -88,7 +92,7 @@ def from_pretrained(
     lora_ignore: str | Sequence[str] = (),
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_pretrained``, planned, read and proved by loadstone.

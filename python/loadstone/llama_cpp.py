@@ -23,7 +23,7 @@ from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 from loadstone._base.errors import make
 from loadstone._files.catalog import inspect
 
-__all__ = ["save_recipes", "trace"]
+__all__ = ["GgufTraced", "MetadataEntry", "save_recipes", "trace"]
 
 
 def trace(

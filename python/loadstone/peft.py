@@ -15,7 +15,7 @@ import functools
 
 from loadstone._adapters.patch import Hooks
 
-__all__ = ["patches"]
+__all__: list[str] = []
 
 
 @functools.cache

@@ -22,6 +22,7 @@ def dequantize(
     shape: Sequence[int],
     dtype: torch.dtype,
     dialect: str | None = None,
+    *,
     block_size: int = 64,
     allow_non_finite: bool = False,
 ) -> torch.Tensor:

@@ -62,6 +62,7 @@ def quantize(
     tensor: torch.Tensor,
     encoding: str,
     block_size: int = 64,
+    *,
     nested: bool = False,
     nested_offset: float | torch.Tensor | None = None,
     dialect: str | None = None,

@@ -12,12 +12,12 @@ from loadstone import _core
 from loadstone._base.adapters import adapters_with
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
+from loadstone._base.vocabulary import Missing
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.from_adapters import trace
-from loadstone._plan.options import Missing
 from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
