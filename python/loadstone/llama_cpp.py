@@ -99,7 +99,7 @@ def save_recipes(
         The paths of both.
 
     Raises:
-        Error: see :func:`trace`.
+        OptionError, PlanError: see :func:`trace`.
     """
     traced = trace(
         model_folder,

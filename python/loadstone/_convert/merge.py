@@ -95,7 +95,7 @@ def merge(
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
-        FormatError, LoadError, Error: see :func:`loadstone.convert`.
+        FormatError, LoadError: see :func:`loadstone.convert`.
     """
     options = OutputOptions.of_call(locals())
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
