@@ -51,7 +51,7 @@ ROWS = {
         ("experts", "safetensors load_file + clone", "safetensors, the same, copied"),
         ("experts", "loadstone.transformers", f"{OURS}`.transformers`, experts fused"),
         ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
-        ("small", "transformers, to f32", "transformers, into memory of its own"),
+        ("small", "transformers, to f32", "transformers, into private memory"),
         ("small", "transformers, views of the file", "transformers, views of the file"),
         ("in place", PREFAULTED, "limit: two threads read into memory that is there"),
         ("in place", "loadstone, into=model", f"{OURS}, into a model in use"),

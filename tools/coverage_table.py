@@ -298,7 +298,7 @@ def make_table(rows: list[Row]) -> str:
         f"of them with converters. {loaded} are used by one of the {len(CASES)} tiny models of "
         f"the tests. {len(refused) or 'None'} {'is' if len(refused) == 1 else 'are'} refused.",
         "",
-        "| key | what is done | checked | refused |",
+        "| key | operations | checked | refused |",
         "|---|---|---|---|",
         *[row.line() for row in sorted(rows, key=lambda row: row.key.lower())],
     ]

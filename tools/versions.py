@@ -90,7 +90,7 @@ def in_words(cells: dict[str, dict[str, str]] | str) -> str:
     doors = [(f"{name}, {door}", each) for name in cells for door, each in cells[name].items()]
     refused = sum(each in ("refused", "own") for _, each in doors)
     if refused == len(doors):
-        return "refused by name; a patch leaves it as it is"
+        return "not supported: direct calls reject it, a patch leaves it unpatched"
     wrong = [f"{name}: {each}" for name, each in doors if each != "equal"]
     return f"{len(doors) - len(wrong)} of {len(doors)} equal" + "".join(f"; {e}" for e in wrong)
 
@@ -99,22 +99,24 @@ def page(rows: dict[str, list[tuple[str, str]]]) -> str:
     lines = [
         "# Releases of other libraries",
         "",
-        "Made by `make versions`. Each row is one release. It was tried in a process of its own,",
-        "by direct calls and by `loadstone.patch`, and every tensor was compared by its bytes with",
-        "what that release loads by itself.",
+        "Made by `make versions`. Each row is one release, tried in its own process by direct",
+        "calls and by `loadstone.patch`. Every tensor was compared bit for bit with the one that",
+        "the release loads without loadstone.",
         "",
-        "- transformers: llama, mixtral, qwen3_moe (in shards) and a llama with tied embeddings:",
-        "  in F32, in BF16, with a layer on disk. A head for a base and a base for a head, missing",
-        "  tensors and other shapes (drawn alike), T5 in F16 with modules kept in F32, BERT with",
-        "  names of old, LLaVA.",
-        "- diffusers: Wan and Sana, from a folder and from one file.",
-        "- accelerate: in memory, a layer on disk, `auto`.",
-        "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",
-        "- ModelOpt: fp8 and nvfp4, by its low-memory mode.",
+        "| library | checked |",
+        "|---|---|",
+        "| transformers | llama, mixtral, qwen3_moe (in shards) and a llama with tied "
+        "embeddings: in F32, in BF16, with a layer on disk. A head for a base and a "
+        "base for a head, missing tensors and different shapes (same random draws), T5 "
+        "in F16 with modules kept in F32, BERT with old names, LLaVA |",
+        "| diffusers | Wan and Sana, from a folder and from one file |",
+        "| accelerate | in memory, a layer on disk, `auto` |",
+        "| bitsandbytes | nf4, fp4 and int8 on the CPU, by transformers |",
+        "| ModelOpt | fp8 and nvfp4, by its low-memory mode |",
         "",
-        "A release that differs from loadstone's table of places (`loadstone/_adapters/sites/`) is",
-        "refused in one sentence by direct calls. Under `loadstone.patch` it runs untouched, with",
-        "one `UserWarning`.",
+        "If a release differs from loadstone's tables of replaced functions",
+        "(`loadstone/_adapters/sites/`), direct calls reject it with an error that names it. Under",
+        "`loadstone.patch` it runs unpatched, with one `UserWarning`.",
     ]
     for library, found in rows.items():
         lines += ["", f"## {library}", "", "| release | result |", "|---|---|"]

@@ -273,8 +273,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation(
-            "cast", {"there is no such cast", fmt::format("{} to {}", source.name(), name(dtype))});
+        refuse_operation("cast", {"no cast exists between these",
+                                  fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
     }

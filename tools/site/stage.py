@@ -74,12 +74,9 @@ def index() -> str:
         caption = section.partition("\n")[0]
         pages = [page for page in re.findall(r"\]\(/([^)#]+)\.md", section) if page not in seen]
         seen.update(pages)
-        if "formats/" in section:
-            formats = sorted((REPOSITORY / "docs" / "formats").glob("*.md"))
-            pages += [f"formats/{page.stem}" for page in formats]
         trees.append(toctree(caption, pages))
     reference = ["reference/python", "reference/cpp", "reference/command", "reference/codes"]
-    trees += [toctree("Reference", reference), toctree("Project", list(ROOT_PAGES.values())[1:])]
+    trees += [toctree("API", reference), toctree("Project", list(ROOT_PAGES.values())[1:])]
     return text + "".join(trees)
 
 

@@ -176,7 +176,7 @@ def test_a_claim_that_no_tensor_bears_out_is_an_error(claim: str, tmp_path: Path
     for options in (["--dequantize"], ["--quantize", "fp8"]):
         done = run("convert", source, tmp_path / "out", *options)
         assert done.returncode == 1 and "plan.config_mismatch" in done.stderr, done
-        assert f"{claim} says" in done.stderr
+        assert f"{claim} declares" in done.stderr
     if claim == "config.json":
         (source / claim).write_text("{}")
     else:
@@ -233,7 +233,7 @@ def test_the_claim_of_any_model_counts(place: int, claim: str, tmp_path: Path) -
     if claim != "config.json":
         (folders[1 - place] / claim).unlink()
     done = run("merge", *(f"{each}:0.5" for each in folders), "-o", tmp_path / "out")
-    assert done.returncode == 1 and f"{claim} says that the checkpoint" in done.stderr, done
+    assert done.returncode == 1 and f"{claim} declares that the checkpoint" in done.stderr, done
     assert (
         f"remove {'the section from it' if claim == 'config.json' else 'the file'}" in done.stderr
     )

@@ -184,7 +184,7 @@ def test_stacks_that_lie_the_other_way_are_transposed(stacks: Tensors, tmp_path:
     save_file(stacks, folder / "model.safetensors", metadata={"format": "pt"})
     config = {"model_type": "qwen3_vl_moe", "text_config": {"num_hidden_layers": 1}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(loadstone.PlanError, match="lies") as caught:
+    with pytest.raises(loadstone.PlanError, match="has the layout") as caught:
         loadstone.convert(folder, tmp_path / "out", quantize="fp8")
     assert caught.value.code == "plan.shape"
     assert "--experts separate" in caught.value.findings[0].suggestion

@@ -459,7 +459,7 @@ class TestRefused:
         assert "NaN or infinite" in str(self.config_error(tmp_path, lora_alpha=float("nan")))
 
     def test_text_that_is_no_configuration(self, tmp_path: Path) -> None:
-        assert "no JSON object" in str(self.config_error(tmp_path, text="[NaN]x"))
+        assert "not a JSON object" in str(self.config_error(tmp_path, text="[NaN]x"))
 
     def test_factors_beyond_f32(self, tmp_path: Path) -> None:
         saved(tmp_path, target_modules=["first"], r=4, lora_alpha=8)

@@ -170,7 +170,7 @@ def test_a_cast_is_refused_where_only_the_config_tells(
 ) -> None:
     config = {"quantization_config": {"quant_method": layout}}
     folder = folder_of(tmp_path / "in", DECLARED[layout], **config)
-    with pytest.raises(loadstone.PlanError, match="none of its tensors is in a layout"):
+    with pytest.raises(loadstone.PlanError, match="none of its tensors has a layout"):
         door(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -62,7 +62,7 @@ NAMED = {
     "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's answer"),
     "a length that lies": (Fault("lies", BEYOND), "io.remote", "another range"),
     "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
-    "to nothing": (Fault("redirect"), "io.redirect", "no https URL"),
+    "to nothing": (Fault("redirect"), "io.redirect", "other than https"),
     "to a file": (Fault("redirect", location="file:///etc/passwd"), "io.redirect", "file:"),
     "round and round": (Fault("redirect", times=99, location=FILE), "io.redirect", "again"),
 }

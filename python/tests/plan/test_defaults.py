@@ -13,7 +13,7 @@ HEADER = ROOT / "include/loadstone/defaults.h"
 def core(name: str) -> int:
     """The constant of the header: "a", or "a << b"."""
     found = re.search(
-        rf" {name} =\s*(?:std::uint64_t)?{{?([\d']+)}}?(?: << (\d+))?;", HEADER.read_text()
+        rf" {name} =\s*(?:std::uint64_t)?{{?([\d']+)}}?(?:\s+<< (\d+))?;", HEADER.read_text()
     )
     assert found is not None, name
     return int(found[1].replace("'", "")) << int(found[2] or 0)

@@ -388,21 +388,22 @@ WORLDS = {
         f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained('step-1000')",
     ),
-    "docs/modelopt.md": World(
+    "docs/how-to/modelopt.md": World(
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
-    "docs/bitsandbytes.md": World(
+    "docs/how-to/bitsandbytes.md": World(
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
         "import torch" + BLOCKS + OF_BITSANDBYTES,
     ),
     "docs/diffusers.md": World((wan, at(wan_pipeline, "folder"), stable_diffusion_xl)),
-    "docs/convert.md": World((wan_files, language_model, quantized_models)),
+    "docs/convert.md": World((wan_files,)),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
     "docs/skeleton.md": World((recurrent,), IMPORTS + RECURRENT),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
+    "docs/how-to/convert.md": World((wan_files, language_model, quantized_models)),
     "docs/how-to/gpus.md": World((at(llama, "llama"),)),
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
