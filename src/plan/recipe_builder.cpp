@@ -42,8 +42,8 @@ void require(std::string_view operation, const std::optional<Problem>& problem) 
   if (problem) refuse_operation(operation, *problem);
 }
 
-// Every step-th index of one dimension, by views that there are: the dimension becomes two, of
-// which the inner one is a step long.
+// Every step-th index of one dimension, by existing views: the dimension becomes two, of which the
+// inner one has `step` elements.
 std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t start,
                                    std::uint64_t size, std::uint64_t step) {
   const auto at = static_cast<std::int64_t>(dim);
@@ -103,7 +103,7 @@ struct RecipeBuilder::Impl {
                                  fmt::format("one of {}", values.size())});
   }
 
-  // For all operations except add(): constants are not views.
+  // Operand of every operation except add(): constants are not views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
     if (tensor.is_packed) {

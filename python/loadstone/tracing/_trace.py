@@ -144,7 +144,7 @@ class Trace:
 
         Raises:
             FormatError: it has a defect (``q.scale_missing`` ...).
-            PlanError: there is no cast to the dtype (``plan.recipe``).
+            PlanError: loadstone cannot cast to the dtype (``plan.recipe``).
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
         return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)

@@ -1,4 +1,4 @@
-"""Prefixes of names on the command line: those of wrappers, and literal ones in rules."""
+"""Name prefixes on the command line: those of wrappers, and literal ones in rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the command says, in which order and colours."""
+"""Amount, order and colours of the command's output."""
 
 import json
 import os
