@@ -42,7 +42,7 @@ def init_quantized_weights(
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
 ) -> AbstractContextManager[None]:
-    """The library's context manager, planned, read, packed and proved by loadstone.
+    """Run the library's context manager, planned, read, packed and proved by loadstone.
 
     Inside it, ``AutoModelForCausalLM.from_pretrained`` returns a quantized and compressed model,
     and accepts ``device_map``, ``max_memory`` and ``attn_implementation``.
@@ -62,7 +62,7 @@ def init_quantized_weights(
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
 
 
@@ -85,7 +85,7 @@ def load(
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
 ) -> torch.nn.Module:
-    """Loads a model, quantized and compressed by one of ModelOpt's configs.
+    """Load a model, quantized and compressed by one of ModelOpt's configs.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
 
@@ -106,7 +106,7 @@ def load(
             unchanged. ``plan.quantize``: the config asks for an unsupported format, named.
         OptionError: ``plan.options``: the model already has memory.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     folder = loading.resolved(checkpoint)
     if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
@@ -120,5 +120,5 @@ def load(
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
+    """Return the hooks that :func:`loadstone.patch` installs for ModelOpt."""
     return hooks.hooks()

@@ -27,7 +27,7 @@ from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
 # Attributes of PEFT's layers that hold the original module.
-_OF_ADAPTERS = ("base_layer", "original_module")
+_ADAPTED_LAYERS = ("base_layer", "original_module")
 _AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
 
@@ -68,7 +68,7 @@ class Audit:
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
-        """Raises :class:`AuditError` that names the first tensors in question."""
+        """Raise :class:`AuditError` that names the first tensors in question."""
         for code, names, defect in (
             ("audit.on_meta", self.on_meta, "without memory"),
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
@@ -122,7 +122,7 @@ class _TensorState:
     shape: Any
 
     @classmethod
-    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
+    def from_tensor(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
@@ -156,7 +156,9 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Record which memory has the loaded values, without keeping it alive."""
     shapes: dict[Any, Any] = {}  # one object for equal shapes
     states = {
-        slot.name: _TensorState.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta
+        slot.name: _TensorState.from_tensor(slot.tensor, shapes)
+        for slot in slots
+        if not slot.tensor.is_meta
     }
     for module in model.modules() if _last_load else ():
         _last_load.pop(module, None)  # earlier loads of parts
@@ -215,7 +217,7 @@ def audit(
     *,
     receipt: Receipt | str | os.PathLike[str] | bool | None = None,
 ) -> Audit:
-    """Walks parameters, buffers and every tensor reachable through attributes.
+    """Walk parameters, buffers and every tensor reachable through attributes.
 
     Args:
         model: an ``nn.Module``.
@@ -312,7 +314,7 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
     report = report or (loads[""].report if "" in loads else None)
     if report is None or report.receipt is None:
-        raise make("plan.options", "the load was asked for no receipt", field="receipt")
+        raise make("plan.options", "the load was made without receipt=", field="receipt")
     return report.receipt
 
 
@@ -322,9 +324,9 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
         if slot.tensor.is_meta:
             continue
         name = entry.tie_of if entry is not None and entry.origin == "tie" else slot.name
-        is_same = receipt.is_of(name or slot.name, slot.tensor)
+        is_same = receipt.matches(name or slot.name, slot.tensor)
         if is_same:
-            is_same = receipt.components_of(name or slot.name, slot.tensor)
+            is_same = receipt.components_match(name or slot.name, slot.tensor)
         if is_same:
             result.proved.append(slot.name)
         elif is_same is None:
@@ -362,7 +364,7 @@ def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
     """Return a tensor's name when it was loaded, if PEFT has wrapped its module since."""
     if record is None or name in record.report.provenance:
         return name
-    before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)
+    before = ".".join(part for part in name.split(".") if part not in _ADAPTED_LAYERS)
     return before if before in record.report.provenance else name
 
 

@@ -118,15 +118,15 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
     result = dict(device_map)
     memory = main_device(device_map)
     for path, module in named_modules(model):
-        own = [name for name in _own_tensors(path, module) if name in result]
-        if not any(str(result[name]) == "disk" for name in own):
+        names = [name for name in _own_tensors(path, module) if name in result]
+        if not any(str(result[name]) == "disk" for name in names):
             continue
         if path and next(module.children(), None) is None:
-            for name in own:
+            for name in names:
                 del result[name]
             result[path] = "disk"
         else:
-            result.update((name, memory) for name in own if str(result[name]) == "disk")
+            result.update((name, memory) for name in names if str(result[name]) == "disk")
     return result
 
 
@@ -186,16 +186,16 @@ class _AlignedWeights(Mapping[str, torch.Tensor]):
         return len(self.weights)
 
 
-def hooks_of(hook: Any) -> list[Any]:
+def flatten_hooks(hook: Any) -> list[Any]:
     """Return the leaves of one of accelerate's hooks."""
     parts = getattr(hook, "hooks", None)
-    return [hook] if parts is None else [leaf for part in parts for leaf in hooks_of(part)]
+    return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
 
 
 def align_offloaded_weights(model: torch.nn.Module) -> None:
     """Make a model that is partly on disk compute the same bits as in memory."""
     for module in model.modules():
-        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
             if isinstance(inner, Mapping):

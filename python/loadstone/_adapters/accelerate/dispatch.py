@@ -1,3 +1,5 @@
+"""Dispatch of a loaded model by accelerate's hooks."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +18,7 @@ from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
-from loadstone._plan.placement import Device, DeviceMap, expanded, hooks_of
+from loadstone._plan.placement import Device, DeviceMap, expanded, flatten_hooks
 from loadstone._plan.provenance import OFFLOADED
 
 
@@ -73,7 +75,7 @@ def _hooked_tensors(model: torch.nn.Module) -> set[str]:
     """Return the tensors that accelerate's hooks load for a forward pass and then remove."""
     names: set[str] = set()
     for path, module in named_modules(model):
-        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             if not isinstance(hook, accelerate.hooks.AlignDevicesHook) or not hook.offload:
                 continue
             tensors = accelerate.utils.named_module_tensors(

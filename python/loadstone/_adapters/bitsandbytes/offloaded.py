@@ -11,7 +11,7 @@ import torch
 from loadstone._adapters.bitsandbytes.checkpoint_format import STATES
 from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
-from loadstone._plan.placement import hooks_of
+from loadstone._plan.placement import flatten_hooks
 
 _COMPONENTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
@@ -66,6 +66,6 @@ def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
 
 
 def _offloading_hooks(hook: Any) -> Iterator[Any]:
-    for part in hooks_of(hook):
+    for part in flatten_hooks(hook):
         if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
             yield part

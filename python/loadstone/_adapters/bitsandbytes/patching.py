@@ -23,7 +23,7 @@ from loadstone._adapters.bitsandbytes.modules import (
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook
 from loadstone._adapters.bitsandbytes.parameters import SELF_CONTAINED, adopt
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
-from loadstone._plan.placement import hooks_of
+from loadstone._plan.placement import flatten_hooks
 
 LIBRARY = "bitsandbytes"
 
@@ -99,7 +99,7 @@ def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool
     result = original(module, hook, append)
     if layers and (
         is_self_contained(module)
-        or any(getattr(part, "place_submodules", False) for part in hooks_of(module._hf_hook))
+        or any(getattr(part, "place_submodules", False) for part in flatten_hooks(module._hf_hook))
     ):
         adopt_hook(module._hf_hook)
     return result

@@ -10,7 +10,7 @@ from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import listed, make
 
 # The constructor computes these from the config; no checkpoint contains them.
-_OF_THE_CONFIG = ("input_scale_ub",)
+_CONFIG_PARAMETERS = ("input_scale_ub",)
 
 
 def require_written(
@@ -48,7 +48,7 @@ def _proved(
         if is_exempt(path, module):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if name not in _OF_THE_CONFIG and not parameter.is_meta:
+            if name not in _CONFIG_PARAMETERS and not parameter.is_meta:
                 yield f"{path}.{name}" if path else name, parameter
 
 
