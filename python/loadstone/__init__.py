@@ -21,7 +21,9 @@ from loadstone._base.collector import paused as _paused
 _DEFINED_IN = {
     "_adapters.patch": ("patch",),
     "_base.errors": (
-        *("AuditError", "Error", "FilledWarning", "FormatError", "LoadError", "PlanError"),
+        *("AuditError", "DeniedError", "Error", "FileError", "FilledWarning", "FormatError"),
+        *("LoadError", "MissingFileError", "MissingShardError", "MissingTensorError"),
+        *("NoMemoryError", "OptionError", "PlanError", "TensorIndexError"),
     ),
     "_base.version": ("BuildInfo", "__version__", "build_info"),
     "_convert.convert": ("convert",),
@@ -35,7 +37,7 @@ _DEFINED_IN = {
     "_execute.load": ("load",),
     "_execute.plan": ("Plan", "plan"),
     "_execute.report": ("Report",),
-    "_files.catalog": ("Catalog", "TensorInfo", "inspect"),
+    "_files.catalog": ("Catalog", "EncodingTotal", "TensorInfo", "inspect"),
     "_files.open": ("LazyTensor", "OpenCheckpoint", "load_file", "open"),
     "_files.receipt": ("Receipt",),
     "_files.remote": ("configure_remote",),
@@ -43,6 +45,7 @@ _DEFINED_IN = {
     "_model.targets": ("PlannedTarget",),
     "_plan.provenance": ("Provenance", "Source"),
     "_plan.quantization": ("Quantization",),
+    "_plan.recipes": ("LibraryRecipes",),
     "_skeleton.skeleton": ("save_skeleton", "skeleton"),
 }
 _MODULES = {name: module for module, names in _DEFINED_IN.items() for name in names}

@@ -11,11 +11,19 @@ from loadstone import transformers as transformers
 from loadstone import vllm as vllm
 from loadstone._adapters.patch import patch as patch
 from loadstone._base.errors import AuditError as AuditError
+from loadstone._base.errors import DeniedError as DeniedError
 from loadstone._base.errors import Error as Error
+from loadstone._base.errors import FileError as FileError
 from loadstone._base.errors import FilledWarning as FilledWarning
 from loadstone._base.errors import FormatError as FormatError
 from loadstone._base.errors import LoadError as LoadError
+from loadstone._base.errors import MissingFileError as MissingFileError
+from loadstone._base.errors import MissingShardError as MissingShardError
+from loadstone._base.errors import MissingTensorError as MissingTensorError
+from loadstone._base.errors import NoMemoryError as NoMemoryError
+from loadstone._base.errors import OptionError as OptionError
 from loadstone._base.errors import PlanError as PlanError
+from loadstone._base.errors import TensorIndexError as TensorIndexError
 from loadstone._base.version import BuildInfo as BuildInfo
 from loadstone._base.version import __version__ as __version__
 from loadstone._base.version import build_info as build_info
@@ -34,6 +42,7 @@ from loadstone._execute.plan import Plan as Plan
 from loadstone._execute.plan import plan as plan
 from loadstone._execute.report import Report as Report
 from loadstone._files.catalog import Catalog as Catalog
+from loadstone._files.catalog import EncodingTotal as EncodingTotal
 from loadstone._files.catalog import TensorInfo as TensorInfo
 from loadstone._files.catalog import inspect as inspect
 from loadstone._files.open import LazyTensor as LazyTensor
@@ -47,5 +56,6 @@ from loadstone._model.targets import PlannedTarget as PlannedTarget
 from loadstone._plan.provenance import Provenance as Provenance
 from loadstone._plan.provenance import Source as Source
 from loadstone._plan.quantization import Quantization as Quantization
+from loadstone._plan.recipes import LibraryRecipes as LibraryRecipes
 from loadstone._skeleton.skeleton import save_skeleton as save_skeleton
 from loadstone._skeleton.skeleton import skeleton as skeleton

@@ -27,7 +27,7 @@ from loadstone._adapters.accelerate.loading import (
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._base.errors import make
 
-__all__ = ["dispatch_model", "load_checkpoint_and_dispatch", "load_checkpoint_in_model", "patches"]
+__all__ = ["dispatch_model", "load_checkpoint_and_dispatch", "load_checkpoint_in_model"]
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.patch import Hooks
 from loadstone._base.errors import make
 
-__all__ = ["QuantizedWeight", "heal", "patches"]
+__all__ = ["QuantizedWeight", "heal"]
 
 _Model = TypeVar("_Model")
 
@@ -45,7 +45,7 @@ def heal(model: _Model) -> _Model:
     Raises:
         FormatError: scales are lost already (``q.scale_missing``), naming the first weight; the
             model is unchanged.
-        PlanError: ``plan.options``: the argument is neither a module nor a pipeline.
+        OptionError: ``plan.options``: the argument is neither a module nor a pipeline.
 
     Not thread-safe while the model runs.
     """

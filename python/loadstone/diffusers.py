@@ -12,7 +12,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,15 @@ from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import refuse_misspelled
+from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import Weighted
-from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
+
+__all__ = ["from_pretrained", "from_single_file", "trace"]
 
 # Own modules are imported inside functions here if they need a supported release of a library:
 # `skeleton_builder` serves all releases.
@@ -37,13 +41,13 @@ def from_single_file(
     *,
     missing: Missing = "error",
     infer_config: bool = False,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_single_file``, planned, read and proved by loadstone.
@@ -69,8 +73,8 @@ def from_single_file(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported file type or release of the library, or a keyword
-            that nothing takes.
+        OptionError: ``plan.options``: an unsupported file type or release of the library, or a
+            keyword that nothing takes.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
@@ -88,7 +92,7 @@ def from_pretrained(
     lora_ignore: str | Sequence[str] = (),
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
@@ -107,7 +111,7 @@ def from_pretrained(
         The result of the library's function, as for :func:`from_single_file`.
 
     Raises:
-        PlanError, Error: as for :func:`from_single_file`.
+        PlanError, OptionError: as for :func:`from_single_file`.
     """
     pipeline_options = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
     options = LoadOptions.from_arguments(locals() | pipeline_options)
@@ -118,7 +122,7 @@ def patches() -> Hooks:
     """Return the hooks that :func:`loadstone.patch` installs for diffusers.
 
     Raises:
-        Error: ``plan.options``: an unsupported release of the library.
+        OptionError: ``plan.options``: an unsupported release of the library.
     """
     import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
 
@@ -139,7 +143,7 @@ def trace(
             decoded.
 
     Raises:
-        Error: ``plan.options``: the model is not of this library.
+        OptionError: ``plan.options``: the model is not of this library.
     """
     import diffusers
 

@@ -23,7 +23,7 @@ from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 from loadstone._base.errors import make
 from loadstone._files.catalog import inspect
 
-__all__ = ["save_recipes", "trace"]
+__all__ = ["GgufTraced", "MetadataEntry", "save_recipes", "trace"]
 
 
 def trace(
@@ -57,8 +57,8 @@ def trace(
         ``metadata`` and ``catalog``.
 
     Raises:
-        Error: ``plan.options``: the converter or a package that it needs is missing or unsupported;
-            the folder's tokenizer is code.
+        OptionError: ``plan.options``: the converter or a package that it needs is missing or
+            unsupported; the folder's tokenizer is code.
         PlanError: the converter does not know the model (``plan.conversion``), or does something
             that no recipe can express (``plan.untraceable``, ``plan.data_dependent``,
             ``plan.encoding``).
@@ -100,7 +100,7 @@ def save_recipes(
         The paths of both.
 
     Raises:
-        Error: see :func:`trace`.
+        OptionError, PlanError: see :func:`trace`.
     """
     traced = trace(
         model_folder,

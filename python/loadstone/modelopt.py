@@ -21,11 +21,13 @@ from loadstone._adapters.modelopt import building, hooks, loading
 from loadstone._adapters.modelopt.experts import PackedExperts as PackedExperts
 from loadstone._adapters.patch import Hooks
 from loadstone._base.keywords import names_keywords
+from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import MaxMemory, Missing, ModelOptMode, ReceiptDigest
 from loadstone._files.catalog import inspect
-from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import DeviceMap
 
-__all__ = ["init_quantized_weights", "load", "patches"]
+__all__ = ["init_quantized_weights", "load"]
 
 
 @names_keywords
@@ -34,11 +36,11 @@ def init_quantized_weights(
     gpu_mem_percentage: float = 0.8,
     quant_gemm: bool = False,
     *,
-    mode: str = "modelopt-compat",
+    mode: ModelOptMode = "modelopt-compat",
     missing: Missing = "error",
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
 ) -> AbstractContextManager[None]:
     """Run the library's context manager, planned, read, packed and proved by loadstone.
 
@@ -56,7 +58,7 @@ def init_quantized_weights(
 
     Raises:
         PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
-        Error: ``plan.quantize``: the config asks for an unsupported format, named.
+        PlanError: ``plan.quantize``: the config asks for an unsupported format, named.
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
@@ -73,15 +75,15 @@ def load(
     config: building.Config | None = None,
     dtype: torch.dtype | str | None = None,
     quant_gemm: bool = False,
-    mode: str = "modelopt-compat",
+    mode: ModelOptMode = "modelopt-compat",
     missing: Missing = "error",
     device_map: DeviceMap | str | int | torch.device | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
 ) -> torch.nn.Module:
     """Load a model, quantized and compressed by one of ModelOpt's configs.
 
@@ -101,9 +103,8 @@ def load(
 
     Raises:
         PlanError: something is missing or does not fit; nothing was read, and the model is
-            unchanged.
-        Error: ``plan.quantize``: the config asks for an unsupported format, named;
-            ``plan.options``: the model already has memory.
+            unchanged. ``plan.quantize``: the config asks for an unsupported format, named.
+        OptionError: ``plan.options``: the model already has memory.
     """
     options = LoadOptions.from_arguments(locals())
     folder = loading.resolved(checkpoint)

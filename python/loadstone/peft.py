@@ -15,7 +15,7 @@ import functools
 
 from loadstone._adapters.patch import Hooks
 
-__all__ = ["patches"]
+__all__: list[str] = []
 
 
 @functools.cache
@@ -23,7 +23,7 @@ def patches() -> Hooks:
     """Return the hooks that :func:`loadstone.patch` installs for PEFT.
 
     Raises:
-        Error: ``plan.options``: an unsupported release of PEFT.
+        OptionError: ``plan.options``: an unsupported release of PEFT.
     """
     from loadstone._adapters.peft import hooks  # PEFT may be absent
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from loadstone._adapters.sites.sglang import SITES
 
+__all__ = ["register"]
+
 OPTION = "loadstone"
 _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 

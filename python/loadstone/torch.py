@@ -15,6 +15,8 @@ from loadstone._files.catalog import inspect
 from loadstone._files.read import TensorReader, device_argument
 from loadstone._files.safe_open import require_backend
 
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+
 
 def load_file(
     filename: str | os.PathLike[str],
@@ -41,7 +43,7 @@ def load_file(
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: ``plan.options``: an unknown device or backend.
+        OptionError: ``plan.options``: an unknown device or backend.
     """
     require_backend(backend)
     place = device_argument(device)

@@ -19,12 +19,16 @@ import torch
 from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
+from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import Missing, ReceiptDigest, Tie
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import Weighted
 from loadstone._model.modules import inside
-from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
+
+__all__ = ["from_pretrained", "trace"]
 
 # The adapter is imported inside functions, as it needs a supported release of the library:
 # `skeleton_builder` serves all releases.
@@ -40,10 +44,10 @@ def from_pretrained(
     dequantize: bool | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    tie: str = "split",
+    tie: Tie = "split",
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
     """Run the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
@@ -75,8 +79,8 @@ def from_pretrained(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported argument, named (``state_dict``, ``gguf_file``,
-            files that are not safetensors ...).
+        OptionError: ``plan.options``: an unsupported argument, named (``state_dict``,
+            ``gguf_file``, files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
     from loadstone._adapters.transformers import hooks
@@ -108,7 +112,8 @@ def trace(
         key_mapping: as for ``from_pretrained``.
 
     Raises:
-        Error: ``plan.options``: the model is not of this library, or its version is unsupported.
+        OptionError: ``plan.options``: the model is not of this library, or its version is
+            unsupported.
     """
     import transformers
 

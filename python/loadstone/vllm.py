@@ -13,6 +13,8 @@ import logging
 
 from loadstone._adapters.sites.vllm import SITES
 
+__all__ = ["register"]
+
 FORMAT = "loadstone"
 
 

@@ -277,7 +277,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
             ``"bitsandbytes"``, ``"modelopt"``, ``"peft"``.
 
     Raises:
-        Error: ``plan.options``: a library is unknown or not installed.
+        OptionError: ``plan.options``: a library is unknown or not installed.
 
     Thread safety: any thread may enter, leave, start and stop, at the same time too.
     """

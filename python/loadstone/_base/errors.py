@@ -20,7 +20,7 @@ class Error(Exception):
         tensor: the tensor or metadata key concerned, or ``""``.
         byte_offset: where in the file, in bytes from its start, or ``None``.
         field, found, expected: the argument or field, its value, and the accepted values.
-        errno: the operating system's error number, or 0.
+        errno: the operating system's error number, or ``None``.
         findings: all findings of the rejected plan (:class:`PlanError`), else empty.
         half_written: tensors of the model that may hold a part of their new value, if a load in
             place failed; else empty.
@@ -29,7 +29,7 @@ class Error(Exception):
     nor an attribute contains the query, user or password of a URL.
     """
 
-    errno: int | None  # as OSError has it
+    errno: int | None
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Error(Exception):
         field: str = "",
         found: str = "",
         expected: str = "",
-        errno: int = 0,
+        errno: int | None = None,
     ) -> None:
         super().__init__("\n".join(map(printable, text.split("\n"))))
         self.code = code
@@ -53,7 +53,7 @@ class Error(Exception):
         self.field = field
         self.found = _public(found)
         self.expected = _public(expected)
-        self.errno = errno
+        self.errno = errno or None
         self.findings: list[Any] = []
         self.half_written: list[str] = []
 
@@ -79,6 +79,10 @@ class FormatError(Error, OSError, ValueError):
 
 class PlanError(Error, RuntimeError, ValueError):
     """A plan that cannot be executed. ``findings`` holds all its findings."""
+
+
+class OptionError(PlanError):
+    """An argument that is not supported, not known, or of the wrong kind."""
 
 
 class LoadError(Error):
@@ -133,19 +137,29 @@ _AREAS: dict[str, type[Error]] = {
     "dcp": FormatError,
     "q": FormatError,
     "format": FormatError,
+    "receipt": FormatError,
     "open": PlanError,
     "save": PlanError,
     "merge": PlanError,
     "plan": PlanError,
     "skeleton": PlanError,
+    "convert": PlanError,
+    "offload": PlanError,
+    "usage": OptionError,
     "audit": AuditError,
+    "verify": AuditError,
     "io": FileError,
     "memory": NoMemoryError,
     "device": LoadError,
     "cancelled": LoadError,
+    "internal": Error,
 }
 
 _CODES: dict[str, type[Error]] = {
+    "plan.options": OptionError,
+    "convert.locked": LoadError,
+    "convert.state": LoadError,
+    "convert.incomplete": LoadError,
     "io.not_found": MissingFileError,
     "io.denied": DeniedError,
     "ix.missing_shard": MissingShardError,

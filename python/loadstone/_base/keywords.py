@@ -58,7 +58,7 @@ def refuse_misspelled(
         fields: returns further possible keywords; called only before a rejection.
 
     Raises:
-        Error: ``plan.options``, which names the nearest keyword.
+        OptionError: ``plan.options``, which names the nearest keyword.
     """
     own = list(ours)
     known = set(own).union(*map(_accepted_by, takers))

@@ -13,6 +13,7 @@ from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
+from loadstone._base.vocabulary import Experts, Mode, PageCache, ReceiptDigest, Style, Unexpected
 from loadstone._convert import cluster as _cluster
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize, require_no_errors
 from loadstone._files.catalog import Catalog, CheckpointPath, open_catalog
@@ -43,13 +44,13 @@ def convert(
     quantize: Quantize | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    style: str | None = None,
-    mode: str = "exact",
+    style: Style | None = None,
+    mode: Mode = "exact",
     imatrix: str | os.PathLike[str] | None = None,
     allow_non_finite: bool = False,
     copy_code: bool = False,
     dequantize: bool = False,
-    experts: str = "keep",
+    experts: Experts = "keep",
     metadata: Metadata | None = None,
     beyond_ggml: bool = False,
     converter: str | os.PathLike[str] | None = None,
@@ -57,7 +58,7 @@ def convert(
     shard_size: int | str | None = None,
     name: str | None = None,
     max_memory: int | str | None = None,
-    unexpected: str = "warn",
+    unexpected: Unexpected = "warn",
     threads: int | None = None,
     progress: Progress = False,
     dry_run: bool = False,
@@ -65,8 +66,8 @@ def convert(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
-    receipt: str | None = None,
-    page_cache: str = "auto",
+    receipt: ReceiptDigest | None = None,
+    page_cache: PageCache = "auto",
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
@@ -150,14 +151,13 @@ def convert(
 
     Raises:
         PlanError: the target is impossible (all ``findings`` attached), or needs more than
-            ``max_memory``.
-        FormatError: the source breaks a rule of its format.
+            ``max_memory``. ``convert.overflow``: a tensor has values that its new dtype cannot
+            hold. ``convert.target``: the target is the source, or in its folder, or is a folder
+            with another model.
+        FormatError: the source breaks a rule of its format. ``q.nan``: a tensor to quantize has
+            non-finite values.
         LoadError: input or output failed, the disk is full, the source changed during the
-            conversion.
-        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.overflow``: one has
-            values that its new dtype cannot hold. ``convert.target``: the target is the source, or
-            in its folder, or is a folder with another model.
-            ``convert.state``: the unfinished shards belong to a different conversion;
+            conversion. ``convert.state``: the unfinished shards belong to a different conversion;
             ``convert.locked``: a different process is working on it; ``convert.incomplete``: parts
             are missing.
     """

@@ -22,6 +22,7 @@ def dequantize(
     shape: Sequence[int],
     dtype: torch.dtype,
     dialect: str | None = None,
+    *,
     block_size: int = 64,
     allow_non_finite: bool = False,
 ) -> torch.Tensor:
@@ -48,12 +49,14 @@ def dequantize(
         A new tensor on the CPU.
 
     Raises:
-        Error: the encoding is unknown (``plan.encoding``), removed from GGUF (``gg.type``) or has
-            no values (``gg.no_dequant``); parts, dialect or dtype are unsupported (``usage``); the
-            bytes do not fit the shape (``plan.shape``); a component of bitsandbytes is missing,
-            unknown, or does not fit (``q.scale_missing``, ``q.scale_unused``,
-            ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
-            or has no memory (``audit.on_meta``).
+        PlanError: the encoding is unknown (``plan.encoding``), or the bytes do not fit the shape
+            (``plan.shape``).
+        OptionError: parts, dialect or dtype are unsupported (``usage``).
+        FormatError: the encoding is removed from GGUF (``gg.type``) or has no values
+            (``gg.no_dequant``); a component of bitsandbytes is missing, unknown, or does not fit
+            (``q.scale_missing``, ``q.scale_unused``, ``q.shape``, ``q.scale_shape``, ``q.dtype``,
+            ``q.group_size``, ``q.code``, ``q.nan``).
+        AuditError: a component has no memory (``audit.on_meta``).
     """
     name = encoding.lower()
     if name in quantize.ENCODINGS:

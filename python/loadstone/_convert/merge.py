@@ -10,6 +10,7 @@ from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import MergeMethod, Mode, PageCache, ReceiptDigest, Style, Tie
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize
 from loadstone._files.catalog import open_catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
@@ -29,8 +30,8 @@ def merge(
     *,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    tie: str = "split",
-    method: str = "linear",
+    tie: Tie = "split",
+    method: MergeMethod = "linear",
     normalise: bool | None = None,
     scale: float | None = None,
     density: float | None = None,
@@ -40,8 +41,8 @@ def merge(
     quantize: Quantize | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    style: str | None = None,
-    mode: str = "exact",
+    style: Style | None = None,
+    mode: Mode = "exact",
     imatrix: str | os.PathLike[str] | None = None,
     allow_non_finite: bool = False,
     copy_code: bool = False,
@@ -57,8 +58,8 @@ def merge(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
-    receipt: str | None = None,
-    page_cache: str = "auto",
+    receipt: ReceiptDigest | None = None,
+    page_cache: PageCache = "auto",
 ) -> ConvertReport:
     """Merge adapters into a model, or several models into one, and write the result.
 
@@ -94,7 +95,7 @@ def merge(
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
             ``merge.unused`` (all ``findings`` attached); or need more than ``max_memory``.
-        FormatError, LoadError, Error: see :func:`loadstone.convert`.
+        FormatError, LoadError: see :func:`loadstone.convert`.
     """
     options = OutputOptions.from_arguments(locals())
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")

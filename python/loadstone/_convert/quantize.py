@@ -62,6 +62,7 @@ def quantize(
     tensor: torch.Tensor,
     encoding: str,
     block_size: int = 64,
+    *,
     nested: bool = False,
     nested_offset: float | torch.Tensor | None = None,
     dialect: str | None = None,
@@ -95,9 +96,11 @@ def quantize(
         The components, in new memory on the CPU.
 
     Raises:
-        Error: ``q.nan``: a non-finite value; ``q.group_size``, ``plan.dtype``, ``plan.encoding``:
-            an unsupported block size, dtype or encoding; ``q.shape``: int8 without rows;
-            ``plan.quantize``: a shape that the encoding does not support; ``usage``: others.
+        FormatError: ``q.nan``: a non-finite value; ``q.group_size``: an unsupported block size;
+            ``q.shape``: int8 without rows.
+        PlanError: ``plan.dtype``, ``plan.encoding``: an unsupported dtype or encoding;
+            ``plan.quantize``: a shape that the encoding does not support.
+        OptionError: ``usage``: others.
     """
     name = encoding.lower()
     dialect = _check_options(name, block_size, nested, nested_offset, dialect)

@@ -227,7 +227,7 @@ def audit(
             memory of every tensor and compares it, which detects overwrites of any kind.
 
     Raises:
-        Error: ``plan.options``: ``receipt=True``, but the load made no receipt.
+        OptionError: ``plan.options``: ``receipt=True``, but the load made no receipt.
     """
     if isinstance(receipt, bool):
         receipt = _own_receipt(model, report) if receipt else None

@@ -16,9 +16,10 @@ from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
-from loadstone._base.progress import ProgressCallback, show_progress
+from loadstone._base.progress import Progress, ProgressCallback, show_progress
 from loadstone._base.terminal import warn
 from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._base.vocabulary import ReceiptDigest
 from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
@@ -48,9 +49,9 @@ _Result = TypeVar("_Result")
 class ExecuteOptions:
     """See :meth:`loadstone.Plan.execute`."""
 
-    progress: bool | ProgressCallback = False
+    progress: Progress = False
     threads: int | None = None
-    receipt: str | None = None
+    receipt: ReceiptDigest | None = None
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES
     interleave: bool = False
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from loadstone import _core
 from loadstone._base.errors import counted, listed
 from loadstone._base.keywords import names_keywords
+from loadstone._base.progress import Progress
 from loadstone._base.terminal import warn
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie, Unexpected
 from loadstone._base.warn import users_level, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
@@ -36,12 +37,12 @@ def load(
     quantize: str | Mapping[str, str | Quantization] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    tie: str = "split",
+    tie: Tie = "split",
     device_map: Device | DeviceMap | None = None,
-    max_memory: Mapping[Any, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
-    missing: str | Mapping[str, str] = "error",
-    unexpected: str = "warn",
+    missing: Missing = "error",
+    unexpected: Unexpected = "warn",
     strict: bool | None = None,
     strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
     staging_bytes_max: int = _core.STAGING_BYTES_MAX,
@@ -51,8 +52,8 @@ def load(
     in_place: bool = False,
     read_once: bool = False,
     allow_links: bool = False,
-    progress: bool | Callable[[int, int], object] = False,
-    receipt: str | None = None,
+    progress: Progress = False,
+    receipt: ReceiptDigest | None = None,
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
     interleave: bool = False,
 ) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from loadstone._base import machine
 from loadstone._base.adapters import adapters_with
 from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
+from loadstone._base.progress import Progress
 from loadstone._base.text import read_text, write_text
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie, Unexpected
 from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
@@ -98,9 +100,9 @@ class Plan:
         *,
         model: torch.nn.Module | None = None,
         into: torch.nn.Module | None = None,
-        progress: bool | Callable[[int, int], object] = False,
+        progress: Progress = False,
         threads: int | None = None,
-        receipt: str | None = None,
+        receipt: ReceiptDigest | None = None,
         read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
         interleave: bool = False,
     ) -> Report:
@@ -213,7 +215,7 @@ class Plan:
         path: str | os.PathLike[str] | None = None,
         *,
         report: Report | None = None,
-        max_memory: Mapping[Any, int | str] | None = None,
+        max_memory: MaxMemory | None = None,
     ) -> str:
         """Return the plan as one HTML page that needs no network and no other files.
 
@@ -260,12 +262,12 @@ def plan(
     quantize: str | Mapping[str, str | Quantization] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    tie: str = "split",
+    tie: Tie = "split",
     device_map: Device | DeviceMap | None = None,
-    max_memory: Mapping[Any, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
-    missing: str | Mapping[str, str] = "error",
-    unexpected: str = "warn",
+    missing: Missing = "error",
+    unexpected: Unexpected = "warn",
     strict: bool | None = None,
     strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
     staging_bytes_max: int = _core.STAGING_BYTES_MAX,
@@ -335,8 +337,9 @@ def plan(
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
         LoadError: it does not exist or cannot be read.
-        Error: invalid arguments (``plan.options``, ``plan.rules``). Mismatches between
-            model and checkpoint are never raised here: they are in ``findings``.
+        OptionError: invalid arguments (``plan.options``).
+        PlanError: invalid rules (``plan.rules``). Mismatches between model and checkpoint are never
+            raised here: they are in ``findings``.
     """
     return Plan(_planned(**locals()))
 
@@ -350,7 +353,7 @@ def _planned(
     quantize: str | Mapping[str, str | Quantization] | None,
     lora: Weighted,
     lora_ignore: str | Sequence[str],
-    tie: str,
+    tie: Tie,
     strict: bool | None,
     staging_bytes_max: int,
     allow_links: bool,

@@ -51,7 +51,7 @@ class safe_open:  # noqa: N801
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: ``plan.options``: an unknown framework, device or backend.
+        OptionError: ``plan.options``: an unknown framework, device or backend.
     """
 
     @names_keywords

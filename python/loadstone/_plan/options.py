@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from loadstone._base.progress import Progress as Progress
+from loadstone._base.progress import Progress
+from loadstone._base.vocabulary import MaxMemory, Missing, ModelOptMode, ReceiptDigest
 from loadstone._files.lora import MergedAdapters, open_adapters
-
-Missing = str | Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +34,9 @@ class LoadOptions:
     missing: Missing = "error"
     progress: Progress = False
     threads: int | None = None
-    receipt: str | None = None
+    receipt: ReceiptDigest | None = None
     device_map: Any = None
-    max_memory: Mapping[Any, int | str] | None = None
+    max_memory: MaxMemory | None = None
     offload_folder: str | os.PathLike[str] | None = None
     adapters: MergedAdapters | None = None
     refuses_unsupported: bool = False
@@ -45,7 +44,7 @@ class LoadOptions:
     nested_offset: Mapping[str, float] | None = None
     quantize_experts: bool = False
     infer_config: bool = False
-    mode: str = "modelopt-compat"
+    mode: ModelOptMode = "modelopt-compat"
     attn_implementation: Any = None
 
     @classmethod

@@ -143,8 +143,8 @@ class Trace:
         """Return the values of a quantized tensor: decoded from its components, rounded once.
 
         Raises:
-            Error: it has a defect (``q.scale_missing`` ...), or loadstone cannot cast to the dtype
-                (``plan.recipe``).
+            FormatError: it has a defect (``q.scale_missing`` ...).
+            PlanError: loadstone cannot cast to the dtype (``plan.recipe``).
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
         return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)

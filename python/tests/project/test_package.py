@@ -18,6 +18,7 @@ from forked import run_script
 from models import Tiny, assert_same, randomise, save
 
 import loadstone
+from loadstone._base import errors
 from loadstone._base.adapters import ADAPTERS
 
 SUBMODULES = [
@@ -27,6 +28,17 @@ SUBMODULES = [
     "loadstone._execute.execute",
 ]
 SUBMODULES += ["loadstone._skeleton.skeleton", "loadstone.torch"]
+
+EXCEPTIONS = {
+    "usage": loadstone.OptionError,
+    "plan.options": loadstone.OptionError,
+    "plan.rules": loadstone.PlanError,
+    "convert.lossy": loadstone.PlanError,
+    "convert.locked": loadstone.LoadError,
+    "convert.state": loadstone.LoadError,
+    "convert.incomplete": loadstone.LoadError,
+    "receipt.json": loadstone.FormatError,
+}
 
 
 def python(program: str) -> str:
@@ -171,6 +183,23 @@ def test_every_code_in_the_package_is_explained():
     said = set(re.findall(rf'"((?:{areas})\.[a-z_]+)"', text))
     assert len(said) > 40
     assert said <= known, sorted(said - known)
+
+
+def test_every_code_has_the_exception_of_its_area():
+    codes = [code for code, _, _ in loadstone._core.codes()]
+    assert {code.partition(".")[0] for code in codes} <= errors._AREAS.keys()
+    assert errors._CODES.keys() <= set(codes)
+    bare = [code for code in codes if errors.error_class(code) is loadstone.Error]
+    assert bare == ["internal"]
+    for code, expected in EXCEPTIONS.items():
+        assert errors.error_class(code) is expected, code
+
+
+def test_every_exception_is_public():
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    for cls in classes:
+        if issubclass(cls, loadstone.Error):
+            assert getattr(loadstone, cls.__name__) is cls
 
 
 def test_pairs_of_imports_in_any_order():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import accelerate.utils
@@ -19,12 +18,13 @@ from loadstone._adapters.patch import suspended
 from loadstone._base.errors import counted, listed, make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
+from loadstone._base.progress import Progress
 from loadstone._base.terminal import printable
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import audit, execute
 from loadstone._execute.report import Report
 from loadstone._files.catalog import try_inspect
-from loadstone._plan.options import Progress
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
@@ -49,10 +49,10 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     *,
-    missing: str = "keep",
+    missing: Missing = "keep",
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
 ) -> None:
     """Run :func:`accelerate.load_checkpoint_in_model`, planned, read and proved by loadstone.
 
@@ -123,7 +123,7 @@ def load_checkpoint_and_dispatch(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
     device_map: str | DeviceMap | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: MaxMemory | None = None,
     no_split_module_classes: list[str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     offload_buffers: bool = False,
@@ -136,10 +136,10 @@ def load_checkpoint_and_dispatch(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     *,
-    missing: str = "keep",
+    missing: Missing = "keep",
     progress: Progress = False,
     threads: int | None = None,
-    receipt: str | None = None,
+    receipt: ReceiptDigest | None = None,
 ) -> torch.nn.Module:
     """Load as :func:`load_checkpoint_in_model` does, then add hooks as :func:`dispatch_model` does.
 
@@ -172,7 +172,7 @@ def load_checkpoint_and_dispatch(
 def _device_map(
     model: torch.nn.Module,
     device_map: str | DeviceMap | None,
-    max_memory: Mapping[int | str, int | str] | None,
+    max_memory: MaxMemory | None,
     no_split_module_classes: list[str] | None,
     dtype: str | torch.dtype | None,
     offload_buffers: bool,

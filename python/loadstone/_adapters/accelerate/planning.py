@@ -12,6 +12,7 @@ from loadstone import _core
 from loadstone._base.adapters import adapters_with
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
+from loadstone._base.vocabulary import Missing
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
@@ -42,13 +43,10 @@ class Adjusted(LibraryRecipes):
 def plan_load(
     model: torch.nn.Module,
     catalog: Catalog,
-    missing: str,
+    missing: Missing,
     arguments: Mapping[str, Any],
 ) -> PlannedLoad:
     """Plan a load by the arguments of accelerate's function."""
-    if missing not in _core.MISSING_POLICIES:
-        where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
-        raise make("plan.options", "unknown policy", field="missing", **where)
     slots, device_map, dtype = walk(model), arguments["device_map"], arguments["dtype"]
     dtype = None if dtype is None else torch_dtype(dtype_argument(dtype))
     keeps = (

@@ -42,7 +42,7 @@ def extend(
         quantize: see :func:`loadstone.plan`.
 
     Raises:
-        Error: ``plan.options``: an unknown encoding, or a pattern that matches no weight.
+        OptionError: ``plan.options``: an unknown encoding, or a pattern that matches no weight.
     """
     if not isinstance(model, torch.nn.Module):
         raise _refused("quantizing needs a model, not a skeleton file")

@@ -94,7 +94,7 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
     """Run the checks that the hooks skip, before diffusers quantizes on its own.
 
     Raises:
-        Error: ``plan.options``, if the caller called loadstone explicitly.
+        OptionError: ``plan.options``, if the caller called loadstone explicitly.
     """
     if not is_bitsandbytes(quantizer):
         return

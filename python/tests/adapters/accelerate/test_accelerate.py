@@ -298,6 +298,21 @@ def test_missing_can_be_initialised_or_zeros(tmp_path):
         ours.load_checkpoint_and_dispatch(empty(), path, missing="perhaps")
 
 
+@pytest.mark.parametrize(
+    "missing", ["initialise", "initialize", {"head.*": "initialize"}, {".*weight": "initialise"}]
+)
+@pytest.mark.parametrize("name", ["load_checkpoint_in_model", "load_checkpoint_and_dispatch"])
+def test_missing_is_spelled_as_for_a_plan(name, missing, tmp_path):
+    _, path = saved(tmp_path)
+    without(path, "head.weight")
+    model = empty()
+    getattr(ours, name)(model, path, device_map={"": "cpu"}, missing=missing)
+    assert model.head.weight.any() and not model.head.weight.isnan().any()
+    for wrong in ({"head.*": "perhaps"}, {"tail.*": "zeros"}):
+        with pytest.raises(loadstone.PlanError):
+            getattr(ours, name)(empty(), path, device_map={"": "cpu"}, missing=wrong)
+
+
 def test_unexpected_names_are_warned_of_by_accelerates_logger(tmp_path, caplog):
     _, path = saved(tmp_path)
     save_file(load_file(path) | {"other.weight": torch.ones(2)}, path)

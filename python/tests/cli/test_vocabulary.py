@@ -1,0 +1,97 @@
+"""The types of ``_base/vocabulary.py`` have the words that the core takes, and no others."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import loadstone
+from loadstone import _core
+from loadstone._base import vocabulary
+
+# The option of the command, and the type of the keyword.
+OPTIONS = [
+    ("convert", "--unexpected", vocabulary.Unexpected),
+    ("convert", "--receipt", vocabulary.ReceiptDigest),
+    ("convert", "--page-cache", vocabulary.PageCache),
+    ("convert", "--experts", vocabulary.Experts),
+    ("convert", "--style", vocabulary.Style),
+    ("convert", "--mode", vocabulary.Mode),
+    ("merge", "--tie", vocabulary.Tie),
+    ("merge", "--method", vocabulary.MergeMethod),
+]
+
+# The type of each keyword in the public signatures.
+KEYWORDS = {
+    "missing": "Missing",
+    "unexpected": "Unexpected",
+    "tie": "Tie",
+    "receipt": "ReceiptDigest",
+    "page_cache": "PageCache",
+    "experts": "Experts",
+    "mode": "Mode",
+    "style": "Style",
+    "method": "MergeMethod",
+    "progress": "Progress",
+}
+FUNCTIONS = [
+    *(loadstone.plan, loadstone.load, loadstone.convert, loadstone.merge, loadstone.Plan.execute),
+    loadstone.Plan.to_html,
+]
+LIBRARIES = {
+    "transformers": ["from_pretrained"],
+    "diffusers": ["from_single_file", "from_pretrained"],
+    "accelerate": ["load_checkpoint_in_model", "load_checkpoint_and_dispatch"],
+    "modelopt": ["init_quantized_weights", "load"],
+}
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "option", "words"), OPTIONS, ids=[option for _, option, _ in OPTIONS]
+)
+def test_words_are_those_of_the_command(run, subcommand: str, option: str, words: Any) -> None:
+    text = run(subcommand, "--help", status=0).stdout
+    (listed,) = re.findall(rf"^ +{option} \S+?:\{{(.*?)\}}", text, re.MULTILINE)
+    assert set(listed.split(",")) == set(get_args(words))
+
+
+def test_words_are_those_of_the_core() -> None:
+    policies = {*_core.MISSING_POLICIES, "initialize"}
+    assert set(get_args(vocabulary.MissingPolicy)) == policies
+    assert set(get_args(vocabulary.ModelOptMode)) == set(_core.DIALECTS["fp8"])
+
+
+def assert_types(function: Callable[..., Any], types: dict[str, str]) -> None:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in types:
+            assert parameter.annotation.removesuffix(" | None") == types[name], name
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
+def test_signatures_have_these_types(function: Callable[..., Any]) -> None:
+    converts = function in (loadstone.convert, loadstone.merge)  # for one machine
+    assert_types(function, KEYWORDS | ({} if converts else {"max_memory": "MaxMemory"}))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_signatures_for_libraries_have_these_types(library: str) -> None:
+    pytest.importorskip(library)
+    module = getattr(loadstone, library)
+    types = KEYWORDS | {"max_memory": "MaxMemory", "mode": "ModelOptMode"}
+    for name in LIBRARIES[library]:
+        assert_types(getattr(module, name), types)
+
+
+def test_every_module_for_a_library_lists_its_public_names() -> None:
+    for path in Path(loadstone.__file__).parent.glob("[!_]*.py"):
+        try:
+            module = getattr(loadstone, path.stem)
+        except AttributeError:  # the library is not installed
+            continue
+        assert all(callable(getattr(module, name)) for name in module.__all__), path.stem
+        assert not {"patches", "skeleton_builder"} & set(module.__all__), path.stem
