@@ -80,5 +80,10 @@ def is_of(cls: type, package: str) -> bool:
     return any(f"{base.__module__}.".startswith(f"{package}.") for base in cls.__mro__)
 
 
-def has_modules_of(model: Any, package: str) -> bool:
-    return any(is_of(cls, package) for cls in {type(module) for module in model.modules()})
+def has_parts_of(model: Any, package: str) -> bool:
+    """Return whether a module, parameter or buffer of a model has a class of a package."""
+    classes = set()
+    for module in model.modules():
+        classes.add(type(module))
+        classes.update(map(type, module._parameters.values()), map(type, module._buffers.values()))
+    return any(is_of(cls, package) for cls in classes)

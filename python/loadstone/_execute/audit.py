@@ -392,7 +392,7 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for adapter in adapters.adapters_with("not_held").values():
         package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
-        if package in sys.modules and adapters.has_modules_of(model, package):
+        if package in sys.modules and adapters.has_parts_of(model, package):
             reasons |= adapters.resolve(adapter.not_held)(model, slots)
     return reasons
 

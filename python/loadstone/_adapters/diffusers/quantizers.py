@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from loadstone._adapters.patch import suspended
-from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
+from loadstone._base.adapters import ADAPTERS, has_parts_of, resolve
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 
@@ -141,7 +141,7 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
     """Return the bitsandbytes layers; a model without them imports nothing."""
-    if not has_modules_of(model, "bitsandbytes"):
+    if not has_parts_of(model, "bitsandbytes"):
         return {}
     is_quantizing = _quantizer().is_quantizing
     return {path: module for path, module in model.named_modules() if is_quantizing(module)}
