@@ -27,7 +27,9 @@ class LibraryAdapter:
             a GGUF file, or None.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` if a plan needs one.
-        quantizer: a reference to the module that quantizes weights for model adapters.
+        quantized_layers: a reference to a module about the library's layers in other libraries'
+            models: ``is_quantizing(module)``, ``quantized_bytes(model, name)``, and
+            ``traced_weights()``, which returns an extension for them.
         is_supported: a reference to ``(library) -> bool`` for the installed release.
         components: a reference to ``(tensor) -> {name: tensor}``: scales of a quantized one ...
         not_held: a reference to ``(model, slots) -> {name: reason}``: values stored elsewhere.
@@ -46,7 +48,7 @@ class LibraryAdapter:
     skeleton_builder: str = ""
     gguf: str = ""
     extend: str = ""
-    quantizer: str = ""
+    quantized_layers: str = ""
     is_supported: str = ""
     components: str = ""
     not_held: str = ""
@@ -87,3 +89,12 @@ def has_parts_of(model: Any, package: str) -> bool:
         classes.add(type(module))
         classes.update(map(type, module._parameters.values()), map(type, module._buffers.values()))
     return any(is_of(cls, package) for cls in classes)
+
+
+def quantized_layers_of(model: Any) -> list[Any]:
+    """Return the registered ``quantized_layers`` of each library that has parts in a model."""
+    return [
+        resolve(adapter.quantized_layers)
+        for library, adapter in adapters_with("quantized_layers").items()
+        if has_parts_of(model, library)
+    ]

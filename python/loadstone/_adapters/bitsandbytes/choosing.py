@@ -84,13 +84,14 @@ def traced_weights(
 
     Args:
         stored: module path -> (name inside the module -> checkpoint name), or paths of modules with
-            the same names in the checkpoint.
+            the same names in the checkpoint. Layers of other libraries are left out.
         names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
         experts: tensors to search for expert stacks, which are quantized too.
         tied: weights that may be missing.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
+    groups = {path: groups[path] for path in groups if is_quantizing(submodule(model, path))}
     checkpoint = find_weights(catalog, groups)
     offsets = nested_offset or {}
     quantize = _required(model, (name for name in names if name not in checkpoint.names), offsets)

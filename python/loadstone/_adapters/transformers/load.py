@@ -17,7 +17,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     FromPretrainedCall,
     mismatch,
 )
-from loadstone._base.adapters import ADAPTERS, resolve
+from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
@@ -164,19 +164,25 @@ def as_recipes(
 def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
-    """Return the weights that bitsandbytes quantized, or that the load quantizes likewise."""
+    """Return the weights that a library quantized, or that the load quantizes likewise."""
     if not result.stored_weights and not result.quantized and not options.quantize_experts:
         return []
-    weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
-        model,
-        catalog,
-        result.stored_weights,
-        result.quantized,
-        nested_offset=options.nested_offset,
-        experts=result.dtypes if options.quantize_experts else None,
-        tied=dict(_tied_names(model)),
-    )
-    return [weights]
+    libraries = quantized_layers_of(model)
+    if options.quantize_experts and not libraries:
+        message = "experts are quantized as the linear layers are, which have no 4-bit encoding"
+        raise make("plan.options", message, field="quantize_experts", found="not at all")
+    return [
+        layers.traced_weights(
+            model,
+            catalog,
+            result.stored_weights,
+            result.quantized,
+            nested_offset=options.nested_offset,
+            experts=result.dtypes if options.quantize_experts else None,
+            tied=dict(_tied_names(model)),
+        )
+        for layers in libraries
+    ]
 
 
 def _ties(
