@@ -35,6 +35,8 @@ class LibraryAdapter:
         not_held: a reference to ``(model, slots) -> {name: reason}``: values stored elsewhere.
         tensor_classes: names of classes whose memory it fills.
         filled_modules: modules of layers that it fills; it does the work of their load hooks.
+        skipped_attributes: of modules: they hold copies of the module's own tensors on their way.
+        wrapper_attributes: in which the library's layers hold the module that they replaced.
         gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.
         tie_list: the attribute in which models list ties as ``{name: root}``.
         tie_option: the member of models' configs that declares ties.
@@ -54,6 +56,8 @@ class LibraryAdapter:
     not_held: str = ""
     tensor_classes: tuple[str, ...] = ()
     filled_modules: tuple[str, ...] = ()
+    skipped_attributes: tuple[str, ...] = ()
+    wrapper_attributes: tuple[str, ...] = ()
     gguf_rank_max: int | None = None
     tie_list: str = ""
     tie_option: str = ""
@@ -68,6 +72,11 @@ def register(*adapters: LibraryAdapter) -> None:
 
 def adapters_with(part: str) -> dict[str, LibraryAdapter]:
     return {library: adapter for library, adapter in ADAPTERS.items() if getattr(adapter, part)}
+
+
+def names_in(part: str) -> set[str]:
+    """Return the names that a part lists, of all libraries."""
+    return {name for adapter in ADAPTERS.values() for name in getattr(adapter, part)}
 
 
 def resolve(reference: str) -> Any:

@@ -23,6 +23,7 @@ from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
+from loadstone._execute.receipts import add_components
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
@@ -263,7 +264,7 @@ def make_report(
     )
     text = core.receipt_json()
     if text is not None:
-        report.receipt = Receipt(text).add_components(slots, provenance)
+        report.receipt = add_components(Receipt(text), slots, provenance)
     remember(model, report, slots)
     half_written.unmark(slots, written)
     return report

@@ -11,12 +11,13 @@ import accelerate.utils
 import torch
 
 from loadstone._adapters.accelerate import offload
+from loadstone._adapters.accelerate_hooks import hooks_of
 from loadstone._base.keywords import names_keywords
 from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
-from loadstone._plan.placement import Device, DeviceMap, expanded, hooks_of
+from loadstone._plan.placement import Device, DeviceMap, expanded
 from loadstone._plan.provenance import OFFLOADED
 
 

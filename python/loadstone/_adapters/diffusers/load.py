@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
+from loadstone._adapters.accelerate_hooks import align_offloaded_weights
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import Request, trace
@@ -22,7 +23,6 @@ from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.options import DEFAULTS, LoadOptions
-from loadstone._plan.placement import align_offloaded_weights
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import LibraryRecipes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loadstone._plan.placement import hooks_of
+from loadstone._adapters.accelerate_hooks import hooks_of
 
 
 def offloading_hooks(module: Any) -> list[Any]:

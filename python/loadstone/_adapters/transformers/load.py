@@ -9,7 +9,6 @@ from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core
-from loadstone._adapters.accelerate.offload import add
 from loadstone._adapters.transformers import cache, quantized, releases
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._adapters.transformers.from_pretrained_call import (
@@ -23,6 +22,7 @@ from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.execute import Filled
+from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import MergedAdapters
 from loadstone._model.model_lock import model_lock, slots_of
@@ -115,7 +115,7 @@ class V5Call(FromPretrainedCall):
             tensors = map(self.model.get_parameter_or_buffer, (name, self._ties.get(name, name)))
             value = next((tensor for tensor in tensors if not tensor.is_meta), None)
             if value is not None:
-                add(folder, name, value)
+                add_tensor(folder, name, value)
         self.offloaded = {name for pair in pairs for name in pair} & folder.index().keys()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
