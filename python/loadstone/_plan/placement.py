@@ -15,6 +15,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.errors import make
+from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import inside, named_modules, saved_map, saved_path
 from loadstone._model.walk import TensorSlot
 
@@ -34,7 +35,7 @@ def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
     """Return the device of the nearest module in the map, or ``None``."""
     path = name
     while path and path not in device_map:
-        path = path.rpartition(".")[0]
+        path = parent_name(path)
     return device_map.get(path)
 
 
@@ -97,13 +98,13 @@ def _disjoint(
         yield name, places.get(name, in_memory)
     for name, child in module.named_children():
         if next(itertools.chain(child.parameters(), child.buffers()), None) is not None:
-            yield from _disjoint(places, f"{path}.{name}" if path else name, child, device)
+            yield from _disjoint(places, join_name(path, name), child, device)
 
 
 def _own_tensors(path: str, module: torch.nn.Module) -> list[str]:
     tensors = itertools.chain(module._parameters.items(), module._buffers.items())
     names = [name for name, tensor in tensors if tensor is not None]
-    return [f"{path}.{name}" if path else name for name in names]
+    return [join_name(path, name) for name in names]
 
 
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from loadstone._adapters.accelerate import offload
 from loadstone._adapters.accelerate_hooks import hooks_of
 from loadstone._base.keywords import names_keywords
+from loadstone._base.names import join_name
 from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
@@ -83,5 +84,5 @@ def _hooked_tensors(model: torch.nn.Module) -> set[str]:
                 recurse=hook.place_submodules,
                 remove_non_persistent=True,
             )
-            names.update(f"{path}.{name}" if path else name for name, _ in tensors)
+            names.update(join_name(path, name) for name, _ in tensors)
     return names

@@ -11,7 +11,7 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_BLOCK, join_name
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_BLOCK
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
 from loadstone._adapters.bitsandbytes.stored_weights import (
@@ -20,6 +20,7 @@ from loadstone._adapters.bitsandbytes.stored_weights import (
     groups_by_path,
 )
 from loadstone._base.errors import make, unknown
+from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
 from loadstone._plan.quantization import Quantization
@@ -54,7 +55,7 @@ def extend(
         if isinstance(extension, QuantizedWeights):
             extension.quantize |= _without(requested, extension.installed_targets())
             return
-    paths = {name.rpartition(".")[0] for name in requested} | layers.keys()
+    paths = {parent_name(name) for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
     required = _required(model, sorted(blank - stored.names), {})

@@ -17,6 +17,7 @@ import torch
 from loadstone._adapters.patch import suspended
 from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import make
+from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 
 _METHOD = "bitsandbytes"
@@ -119,7 +120,7 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     for library in quantized_layers_of(model):
         own = _quantizing_layers(library, model)
         layers |= own
-        sizes |= {path: library.quantized_bytes(model, _weight_name(path)) for path in own}
+        sizes |= {path: library.quantized_bytes(model, join_name(path, "weight")) for path in own}
     weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
     try:
         for path, layer in layers.items():
@@ -139,7 +140,7 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
     weights = []
     for library in quantized_layers_of(model):
         paths = _quantizing_layers(library, model)
-        names = [name for name in map(_weight_name, paths) if name in converted]
+        names = [name for path in paths if (name := join_name(path, "weight")) in converted]
         if paths:
             weights.append(library.traced_weights(model, catalog, list(paths), names))
     return weights
@@ -160,7 +161,3 @@ def component_names(weights: Iterable[Any], names: Iterable[str]) -> set[str]:
         for name, match in components
         if name in quantized or (match is not None and f"{match[1]}weight" in quantized)
     }
-
-
-def _weight_name(path: str) -> str:
-    return f"{path}.weight" if path else "weight"

@@ -29,6 +29,7 @@ from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 from loadstone._skeleton.constructor import find_builder, parameter_values
+from loadstone._skeleton.unwritten import fill_value, is_unwritten
 
 DEFAULTS = LoadOptions(missing="initialise")
 
@@ -83,7 +84,7 @@ class FromPretrainedCall(LoadSession):
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Return memory with a fill value, to detect whether an initialiser writes to it."""
         self._fresh.add(name)
-        return torch.full_like(tensor, _sentinel(form.get("dtype") or tensor.dtype), **form)
+        return torch.full_like(tensor, fill_value(form.get("dtype") or tensor.dtype), **form)
 
     def note_buffers(self, model: Any) -> None:
         self._versions = {
@@ -95,18 +96,18 @@ class FromPretrainedCall(LoadSession):
         for name, buffer in model.named_buffers():
             if self._versions.get(name) != (id(buffer), buffer._version):
                 self._rewritten.add(name)
-        unwritten = [
+        fresh = {name: model.get_parameter_or_buffer(name) for name in sorted(self._fresh)}
+        unwritten = [  # for bool, the constructor's value is right anyway
             name
-            for name in sorted(self._fresh)
-            if _is_unwritten(model.get_parameter_or_buffer(name))
+            for name, tensor in fresh.items()
+            if tensor.dtype == torch.bool or is_unwritten(tensor)
         ]
         if not unwritten:
             return
         build = find_builder(model)
         values = parameter_values(build, unwritten) if build is not None else {}
         for name in unwritten:
-            tensor = model.get_parameter_or_buffer(name)
-            value = values.get(name)
+            tensor, value = fresh[name], values.get(name)
             if value is None or value.shape != tensor.shape:
                 raise make(
                     "plan.no_initialiser",
@@ -210,19 +211,3 @@ def mismatch(
         return shape_mismatch(name, found, expected, severity="warning")
     hint = "ignore_mismatched_sizes=True initialises it instead"
     return shape_mismatch(name, found, expected, suggestion=hint)
-
-
-def _sentinel(dtype: torch.dtype) -> float | int:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def _is_unwritten(tensor: torch.Tensor) -> bool:
-    if tensor.dtype == torch.bool:
-        return True  # bool has no sentinel; the constructor's value is right anyway
-    data = tensor.detach()
-    if data.is_floating_point() or data.is_complex():
-        data = data if data.element_size() > 1 else data.float()
-        return bool(data.isnan().any())
-    return bool((data == torch.iinfo(data.dtype).min).any())

@@ -18,6 +18,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
 )
 from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import listed, make
+from loadstone._base.names import parent_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
@@ -98,7 +99,7 @@ class V5Call(FromPretrainedCall):
         extended = self.plan.extension_names()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:
-                self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+                self.model.get_submodule(parent_name(name))._is_hf_initialized = True
                 parameter._is_hf_initialized = True
                 self._info.missing_keys.discard(name)
         if self._is_on_disk:
