@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.patch import Hook, wrap_if_active
+from loadstone._adapters.patch import Hook, within, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
 from loadstone._base.errors import make
 from loadstone._execute import ties
@@ -155,16 +154,9 @@ HookedFunction = tuple[Any, str, Callable[..., Any]]
 def hooks_in_calls(functions: Iterable[HookedFunction]) -> list[Hook]:
     """Return hooks that run inside a call; outside, the library's own functions run."""
     return [
-        Hook(owner, name, wrap_if_active("transformers", functools.partial(_in_call, replacement)))
+        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_CALL, replacement)))
         for owner, name, replacement in functions
     ]
-
-
-def _in_call(replacement: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-    call = CURRENT_CALL.get()
-    if call is None:
-        return original(*args, **kwargs)
-    return replacement(call, original, *args, **kwargs)
 
 
 def reason_against(
