@@ -17,7 +17,6 @@ from loadstone import _core
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
 from loadstone._base.late import torch
-from loadstone._model.tensor_memory import bytes_of
 
 # torch loads it by this name.
 CUDA_LIBRARY = "libcuda.so.1"
@@ -139,4 +138,4 @@ class _TorchCopies:
     def _bytes(self, number: int, nbytes: int) -> torch.Tensor:
         index = bisect.bisect_right(self._begins, number) - 1
         at = number - self._begins[index]
-        return bytes_of(self._tensors[index])[at : at + nbytes]
+        return self._tensors[index].detach().reshape(-1).view(torch.uint8)[at : at + nbytes]
