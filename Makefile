@@ -1,5 +1,5 @@
-# `make demo` and `make test` do all the set-up themselves; a second run finds it done.
-# Everything else that happens here is CMake, ctest, pip and pytest: HACKING.md shows them bare.
+# `make demo` and `make test` do the whole set-up; a second run finds it done. Other targets are
+# thin wrappers around CMake, ctest, pip and pytest: HACKING.md shows the commands.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,13 +8,13 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PYTHONDONTWRITEBYTECODE := 1
-# One name for the compiler: Python's own build flags may call it g++ where CMake says c++, and
-# ccache would then compile everything twice.
+# One name for the compiler: Python's build flags may call it g++ and CMake c++, so ccache would
+# compile everything twice.
 ifeq ($(origin CXX),default)
 CXX := c++
 endif
 export CXX
-# A second checkout takes the first one's objects from ccache: their paths are relative then.
+# Relative paths let a second checkout take the first one's objects from ccache.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
@@ -22,16 +22,16 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 20
 PYTEST_OPTIONS ?=
 PACKAGE_STAMP := .venv/package.stamp
-# Folders too: theirs is the time that changes when a file goes.
+# Includes folders, whose time changes when a file is deleted.
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find cmake include src cli python/bindings python/loadstone \
     -name __pycache__ -prune -o \( -type d -o -name '*.h' -o -name '*.cpp' -o -name '*.py*' \
     -o -name '*.css' -o -name '*.js' -o -name '*.in' -o -name py.typed \
     -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
-# A line for each failure, and the closing lines.
+# Prints a line for each failure, and the closing lines.
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
-# The ten slowest C++ tests, as ctest remembers them.
+# The ten slowest C++ tests, from ctest's log.
 SLOWEST = LC_ALL=C sort -k3,3 -gr build/release/Testing/Temporary/CTestCostData.txt | \
   awk 'NF == 3 && shown++ < 10 {printf "%8.1f s  %s\n", $$3, $$1}'
 
@@ -65,7 +65,7 @@ release: setup
 	cmake --preset release
 	cmake --build --preset release --parallel $(JOBS)
 
-# The package and the command, in .venv. ccache makes it cheap after `release`: same flags.
+# Builds the package and the command in .venv. ccache makes it cheap after `release`: same flags.
 package: setup
 	@$(MAKE) --no-print-directory $(PACKAGE_STAMP)
 
@@ -86,7 +86,7 @@ test: release package $(if $(CI),lint-quick)
 	@$(SLOWEST)
 	python -m pytest -q -n $(JOBS) --durations=15 --durations-min=1 $(PYTEST_OPTIONS)
 
-# In an environment of its own: vLLM wants other releases than the adapters are tested with.
+# In a separate environment: vLLM requires other releases than the adapters are tested with.
 .PHONY: test-vllm
 test-vllm: package
 	tools/vllm.sh build/vllm
@@ -103,7 +103,7 @@ test-page: package
 	tools/setup.sh chromium
 	python -m pytest -q python/tests/execute/test_page.py
 
-# Under 90 seconds after a build: HACKING.md says what it leaves out.
+# Takes under 90 seconds after a build: HACKING.md lists the omitted tests.
 .PHONY: test-fast
 test-fast: release package
 	$(CTEST) fast | $(SHORTEN)
@@ -131,14 +131,14 @@ bench: package
 	python -m bench.single_files
 	python -m bench.remote
 
-# The tables in README.md and docs/measured.md; the tree should be committed first.
+# The tables in README.md and docs/measured.md; commit the tree first.
 .PHONY: bench-table
 bench-table: package
 	cmake --preset bench
 	cmake --build --preset bench --parallel $(JOBS) --target limits
 	python -m bench.published
 
-# Warnings are errors, links that lead nowhere among them.
+# Warnings are errors, including broken links.
 .PHONY: docs
 docs: package
 	tools/setup.sh doxygen chromium
@@ -149,7 +149,7 @@ docs: package
 	python tools/site/stage.py build/docs
 
 .PHONY: map
-map:  # the folders of HACKING.md as a picture; a test holds it to the tree
+map:  # draw the folders of HACKING.md; a test compares the picture with the tree
 	python tools/map.py
 
 .PHONY: versions
@@ -189,8 +189,8 @@ asan tsan: setup
 	cmake --build --preset $@ --parallel $(JOBS)
 	$(CTEST) $@ | $(SHORTEN)
 
-# What reads malformed files, faults of the file system, and the corpora of fuzz/, under the address
-# and undefined-behaviour sanitizers: a push is checked with it, so it builds nothing else.
+# Readers of malformed files, file system faults, and the corpora of fuzz/, under the address and
+# undefined-behaviour sanitizers: a push is checked with it, so it builds nothing else.
 asan-hostile: setup
 	cmake --preset $@
 	cmake --build --preset $@ --parallel $(JOBS) --target hostile_checks

@@ -1,1 +1,1 @@
-"""Measurements: each in a fresh process, beside a peer or a limit taken in the same run."""
+"""Measurements, each in a fresh process, with a peer or a limit measured in the same run."""

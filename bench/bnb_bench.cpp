@@ -1,5 +1,5 @@
-// The kernels of bitsandbytes' formats by themselves, on one thread: bytes of numbers a second of
-// processor time. bench/bnb_bench.py has them beside bitsandbytes.
+// Kernels of bitsandbytes' formats alone, on one thread: input bytes per second of CPU time.
+// bench/bnb_bench.py compares them with bitsandbytes.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -86,7 +86,7 @@ void decode8(benchmark::State& state, Dtype dtype) {
   count_bytes(state, numbers);
 }
 
-// The statistics of as many blocks of 64 as there are in the weights above.
+// Statistics of as many blocks of 64 as the weights above have.
 void encode_nested(benchmark::State& state) {
   const Bytes scales = weights(Dtype::f32);
   constexpr std::uint64_t blocks = count / 64;

@@ -1,15 +1,15 @@
-"""nf4, fp4 and LLM.int8, encoded and decoded on one thread, beside bitsandbytes.
+"""Compare nf4, fp4 and LLM.int8 kernels with bitsandbytes, on one thread.
 
     python -m bench.bnb_bench [--mebibytes 16] [--repetitions 5]
 
-Run by ``make bench``. Processor time, because other work on the machine would count otherwise; ours
-and theirs are interleaved, and a figure is the least of the repetitions: gigabytes of the numbers
-a second, BF16 unless it says F32.
+Run by ``make bench``. Uses processor time, because other work on the machine would distort the
+clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
+gigabytes of values per second, in BF16 unless marked F32.
 
-Demanded are 25 times bitsandbytes' encoding in the same run, and for decoding 3 times the speed
-that it had when that was written down. That one included the first touch of fresh memory, which
-takes five times as long as decoding. Here results are small enough to get memory that was used
-before: then bitsandbytes' decoder for AVX-512 writes as fast as memory takes it, as ours does.
+The target is 25 times bitsandbytes' encoding speed in the same run, and for decoding 3 times its
+speed recorded below. The recorded speed included the first touch of fresh memory, which takes five
+times as long as decoding. Here results are small enough to reuse memory: then bitsandbytes' decoder
+for AVX-512 reaches the memory's speed, as ours does.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from collections.abc import Callable
 
 import torch
 
-logging.disable()  # bitsandbytes misses a library that has nothing to do with this
+logging.disable()  # bitsandbytes warns about an unrelated library
 import bitsandbytes.functional as peer  # noqa: E402
 
 import loadstone  # noqa: E402
 
 Case = Callable[[], object]
 ENCODE_RATIO = 25
-# Gigabytes a second: three times the figures of the day.
+# Gigabytes per second: three times the recorded speeds.
 DECODE_SPEED = {"nf4": 3 * 0.68, "nf4 nested": 3 * 0.78, "fp4": 3 * 0.66, "int8": 3 * 0.23}
 
 
 def cases(name: str, weight: torch.Tensor) -> dict[str, Case]:
-    """What is measured of one format."""
+    """Return the measured calls of one format."""
     if name == "int8":
         data, scales, _ = peer.int8_vectorwise_quant(weight.half())
         unit = loadstone.quantize(weight, "int8")
         return {
             "ours": lambda: loadstone.quantize(weight, "int8"),
-            "theirs": lambda: peer.int8_vectorwise_quant(weight.half()),  # it wants F16
+            "theirs": lambda: peer.int8_vectorwise_quant(weight.half()),  # it requires F16
             "ours back": lambda: unit.dequantize(torch.float32),
             "theirs back": lambda: peer.int8_vectorwise_dequant(data, scales),
         }
@@ -60,7 +60,7 @@ def cases(name: str, weight: torch.Tensor) -> dict[str, Case]:
 
 
 def measure(work: dict[str, Case], repetitions: int) -> dict[str, float]:
-    """Seconds of each case, the least of all runs."""
+    """Return the least seconds of each case."""
     least = dict.fromkeys(work, float("inf"))
     for _ in range(repetitions + 1):
         for name, case in work.items():
@@ -71,7 +71,7 @@ def measure(work: dict[str, Case], repetitions: int) -> dict[str, float]:
 
 
 def row(name: str, weight: torch.Tensor, repetitions: int) -> str:
-    """The line of one format."""
+    """Return the table row of one format."""
     seconds = measure(cases(name, weight), repetitions)
     read = weight.numel() * 2 / 1e9
     back = weight.numel() * (4 if name == "int8" else 2) / 1e9
@@ -89,7 +89,6 @@ def row(name: str, weight: torch.Tensor, repetitions: int) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mebibytes", type=int, default=16, help="of BF16")
     parser.add_argument("--repetitions", type=int, default=5)

@@ -1,6 +1,6 @@
-"""What is measured: each case prepares (imports, skeleton) and returns the work that is timed.
+"""Measured cases: each prepares (imports, skeleton) and returns the work to time.
 
-Every case ends with all tensors in private memory that has been written to: a loader that hands out
+Every case ends with all tensors in private memory that has been written to: a loader that returns
 views of a mapped file has not loaded yet, so its views are copied.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 Work = Callable[[], Any]
 
-# Per-expert files into fused parameters: gate and up are stacked, then joined.
+# Maps per-expert files to fused parameters: stacks gate and up, then joins them.
 EXPERT_RULES = [
     {
         "op": "stack_concat",
@@ -61,7 +61,7 @@ def _skeleton(folder: Path, dtype: Any = None) -> Any:
 
 
 def loadstone_model(folder: Path) -> Work:
-    """The whole of it, into the library's model: plan, load, audit."""
+    """Plan, load and audit a model of the library."""
     import loadstone
 
     model = _skeleton(folder)
@@ -70,7 +70,7 @@ def loadstone_model(folder: Path) -> Work:
 
 
 def loadstone_float32(folder: Path) -> Work:
-    """The same with a cast from bf16 to f32 on the way."""
+    """Plan, load and audit, with a cast from bf16 to f32."""
     import torch
 
     import loadstone
@@ -80,8 +80,8 @@ def loadstone_float32(folder: Path) -> Work:
 
 
 def loadstone_as_is(folder: Path) -> Work:
-    """Every tensor of the file as it is: what the fused case is compared with."""
-    import torch  # noqa: F401  (its import is not what is timed)
+    """Load every tensor of the file unchanged, as the reference of the fused case."""
+    import torch  # noqa: F401  (excludes its import from the time)
 
     import loadstone.torch
 
@@ -89,20 +89,20 @@ def loadstone_as_is(folder: Path) -> Work:
 
 
 def loadstone_from_pretrained(folder: Path) -> Work:
-    """transformers' own function on loadstone, recipes traced in each run."""
+    """Run transformers' function on loadstone, with recipes traced in each run."""
     return _from_pretrained(folder, "bfloat16")
 
 
 def loadstone_from_pretrained_float32(folder: Path) -> Work:
-    """The same with dtype=float32."""
+    """Run transformers' function on loadstone with dtype=float32."""
     return _from_pretrained(folder, "float32")
 
 
 def _quantized(kind: str) -> dict[str, Any]:
-    """Arguments for weights that bitsandbytes' formats hold: none for none."""
+    """Return the arguments for one of bitsandbytes' formats; empty for "none"."""
     if not kind:
         return {}
-    import bitsandbytes  # noqa: F401  (its import is not what is timed)
+    import bitsandbytes  # noqa: F401  (excludes its import from the time)
     import transformers
 
     options: dict[str, Any] = {"load_in_8bit": True}
@@ -114,7 +114,7 @@ def _quantized(kind: str) -> dict[str, Any]:
 
 
 def quantized(load: Callable[[Path, str, str], Work], kind: str) -> Callable[[Path], Work]:
-    """A case of its own for one of bitsandbytes' formats."""
+    """Return the case for one of bitsandbytes' formats."""
     return lambda folder: load(folder, "bfloat16", kind)
 
 
@@ -133,13 +133,13 @@ def _from_pretrained(folder: Path, dtype: str, kind: str = "") -> Work:
         model = loadstone.transformers.from_pretrained(
             model_class, folder, dtype=getattr(torch, dtype), **options
         )
-        return model, cache  # which goes with the process
+        return model, cache  # removed when the process ends
 
     return work
 
 
 def safetensors_clone(folder: Path) -> Work:
-    """safetensors' load_file of each shard, its views copied."""
+    """Run safetensors' load_file for each shard, and copy its views."""
     from safetensors.torch import load_file
 
     def work() -> Any:
@@ -152,12 +152,12 @@ def safetensors_clone(folder: Path) -> Work:
 
 
 def transformers_private(folder: Path) -> Work:
-    """from_pretrained, what are views of the file afterwards copied."""
+    """Run from_pretrained, and copy views of the file afterwards."""
     return _transformers(folder, "bfloat16")
 
 
 def transformers_views(folder: Path) -> Work:
-    """from_pretrained as it is: of a file that needs no cast it reads nothing yet."""
+    """Run from_pretrained only: without a cast it reads no data yet."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -166,7 +166,7 @@ def transformers_views(folder: Path) -> Work:
 
 
 def transformers_float32(folder: Path) -> Work:
-    """from_pretrained with dtype=float32."""
+    """Run from_pretrained with dtype=float32."""
     return _transformers(folder, "float32")
 
 
@@ -185,7 +185,7 @@ def _transformers(folder: Path, dtype: str, kind: str = "") -> Work:
 
 
 def accelerate_private(folder: Path) -> Work:
-    """load_checkpoint_in_model, what are views of the file afterwards copied."""
+    """Run load_checkpoint_in_model, and copy views of the file afterwards."""
     import accelerate
     import torch
 
@@ -203,7 +203,7 @@ def accelerate_private(folder: Path) -> Work:
 
 
 def _made_private(model: Any) -> Any:
-    """Copies each tensor that lies in a mapped file, so that it lies in memory of its own."""
+    """Copy each tensor that is a view of a mapped file to private memory."""
     maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(None, 5)
@@ -217,7 +217,7 @@ def _made_private(model: Any) -> Any:
 
 
 def _packed(folder: Path, kind: str, resident: bool) -> Work:
-    """A model of ModelOpt's: packed while it is read, or as the library does it in memory."""
+    """Load a ModelOpt model: packed during the load, or in memory by the library."""
     import modelopt.torch.quantization as mtq
     import transformers
 
@@ -231,14 +231,14 @@ def _packed(folder: Path, kind: str, resident: bool) -> Work:
     def work() -> Any:
         model = auto.from_pretrained(folder)
         mtq.quantize(model, config)
-        mtq.compress(model)  # all but the experts
+        mtq.compress(model)  # all except the experts
         return model
 
     return work
 
 
 def packed(kind: str, *, resident: bool) -> Callable[[Path], Work]:
-    """A case of its own for one of ModelOpt's formats."""
+    """Return the case for one of ModelOpt's formats."""
     return lambda folder: _packed(folder, kind, resident)
 
 

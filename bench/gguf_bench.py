@@ -1,10 +1,10 @@
-"""GGUF blocks to numbers, on one thread, beside gguf-py and the functions that diffusers ships.
+"""Compare GGUF decoders with gguf-py and diffusers' functions, on one thread.
 
     python -m bench.gguf_bench [--mebibytes 16] [--repetitions 5] [FORMAT ...]
 
-Run by ``make bench``. Processor time, because other work on the machine would count otherwise; the
-cases of a format are interleaved, and a figure is the least of the repetitions: gigabytes of output
-a second, and how many times as fast as the others.
+Run by ``make bench``. Uses processor time, because other work on the machine would distort the
+clock. The cases of a format are interleaved, and a figure is the best of the repetitions: gigabytes
+of output per second, and the speed relative to the others.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ Case = Callable[[], object]
 
 
 def random_blocks(kind: GGMLQuantizationType, elements: int) -> np.ndarray:
-    """Quantized normal numbers, or bytes where gguf-py cannot quantize."""
+    """Return quantized normal values, or random bytes if gguf-py cannot quantize."""
     block_elements, size = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(0)
     shape = (elements // 4096, 4096)
     try:
         return quants.quantize(generator.standard_normal(shape, np.float32), kind)
     except NotImplementedError:
-        # Bytes below 40: no scale is large, so that nothing overflows in F16 either.
+        # Bytes below 40 keep scales small, so that nothing overflows in F16 either.
         return generator.integers(0, 40, (shape[0], 4096 // block_elements * size), np.uint8)
 
 
 def ours(name: str, rows: np.ndarray, elements: int, dtype: str, mode: str = "exact") -> Case:
-    """Our kernel into memory that is there."""
+    """Return our kernel on existing memory."""
     blocks = rows.reshape(-1)
     target = np.zeros(elements * (4 if dtype == "F32" else 2), np.uint8)
     return lambda: _core.decode_gguf(name, blocks, target, dtype, mode)
 
 
 def theirs(kind: GGMLQuantizationType, rows: np.ndarray) -> Case | None:
-    """diffusers' route to BF16, as its Linear layers take it."""
+    """Return diffusers' way to BF16, as its Linear layers use it."""
     if kind not in dequantize_functions:
         return None
     function = dequantize_functions[kind]
@@ -80,7 +80,7 @@ def theirs(kind: GGMLQuantizationType, rows: np.ndarray) -> Case | None:
 
 
 def measure(cases: dict[str, Case], repetitions: int) -> dict[str, float]:
-    """Seconds of each case, the least of all runs."""
+    """Return the least seconds of each case."""
     least = dict.fromkeys(cases, float("inf"))
     for _ in range(repetitions + 1):
         for name, case in cases.items():
@@ -91,7 +91,7 @@ def measure(cases: dict[str, Case], repetitions: int) -> dict[str, float]:
 
 
 def row(name: str, mebibytes: int, repetitions: int) -> str:
-    """The line of one format."""
+    """Return the table row of one format."""
     kind = GGMLQuantizationType[name]
     elements = mebibytes * (1 << 20) // 4
     rows = random_blocks(kind, elements)
@@ -119,7 +119,6 @@ def row(name: str, mebibytes: int, repetitions: int) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("formats", nargs="*", default=FORMATS, metavar="FORMAT")
     parser.add_argument("--mebibytes", type=int, default=16, help="of F32")

@@ -1,8 +1,8 @@
-"""Seconds from a file in memory to a GPU, next to safetensors and the device's own rate.
+"""Seconds from a file in memory to a GPU, compared with safetensors and the device's own rate.
 
     python -m bench.gpu [--repetitions 7] [--folder /dev/shm]
 
-The ways run in turns in one process. The file has 48 matrices of bfloat16, 3.2 GB. Needs a GPU that
+The cases take turns in one process. The file has 48 matrices of bfloat16, 3.2 GB. Needs a GPU that
 torch finds; docs/how-to/gpus.md has the figures of one.
 """
 

@@ -1,5 +1,5 @@
-// How long the header of a checkpoint with 125,000 tensors (16 MB of JSON) takes to open. The peer
-// in the same run: the least that any reader must do, which is to parse the JSON.
+// Time to open the header of a checkpoint with 125,000 tensors (16 MB of JSON). The baseline in the
+// same run is the minimum of any reader: parsing the JSON.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <simdjson.h>

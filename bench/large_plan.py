@@ -1,10 +1,10 @@
-"""The plan of DeepSeek-V3's 45,395 tensors: names and shapes, no data.
+"""Time the plan of DeepSeek-V3's 45,395 tensors: names and shapes, no data.
 
     python -m bench.large_plan
 
-Run by ``make bench``. The shards are headers before holes; the recipes are traced in a fresh cache
-folder (cold), and taken from it (cached). Beside it: what transformers' own functions take to
-rename the keys, once each, and to copy a converter for each of them, as its loader does.
+Run by ``make bench``. The shards are headers before holes; the recipes are traced with an empty
+cache folder (cold), and read from it (cached). The peer: the time that transformers' own functions
+take to rename the keys once, and to copy a converter for each of them, as its loader does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYERS, EXPERTS, SHARDS = 61, 256, 163
 
 
 def tensors(state: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """The public layout: one tensor for each expert and projection."""
+    """Return the public layout: one tensor for each expert and projection."""
     made: list[tuple[str, tuple[int, ...]]] = []
     for name, tensor in state.items():
         shape = tuple(tensor.shape)
@@ -42,7 +42,7 @@ def tensors(state: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def write(folder: Path, listed: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Shards with the header of bf16 tensors and a hole where the data would be."""
+    """Write shards with the header of bf16 tensors and a hole in place of the data."""
     weight_map = {}
     each = -(-len(listed) // SHARDS)
     for number in range(0, len(listed), each):
@@ -65,7 +65,7 @@ def write(folder: Path, listed: list[tuple[str, tuple[int, ...]]]) -> None:
 
 
 def library_seconds(model: Any, keys: list[str]) -> tuple[float, float]:
-    """Renaming all keys; and a converter copied for each, of which most are thrown away."""
+    """Time renaming all keys, and copying a converter for each; the loader discards most copies."""
     from transformers import conversion_mapping, core_model_loading
 
     mapping = conversion_mapping.get_model_conversion_mapping(model)
@@ -85,7 +85,7 @@ def library_seconds(model: Any, keys: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints wall and CPU seconds of a cold and of two cached plans."""
+    """Print wall and CPU seconds of one cold and two cached plans."""
     import transformers
 
     import loadstone

@@ -1,11 +1,11 @@
-// What the machine itself allows: a plain read of files into new memory, 4 MiB at a time.
+// The machine's own limits: a plain read of files into new memory, 4 MiB at a time.
 //
 //   limits THREADS FILE...                        the limit that loads are compared with
-//   limits --memory fresh|prefaulted|reused ...   what its parts cost
-//   limits --direct THREADS FILE...               past the page cache (O_DIRECT)
+//   limits --memory fresh|prefaulted|reused ...   the cost of its parts
+//   limits --direct THREADS FILE...               bypass the page cache (O_DIRECT)
 //
-// Prints "ready", waits for a line on standard input, works, prints one line of JSON. Opening the
-// files is timed, freeing the memory is not.
+// Prints "ready", waits for a line on standard input, works, prints one line of JSON. The time
+// includes opening the files, but not freeing the memory.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,15 +28,15 @@ namespace {
 constexpr std::size_t chunk_bytes = 4 << 20;
 constexpr std::size_t page_bytes = 4096;
 
-// populated: pages come by MADV_POPULATE_WRITE just before the read, which is the quickest way to
-// new memory. fresh: the read faults each in. prefaulted: before the clock runs. reused: one
-// buffer a thread, so no faults at all.
+// populated: MADV_POPULATE_WRITE just before the read, the fastest way to new memory. fresh: the
+// read faults pages in. prefaulted: pages exist before the clock starts. reused: one buffer per
+// thread, without faults.
 enum class Memory { populated, fresh, prefaulted, reused };
 
 struct File {
   std::string path;
   std::size_t bytes;
-  std::size_t place;  // in the memory
+  std::size_t place;  // offset in the memory
 };
 
 struct Chunk {
@@ -79,7 +79,7 @@ std::vector<Chunk> open_all(const std::vector<File>& files, int flags) {
   return chunks;
 }
 
-// Asks for whole pages, as O_DIRECT wants it; the last one of a file comes as far as it goes.
+// Reads whole pages, as O_DIRECT requires; the last read of a file may be short.
 void read_chunk(const Chunk& chunk, std::byte* to) {
   const std::size_t pages = (chunk.bytes + page_bytes - 1) / page_bytes * page_bytes;
   for (std::size_t done = 0; done < chunk.bytes;) {

@@ -1,10 +1,11 @@
-// A load without Python: what the engine alone costs.
+// A load without Python: the cost of the engine alone.
 //
 //   load CHECKPOINT [plain|f32|fused|transposed] [THREADS [CHUNK_BYTES]]
 //
-// plain: every tensor as it is. f32: cast. fused: the experts of each layer stacked and joined into
-// two parameters. transposed: every matrix turned. Catalog and plan are made before "ready" is
-// printed; after a line on standard input the load is timed, and one line of JSON is printed.
+// plain: every tensor unchanged. f32: cast. fused: the experts of each layer stacked and joined
+// into two parameters. transposed: every matrix transposed. Catalog and plan are made before
+// "ready" is printed; after a line on standard input the load is timed, and one line of JSON is
+// printed.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -82,7 +83,7 @@ loadstone::Plan plan_for(const std::string& path, std::string_view kind) {
   return make_plan(catalog, skeleton, options);
 }
 
-// Kilobytes of a line of /proc/self/status.
+// Returns the kilobytes of a line of /proc/self/status.
 long status_of(std::string_view key) {
   std::ifstream file("/proc/self/status");
   std::string line;

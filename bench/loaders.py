@@ -1,4 +1,4 @@
-"""Load times and memory beside the libraries that do the same, and beside what the machine allows.
+"""Compare load times and memory with similar libraries and the machine's limit.
 
     python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only small]
                             [--json FILE]
@@ -45,7 +45,7 @@ QUANTIZED = [
     LIMIT,
     *(f"{who}, to {kind}" for kind in KINDS for who in ("loadstone.transformers", "transformers")),
 ]
-# Small enough that what a load costs beside its bytes is most of it.
+# Small enough for fixed costs of a load to dominate.
 SMALL = [
     LIMIT,
     "loadstone.transformers, to f32",
@@ -62,7 +62,7 @@ MIXTURE = [
         for who in ("loadstone.modelopt", "ModelOpt in memory")
     ),
 ]
-# Ours, and the library's own way to the same model: their ratio is shown.
+# Our case, and the library's own way to the same model: the table shows their ratio.
 PAIRS = {
     "loadstone.transformers": "transformers from_pretrained",
     "loadstone.transformers, to f32": "transformers, to f32",
@@ -71,7 +71,7 @@ PAIRS = {
 
 
 def compare(results: dict[str, list[measure.Result]], pairs: dict[str, str]) -> None:
-    """The ratio of medians of each pair that was run, and of the least times."""
+    """Print the ratios of medians and of least times for each measured pair."""
     for ours, theirs in pairs.items():
         if ours in results and theirs in results:
             times = [[run.seconds for run in results[case]] for case in (ours, theirs)]
@@ -80,7 +80,7 @@ def compare(results: dict[str, list[measure.Result]], pairs: dict[str, str]) -> 
 
 
 def warm(folder: Path) -> int:
-    """Reads the shards into the page cache; returns their bytes."""
+    """Read the shards into the page cache; return their bytes."""
     total = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb", buffering=0) as stream:
@@ -90,7 +90,7 @@ def warm(folder: Path) -> int:
 
 
 def one(case: str, folder: Path, limits: Path, settle: float) -> measure.Result:
-    """One run of one case."""
+    """Run one case once."""
     warm(folder)
     if case == LIMIT:
         files = sorted(folder.glob("*.safetensors"))
@@ -100,7 +100,7 @@ def one(case: str, folder: Path, limits: Path, settle: float) -> measure.Result:
 
 
 def table(kind: str, results: dict[str, list[measure.Result]], size: int) -> None:
-    """Medians, spread and ratios of one checkpoint; the first case is the limit."""
+    """Print medians, spread and ratios of one checkpoint; the first case is the limit."""
     first = next(iter(results.values()))
     limit = statistics.median(result.seconds for result in first)
     print(f"\n{kind}: {size / 1e9:.2f} GB, {len(first)} runs each")
@@ -118,7 +118,7 @@ def table(kind: str, results: dict[str, list[measure.Result]], size: int) -> Non
 
 
 def record(results: dict[str, list[measure.Result]], size: int) -> dict[str, Any]:
-    """What :mod:`bench.published` makes a table of."""
+    """Return the data for the tables of :mod:`bench.published`."""
     return {
         "bytes": size,
         "cases": {
@@ -133,7 +133,6 @@ def record(results: dict[str, list[measure.Result]], size: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Runs or, as a child, is run."""
     parser = measure.table_parser(__doc__)
     parser.add_argument("--limits", type=Path, default=Path("build/bench/bin/limits"))
     parser.add_argument("--only", action="append", help="a checkpoint: small, mixture ...")
@@ -158,7 +157,7 @@ def main() -> None:
             "checkpoints.make(pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))"
         )
         words = [str(arguments.data), kind, str(sizes[kind])]
-        subprocess.run([sys.executable, "-c", maker, *words], check=True)  # its memory is not ours
+        subprocess.run([sys.executable, "-c", maker, *words], check=True)  # separate memory
         folder = checkpoints.make(arguments.data, kind, sizes[kind])
         size = warm(folder)
         results: dict[str, list[measure.Result]] = {case: [] for case in cases}

@@ -1,11 +1,11 @@
-"""Costs beside the bytes: a first skeleton, and loads of many small tensors.
+"""Measure fixed costs: a first skeleton, and loads of many small tensors.
 
     python -m bench.many_tensors [--repetitions 5] [--python OTHER ...]
 
 Run by ``make bench``. Each repetition is a fresh process that has imported torch and loadstone. The
-time of Python's own garbage collections, which a process is due at any moment, is shown beside it.
-The GPU is the stand-in of the tests: what is measured is the calls, and no copy to a GPU. Each
-interpreter that is named, of an environment with another loadstone, takes its turn after this one.
+time of Python's garbage collections, which may start at any moment, has a separate column. The GPU
+is the tests' fake driver: it measures the calls, not a copy to a GPU. ``--python`` names
+interpreters of environments with different loadstone versions, which take turns with this one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 import loadstone
 
 SETTLE_SECONDS = 1.0
-# By case: what it is, and how many blocks of ten tensors it has.
+# By case: its description, and its number of blocks of ten tensors.
 CASES = {
     "skeleton": ("first skeleton of 24 linear layers", 0),
     "load": ("load of 10,000 tensors", 1000),
@@ -44,7 +44,7 @@ def linears() -> torch.nn.Module:
 
 
 def blocks(count: int) -> torch.nn.Module:
-    """Five layers of two tensors, so many times."""
+    """Return `count` blocks of five layers with two tensors each."""
     layers = [torch.nn.Linear(8, 8) for _ in range(4 * count)]
     norms = [torch.nn.LayerNorm(8) for _ in range(count)]
     return torch.nn.ModuleList([*layers, *norms])
@@ -56,7 +56,7 @@ def skeleton(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of some work, and of the collections in it."""
+    """Return the seconds of some work, and of the garbage collections in it."""
     collecting, begun = 0.0, 0.0
 
     def watch(phase: str, _: Any) -> None:
@@ -76,7 +76,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def stand_in(library: str) -> Any:
-    """The tests' GPU, of a driver that is built already."""
+    """Return the tests' fake GPU, using a driver that is already built."""
     sys.path.insert(0, str(TESTS))
     import fake_devices
     import pytest
@@ -101,7 +101,7 @@ def child(case: str, folder: Path) -> dict[str, float]:
 
 
 def prepare(folder: Path) -> None:
-    """Files, and the stand-in's driver."""
+    """Write the files, and build the fake driver."""
     for count in {count for _, count in CASES.values() if count}:
         save_file(blocks(count).state_dict(), str(folder / f"{count}.safetensors"))
     sys.path.insert(0, str(TESTS))

@@ -1,8 +1,8 @@
 """One measurement: a fresh process, watched from outside.
 
-The child does its imports, prints ``ready``, waits for a line on its standard input, does the work
-that is timed, and prints one JSON object. Anonymous and file memory are sampled meanwhile; what the
-child had before the work (the interpreter's own) is reported apart.
+The child does its imports, prints ``ready``, waits for a line on its standard input, does the timed
+work, and prints one JSON object. Meanwhile the parent samples its anonymous and file memory; the
+memory before the work (the interpreter's own) is reported separately.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent  # children are modules of this folder
 SAMPLE_SECONDS = 0.002
-# A guest whose free pages go back to the host pays more for fresh memory after a pause: everyone
-# starts from there.
+# A virtual machine that returns free pages to its host pays more for fresh memory after a pause, so
+# every run starts after such a pause.
 SETTLE_SECONDS = 4.0
 
 
 @dataclass
 class Result:
-    """What one run took.
+    """Result of one run.
 
     Attributes:
-        seconds: as the child timed it.
+        seconds: as measured by the child.
         base_anonymous: bytes of anonymous memory before the work.
         base_file: bytes of mapped files before the work.
-        peak_anonymous, peak_file: the most that was seen during the work, in bytes.
-        values: all that the child printed.
+        peak_anonymous, peak_file: the largest sample during the work, in bytes.
+        values: the child's JSON object.
     """
 
     seconds: float
@@ -46,17 +46,17 @@ class Result:
 
     @property
     def grown_anonymous(self) -> int:
-        """Peak anonymous memory beside what the interpreter had."""
+        """Peak anonymous memory above the interpreter's own."""
         return self.peak_anonymous - self.base_anonymous
 
     @property
     def grown_file(self) -> int:
-        """Peak memory of mapped files beside what the interpreter had."""
+        """Peak memory of mapped files above the interpreter's own."""
         return self.peak_file - self.base_file
 
 
 def table_parser(about: str | None) -> argparse.ArgumentParser:
-    """The options of every program that prints tables of runs; a child gets ``--child``."""
+    """Return the options of every program that prints tables of runs; a child gets ``--child``."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
     parser.add_argument("--gigabytes", type=float, default=3.0)
@@ -68,7 +68,7 @@ def table_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def memory(pid: int | str = "self") -> dict[str, int]:
-    """Bytes of ``RssAnon`` and ``RssFile`` of a process; empty once it is gone."""
+    """Return ``RssAnon`` and ``RssFile`` of a process in bytes; empty after its end."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def memory(pid: int | str = "self") -> dict[str, int]:
 
 
 def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -> Result:
-    """Runs a child that follows the protocol above, after a fixed idle time."""
+    """Run a child that follows the protocol above, after a fixed idle time."""
     child = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
     )
     assert child.stdin is not None and child.stdout is not None
     line = child.stdout.readline()
-    while line and line.strip() != "ready":  # libraries may greet on stdout
+    while line and line.strip() != "ready":  # libraries may print to stdout
         line = child.stdout.readline()
     time.sleep(settle_seconds)
 
@@ -103,7 +103,7 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
 
 
 def watched(pid: int, go: Callable[[], dict[str, Any]]) -> Result:
-    """Samples the memory of a process while ``go()`` has it work."""
+    """Sample the memory of a process while ``go()`` makes it work."""
     base = memory(pid)
     peak = dict(base)
     done = threading.Event()
@@ -132,9 +132,9 @@ def watched(pid: int, go: Callable[[], dict[str, Any]]) -> Result:
 
 
 def child(prepare: Callable[[], Callable[[], Any]]) -> None:
-    """The child's side: ``prepare()`` imports and builds, and returns the work that is timed.
+    """Run the child's side: ``prepare()`` imports and builds, and returns the work to time.
 
-    What the work returns is kept until the process is told to end, so that its memory counts.
+    The work's result is kept until the parent ends the process, so that its memory counts.
     """
     work = prepare()
     print("ready", flush=True)

@@ -1,10 +1,10 @@
-"""ModelOpt's weight encodings, and MX, encoded on one thread, beside ModelOpt's own kernels.
+"""Compare ModelOpt's weight encodings, and MX, with ModelOpt's own kernels, on one thread.
 
     python -m bench.modelopt_bench [--repetitions 3]
 
-Run by ``make bench``. Processor time, because other work on the machine would count otherwise; ours
-and theirs are interleaved, and a figure is the least of the repetitions: gigabytes of BF16 a
-second, the largest magnitudes included, a matrix of 4096 x 2048.
+Run by ``make bench``. Uses processor time, because other work on the machine would distort the
+clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
+gigabytes of BF16 per second for a 4096 x 2048 matrix, including the largest magnitudes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THEIRS: dict[str, Case] = {
     "mxfp4": lambda x: qtensor.MXFP4QTensor.quantize(x, 32),
     "mxfp8": qtensor.MXFP8QTensor.quantize,
 }
-# Gigabytes of BF16 a second that are demanded.
+# Required gigabytes of BF16 per second.
 DEMANDED = {
     "fp8": 2.5,
     "fp8-channel": 2.5,
@@ -46,14 +46,14 @@ DEMANDED = {
 
 
 def seconds_of(case: Case, weight: torch.Tensor) -> float:
-    """Processor time of one call."""
+    """Return the processor time of one call."""
     begin = time.process_time()
     case(weight)
     return time.process_time() - begin
 
 
 def row(encoding: str, weight: torch.Tensor, repetitions: int) -> str:
-    """The line of one encoding."""
+    """Return the table row of one encoding."""
 
     def ours(x: torch.Tensor) -> object:
         return loadstone.quantize(x, encoding)
@@ -75,7 +75,6 @@ def row(encoding: str, weight: torch.Tensor, repetitions: int) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Conversions that compute, beside one that only moves bytes: merges, and GGUF's block formats.
+"""Compare conversions that compute (merges, GGUF blocks) with one that only copies bytes.
 
     python -m bench.outputs [--gigabytes 1.3] [--repetitions 4] [--data /dev/shm]
-    LOADSTONE_MERGEKIT=DIR python -m bench.outputs     # also a linear merge, beside mergekit's
+    LOADSTONE_MERGEKIT=DIR python -m bench.outputs     # adds a linear merge and mergekit's
 
 Run by ``make bench``. The command converts a BF16 file unchanged, merges a LoRA of rank 16 into all
 its matrices, and writes it as GGUF blocks; cases are interleaved, each after the same idle time.
-Speeds are shown in relation to the unchanged copy, by the clock and by processor time.
+The table shows speeds relative to the unchanged copy, by the clock and by processor time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METADATA = {
 
 
 def make(folder: Path, layers: int) -> int:
-    """Writes a base and an adapter; returns the bytes of the base."""
+    """Write a base and an adapter; return the bytes of the base."""
     base: dict[str, torch.Tensor] = {}
     adapter: dict[str, torch.Tensor] = {}
     for layer in range(layers):
@@ -63,7 +63,7 @@ def make(folder: Path, layers: int) -> int:
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Arguments of the command by case, the unchanged copy first."""
+    """Return the command's arguments by case, the unchanged copy first."""
     base, copy, file = (
         str(folder / name) for name in ("base.safetensors", "o.safetensors", "o.gguf")
     )
@@ -76,7 +76,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def make_models(folder: Path) -> None:
-    """Two models of the base's tensors, in folders as mergekit takes them."""
+    """Write two models with the base's tensors, in folders that mergekit accepts."""
     config = {"architectures": ["Bench"], "model_type": "llama"}
     for name in ("first", "second"):
         (folder / name).mkdir()
@@ -88,7 +88,7 @@ def make_models(folder: Path) -> None:
 
 
 def compare_with_mergekit(folder: Path, place: str, repetitions: int) -> None:
-    """Seconds of a linear merge of two models: ours, mergekit's, and mergekit's start alone."""
+    """Print seconds of a linear merge of two models: ours, mergekit's, and mergekit's start."""
     make_models(folder)
     theirs = [sys.executable, "-m", "mergekit.scripts.run_yaml"]
     merged = [str(folder / "linear.yml"), str(folder / "o.mergekit")]
@@ -116,7 +116,7 @@ def compare_with_mergekit(folder: Path, place: str, repetitions: int) -> None:
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, float]:
-    """Seconds of one run: by the clock, and of processors."""
+    """Return the wall and processor seconds of one run."""
     time.sleep(SETTLE_SECONDS)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()

@@ -1,10 +1,10 @@
 """The tables of speed and memory in README.md and docs/measured.md.
 
     python -m bench.published [--gigabytes 3] [--repetitions 5]   # measure, then write
-    python -m bench.published --write                             # write what was measured before
+    python -m bench.published --write                             # write the kept measurements
 
-``make bench-table`` measures. All runs are kept in ``bench/published.json`` with the machine, the
-commit and the releases; a test holds that the pages show these figures and no others.
+``make bench-table`` measures. ``bench/published.json`` keeps all runs with the machine, the commit
+and the releases; a test fails if the pages show other figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUNS = ROOT / "bench" / "published.json"
 LIBRARIES = ("torch", "safetensors", "transformers", "accelerate")
 OURS = "**loadstone**"
 
-# By page: checkpoint, case, and how the row is called.
+# By page: checkpoint, case, and label of the row.
 ROWS = {
     "README.md": [
         ("dense", LIMIT, "limit"),
@@ -51,7 +51,7 @@ ROWS = {
         ("experts", "safetensors load_file + clone", "safetensors, the same, copied"),
         ("experts", "loadstone.transformers", f"{OURS}`.transformers`, experts fused"),
         ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
-        ("small", "transformers, to f32", "transformers, into memory of its own"),
+        ("small", "transformers, to f32", "transformers, into private memory"),
         ("small", "transformers, views of the file", "transformers, views of the file"),
         ("in place", PREFAULTED, "limit: two threads read into memory that is there"),
         ("in place", "loadstone, into=model", f"{OURS}, into a model in use"),
@@ -66,7 +66,7 @@ ROWS = {
 
 
 def machine() -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the machine, commit and releases that the figures apply to."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     words = ["git", "describe", "--always", "--dirty"]
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def conditions(runs: dict[str, Any]) -> str:
-    """The sentence above a table."""
+    """Return the sentence above a table."""
     on = runs["machine"]
     repetitions = len(next(iter(runs["checkpoints"]["dense"]["cases"].values()))["seconds"])
     size = runs["checkpoints"]["dense"]["bytes"] / 1e9
@@ -94,7 +94,7 @@ def conditions(runs: dict[str, Any]) -> str:
 
 
 def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
-    """A line of a table."""
+    """Return one row of a table."""
     cases = runs["checkpoints"][kind]["cases"]
     limit, found = next(iter(cases.values())), cases[case]
     median = statistics.median(found["seconds"])
@@ -107,7 +107,7 @@ def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
 
 
 def table(page: str, runs: dict[str, Any]) -> str:
-    """What stands between the marks of a page."""
+    """Return the text between the marks of a page."""
     head = "| | seconds: median (least) | of the limit | anonymous memory | mapped files |"
     rows = [row(runs, *each) for each in ROWS[page]]
     return "\n".join(
@@ -122,7 +122,7 @@ def table(page: str, runs: dict[str, Any]) -> str:
 
 
 def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
-    """The page's text with its table written anew."""
+    """Return the page's text with a new table."""
     begin, end = "<!-- by bench/published.py -->\n\n", "\n\n<!-- end -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
@@ -132,7 +132,7 @@ def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
 
 
 def measure(gigabytes: float, repetitions: int) -> None:
-    """Runs the cases of all tables, and keeps what came out."""
+    """Run the cases of all tables, and keep the results."""
     about = machine()
     part = RUNS.with_suffix(".part")
     words = ["--gigabytes", str(gigabytes), "--repetitions", str(repetitions), "--json", part]
@@ -147,7 +147,6 @@ def measure(gigabytes: float, repetitions: int) -> None:
 
 
 def main() -> None:
-    """Measures where it is to, and writes the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=3.0)
     parser.add_argument("--repetitions", type=int, default=5)

@@ -1,7 +1,7 @@
-// The kernels of ModelOpt's encodings, of MX and of GGUF's blocks, by themselves, on one thread:
-// bytes of BF16 a second of processor time. bench/modelopt_bench.py has the former beside ModelOpt.
-// Where LOADSTONE_GGML_ORACLE names the library of tools/ggml_oracle.py, its functions run as well,
-// on the same numbers as F32 (and are counted as if they were BF16).
+// Kernels of ModelOpt's encodings, MX and GGUF blocks alone, on one thread: bytes of BF16 per
+// second of CPU time. bench/modelopt_bench.py compares the first with ModelOpt. If
+// LOADSTONE_GGML_ORACLE names the library of tools/ggml_oracle.py, its functions run as well, on
+// the same values as F32 (counted as if they were BF16).
 #include <benchmark/benchmark.h>
 #include <dlfcn.h>
 
@@ -89,7 +89,7 @@ void decode(benchmark::State& state, const std::string& encoding) {
   count_bytes(state);
 }
 
-// ggml's function for an encoding: numbers, blocks, rows, columns, importance.
+// ggml's signature of an encoder: values, blocks, rows, columns, importance.
 using GgmlEncode = std::size_t (*)(const float*, void*, std::int64_t, std::int64_t, const float*);
 using GgmlPrepare = void (*)(const char*);
 

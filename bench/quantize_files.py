@@ -1,12 +1,12 @@
-"""A mixture of experts quantized to NVFP4, file to file, beside ModelOpt's kernels.
+"""Quantize a mixture of experts to NVFP4, file to file, and compare with ModelOpt.
 
     python -m bench.quantize_files [--folder DIR] [--gigabytes 0.9133] [--sample 64]
 
-Run by ``make bench``. Each conversion is a process of the command; its memory is the most that was
-resident, the program itself (5 MiB) included. ModelOpt's kernels do a sample of the same file, in
-mebibytes, on one thread, and their time is scaled by bytes: all of it would take minutes. They are
-compared by processor time, because other work on the machine would count otherwise.
-``model_free_ptq`` of llm-compressor is run on the whole file where it is installed.
+Run by ``make bench``. Each conversion is a process of the command; its memory is the peak of
+resident bytes, including the program itself (5 MiB). ModelOpt's kernels process a sample of the
+same file, in mebibytes, on one thread, and their time is scaled by bytes, because the whole file
+would take minutes. The comparison uses processor time, because other work on the machine would
+distort the clock. If llm-compressor is installed, its ``model_free_ptq`` runs on the whole file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COMMAND = Path(sys.executable).parent / "loadstone"
 
 @dataclass
 class Run:
-    """What a process took: wall and processor time, and the most resident bytes.
+    """Wall and processor time of a process, and its peak of resident bytes.
 
     Attributes:
-        synced: of the seconds, those in which files were brought to the disk.
+        synced: seconds of the wall time spent on writing files to the disk.
     """
 
     seconds: float
@@ -47,13 +47,13 @@ class Run:
 
 
 def processor_of_children() -> float:
-    """Seconds of all that have ended."""
+    """Return the processor seconds of all finished children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def converted(source: Path, target: Path, threads: int) -> Run:
-    """Our conversion, of which nothing stays."""
+    """Run our conversion, and delete its output."""
     command: list[str | Path] = [COMMAND, "convert", source, target, "--quantize", "nvfp4"]
     command += ["--threads", str(threads), "--json"]
     begin, before = time.perf_counter(), processor_of_children()
@@ -68,12 +68,12 @@ def converted(source: Path, target: Path, threads: int) -> Run:
 
 
 def weights(folder: Path) -> list[Path]:
-    """The files of a checkpoint."""
+    """Return the files of a checkpoint."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of what is quantized, as bf16."""
+    """Return the bytes of the quantized tensors in bf16."""
     total = 0
     for path in weights(folder):
         with safe_open(path, "pt") as file:
@@ -84,7 +84,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
-    """Seconds and bytes of a sample of the experts, a scale for each as its export computes it."""
+    """Return seconds and bytes of a sample of the experts, with scales as in ModelOpt's export."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
     count = 0
     for path in weights(folder):
         with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118, it is no mapping
+            for name in file.keys():  # noqa: SIM118, not a mapping
                 if ".experts." not in name:
                     continue
                 weight = file.get_tensor(name)
@@ -108,7 +108,7 @@ def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
 
 
 def model_free(source: Path, target: Path) -> float | None:
-    """Seconds that llm-compressor's way takes, in a process of its own."""
+    """Return the seconds of llm-compressor's conversion in a separate process."""
     if importlib.util.find_spec("llmcompressor") is None:
         return None
     code = (
@@ -125,7 +125,6 @@ def model_free(source: Path, target: Path) -> float | None:
 
 
 def report(folder: Path, gigabytes: float, sample_bytes: int) -> None:
-    """Prints the figures."""
     source = checkpoints.make(folder, "mixture", gigabytes, shards=6)
     twice = checkpoints.make(folder, "mixture", 2 * gigabytes - 0.0655, shards=12)
     quantized = sum(path.stat().st_size for path in weights(source))
@@ -157,7 +156,6 @@ def report(folder: Path, gigabytes: float, sample_bytes: int) -> None:
 
 
 def main() -> None:
-    """Reads the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=0.9133)

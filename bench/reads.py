@@ -1,14 +1,14 @@
-"""Reads other than that of a warm file into new memory: in place, cold, and of many small tensors.
+"""Measure unusual reads: into existing memory, from a cold disk, and of many small tensors.
 
     python -m bench.reads [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only cold]
                           [--json FILE]
 
-Run by ``make bench``, as bench.loaders is: fresh processes, the same idle time, cases in turns. The
-first case of each table is what the machine allows:
+Run by ``make bench``, like bench.loaders: fresh processes, the same idle time, interleaved cases.
+The first case of each table is the machine's limit:
 
-in place: two threads read into memory that is there already.
-cold: two threads read past the page cache (O_DIRECT); all cases begin with no page of the files in
-    the cache.
+in place: two threads read into existing memory.
+cold: two threads bypass the page cache (O_DIRECT); all cases start with none of the files' pages
+    in the cache.
 many: the same bytes in large tensors.
 """
 
@@ -30,7 +30,7 @@ SHAPE = (96, 128)  # 24 KB of bf16
 
 
 def in_place(folder: Path) -> Work:
-    """New weights into the memory of a model that is loaded."""
+    """Load new weights into the memory of a loaded model."""
     import loadstone
     from bench.cases import _skeleton
 
@@ -41,7 +41,7 @@ def in_place(folder: Path) -> Work:
 
 
 def many(folder: Path, gigabytes: float) -> Path:
-    """Small tensors, as many as come to so many GB, in four shards; returns their folder."""
+    """Write small tensors of this total size to four shards; return their folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -60,11 +60,11 @@ def many(folder: Path, gigabytes: float) -> Path:
 
 
 def drop(folder: Path) -> None:
-    """Takes the shards out of the page cache."""
+    """Evict the shards from the page cache."""
     for file in folder.glob("*.safetensors"):
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            os.fsync(descriptor)  # a page that is not written yet stays
+            os.fsync(descriptor)  # dirty pages cannot be evicted
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
@@ -91,7 +91,7 @@ TABLES = {
 
 
 def one(case: str, folder: Path, programs: Path, settle: float) -> measure.Result:
-    """One run of one case."""
+    """Run one case once."""
     if case in LIMITS:
         files = sorted(file.resolve() for file in folder.glob("*.safetensors"))
         return measure.run([(programs / "limits").resolve(), *LIMITS[case], *files], settle)
@@ -100,7 +100,6 @@ def one(case: str, folder: Path, programs: Path, settle: float) -> measure.Resul
 
 
 def main() -> None:
-    """Runs or, as a child, is run."""
     parser = measure.table_parser(__doc__)
     parser.add_argument("--programs", type=Path, default=Path("build/bench/bin"))
     parser.add_argument("--only", action="append", help="a table: cold, many ...")
@@ -111,7 +110,7 @@ def main() -> None:
         return
     dense = checkpoints.make(arguments.data, "dense", arguments.gigabytes)
     small = many(arguments.data, arguments.gigabytes)
-    os.sync()  # the disk is not to write while cold files are read
+    os.sync()  # keeps the disk free of writes while cold files are read
     recorded: dict[str, Any] = {}
     for kind in arguments.only or TABLES:
         results: dict[str, list[measure.Result]] = {case: [] for case in TABLES[kind]}

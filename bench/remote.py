@@ -1,10 +1,10 @@
-"""A checkpoint read over HTTP beside curl with as many ranges at once.
+"""Compare reading a checkpoint over HTTP with curl, with equal numbers of ranges.
 
     python -m bench.remote [--gigabytes 1] [--delay 20]
 
-The server is a process of its own on 127.0.0.1 and waits before each answer, as a network does.
-curl runs twice: as one process (`-Z`), which has one thread for all ranges, and as a process for
-each range, which has as many threads as loadstone.
+The server is a separate process on 127.0.0.1 and waits before each answer, as a network does. curl
+runs twice: as one process (`-Z`), which has one thread for all ranges, and as a process for each
+range, which has as many threads as loadstone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDS = 7
 
 
 def serve(path: str, delay: float, port: multiprocessing.connection.Connection) -> None:
-    """Serves ranges of one file by sendfile."""
+    """Serve ranges of one file with sendfile."""
     size = Path(path).stat().st_size
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ def serve(path: str, delay: float, port: multiprocessing.connection.Connection) 
                 self.connection.sendfile(file, begin, end - begin)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -59,7 +59,7 @@ def serve(path: str, delay: float, port: multiprocessing.connection.Connection) 
 
 
 def curl_ranges(url: str, size: int) -> list[list[str]]:
-    """The arguments of each range."""
+    """Return curl's arguments for each range."""
     step = -(-size // RANGES)
     common = ["-sS", "--noproxy", "*", "-o", "/dev/null", "-r"]
     begins = range(0, size, step)
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def write(path: Path, size: int) -> None:
-    """Tensors of 32 MB, as a transformer has."""
+    """Write tensors of 32 MB, as in a transformer."""
     count, each = max(size // 32_000_000, 1), 32_000_000
     header = {
         f"layers.{i}.weight": {
@@ -133,7 +133,7 @@ def write(path: Path, size: int) -> None:
 
 
 def processor_seconds() -> float:
-    """Of all children that have ended; the server is none of them."""
+    """Return the processor time of all finished children, which excludes the server."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -143,7 +143,7 @@ def measure(url: str, size: int, folder: Path) -> None:
     processor: dict[str, list[float]] = {name: [] for name in WAYS}
     names = list(WAYS)
     for round_number in range(ROUNDS):
-        # In turns, as whoever comes second may find the machine in another state.
+        # Rotate the order, because the first run may change the machine's state for the second.
         first = round_number % len(names)
         for name in names[first:] + names[:first]:
             before = processor_seconds()

@@ -1,10 +1,10 @@
-"""A Q8_0 file of a diffusers model, beside diffusers: as bf16 numbers, and kept as blocks.
+"""Compare loads of a diffusers model in Q8_0, decoded to bf16 or kept as blocks, with diffusers.
 
     python -m bench.single_files [--data FOLDER] [--mebibytes 420] [--repetitions 5]
 
-Run by ``make bench``, and by the test of the peak memory. diffusers reads blocks only, so its route
-to bf16 is its load and then its own ``dequantize()``: F16 arithmetic, where ours gives gguf-py's
-numbers.
+Run by ``make bench``, and by the test of the peak memory. diffusers reads blocks only, so its way
+to bf16 is a load followed by its own ``dequantize()``, in F16 arithmetic; our values equal
+gguf-py's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.loaders import LIMIT, compare, table
 
 Work = Callable[[], Any]
 
-# Its files have the library's own names, so that none has to be invented here.
+# Its files use the library's own names, so this file needs no mapping.
 CLASS = "QwenImageTransformer2DModel"
 CONFIG = {
     "num_attention_heads": 12,
@@ -34,7 +34,7 @@ LAYER_BYTES = 36 * 1536 * 1536 * 34 // 32
 
 
 def make(folder: Path, mebibytes: float) -> Path:
-    """Writes the file and its configuration unless they are there; returns the folder."""
+    """Write the file and its configuration if missing; return the folder."""
     import diffusers
     import gguf
     import numpy
@@ -58,12 +58,12 @@ def make(folder: Path, mebibytes: float) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model.save_config(target)  # last, so that a folder with a configuration is a whole one
+    model.save_config(target)  # last: a folder with a configuration is complete
     return target
 
 
 def bf16_bytes(folder: Path) -> int:
-    """Of the finished model as bf16 numbers."""
+    """Return the bytes of the finished model in bf16."""
     import loadstone
 
     tensors = loadstone.inspect(folder / "model.gguf").tensors.values()
@@ -109,12 +109,11 @@ CASES: dict[str, Callable[[Path], Work]] = {
 
 
 def command(case: str, folder: Path) -> list[str | Path]:
-    """What runs a case in a process of its own."""
+    """Return the command that runs a case in a separate process."""
     return [sys.executable, "-m", "bench.single_files", "--child", case, "--data", folder.resolve()]
 
 
 def main() -> None:
-    """Runs or, as a child, is run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
     parser.add_argument("--mebibytes", type=float, default=420)
@@ -131,7 +130,7 @@ def main() -> None:
         "single_files.make(pathlib.Path(sys.argv[1]), float(sys.argv[2]))"
     )
     words = [str(arguments.data), str(arguments.mebibytes)]
-    subprocess.run([sys.executable, "-c", maker, *words], check=True)  # its memory is not ours
+    subprocess.run([sys.executable, "-c", maker, *words], check=True)  # separate memory
     folder = arguments.data / f"q8_0-{arguments.mebibytes:g}"
     file = folder / "model.gguf"
     results: dict[str, list[measure.Result]] = {case: [] for case in [LIMIT, *CASES]}

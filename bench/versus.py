@@ -1,13 +1,12 @@
-"""This tree against another one: what got slower, or larger, since a commit.
+"""Compare this tree with an older one: which rows are slower or larger since a commit.
 
     python -m bench.versus OLD_TREE [--rounds 5] [--data FOLDER] [ROW-PREFIX ...]
 
-OLD_TREE is a checkout in which ``make package`` and the benchmark programs were built, as in this
-one. A round runs each row three times, in turns: old, new, and old again as the control. Every run
-is a fresh process after the same idle time. A row is a ratio of medians, new to old; it is too slow
-where it exceeds 3 % plus the spread, which is how far the control's rounds lie from the old ones
-(the median of those distances). Both sides run this tree's harness, so that only the product
-differs.
+OLD_TREE is a checkout with ``make package`` and the benchmark programs built, like this one. A
+round runs each row three times: old, new, and old again as the control. Every run is a fresh
+process after the same idle time. A row is a ratio of medians, new to old; it is too slow if it
+exceeds 3 % plus the spread, which is the median distance between the control's rounds and the old
+ones. Both sides run this tree's harness, so that only the product differs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from bench.cases import CASES  # noqa: E402
 ALLOWED = 0.03
 SETTLE_SECONDS = 1.0
 KERNEL_MEBIBYTES = 64
-# Checkpoints, with gigabytes, and the cases of bench.cases that are run on them.
+# Checkpoints, with gigabytes, and the cases of bench.cases to run on them.
 LOADS = {
     ("dense", 1.5): ("loadstone", "loadstone, to f32", "loadstone.transformers"),
     ("experts", 1.5): ("loadstone", "loadstone.transformers"),
@@ -46,7 +45,7 @@ PROGRAMS = ("header_bench", "plan_bench", "quantize_bench", "bnb_bench")
 
 
 def kernel(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
-    """The least processor time of several calls on one thread."""
+    """Return the least processor time of several calls on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -60,14 +59,14 @@ def kernel(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
 
 
 def decode(name: str) -> Callable[[], object]:
-    """GGUF blocks to BF16."""
+    """Return a decoder from GGUF blocks to BF16."""
     elements = KERNEL_MEBIBYTES * (1 << 20) // 4
     rows = gguf_bench.random_blocks(gguf_bench.GGMLQuantizationType[name], elements)
     return gguf_bench.ours(name, rows, elements, "BF16")
 
 
 def encode(encoding: str) -> Callable[[], object]:
-    """BF16 to one of the encodings."""
+    """Return an encoder from BF16 to an encoding."""
     import torch
 
     import loadstone
@@ -77,7 +76,7 @@ def encode(encoding: str) -> Callable[[], object]:
 
 
 def large_plan() -> dict[str, float]:
-    """The plan of 45,395 tensors: the first one, and the one with cached recipes."""
+    """Time the plan of 45,395 tensors, without and with cached recipes."""
     import tempfile
 
     import transformers
@@ -124,7 +123,7 @@ def small_load() -> dict[str, float]:
 
 
 def child(row: str, data: Path) -> None:
-    """One run, which prints its figures: seconds, or seconds of several things by name."""
+    """Run a row once, and print seconds, or several seconds by name."""
     kind, _, rest = row.partition(": ")
     if kind == "decode":
         print(json.dumps(kernel(lambda: decode(rest))))
@@ -141,7 +140,7 @@ def child(row: str, data: Path) -> None:
 
 
 def rows(data: Path) -> list[str]:
-    """All of them; makes the checkpoints that they read."""
+    """Return all rows; make their checkpoints."""
     found = [f"program: {name}" for name in PROGRAMS]
     found += [f"decode: {name}" for name in GGUF]
     found += [f"encode: {name}" for name in ENCODINGS]
@@ -156,7 +155,7 @@ def rows(data: Path) -> list[str]:
 
 
 def warm(folder: Path) -> None:
-    """Reads a checkpoint into the page cache."""
+    """Read a checkpoint into the page cache."""
     for file in [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]:
         with file.open("rb", buffering=0) as stream:
             while stream.read(8 << 20):
@@ -164,7 +163,7 @@ def warm(folder: Path) -> None:
 
 
 def program(tree: Path, name: str) -> dict[str, float]:
-    """Processor time of each of a program's benchmarks."""
+    """Return the processor time of each of a program's benchmarks."""
     command = [tree / "build/bench/bin" / name, "--benchmark_format=json"]
     command += ["--benchmark_min_time=0.1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -172,7 +171,7 @@ def program(tree: Path, name: str) -> dict[str, float]:
 
 
 def convert(tree: Path, data: Path, threads: str) -> dict[str, float]:
-    """A conversion to nvfp4 by the command: the time that its report says, sync apart."""
+    """Convert to nvfp4 with the command: the time from its report, without sync."""
     import shutil
 
     source, target = data / "mixture-0.9133", data / "converted"
@@ -192,7 +191,7 @@ def convert(tree: Path, data: Path, threads: str) -> dict[str, float]:
 
 
 def run(tree: Path, row: str, data: Path) -> dict[str, float]:
-    """One run of a row with one tree's product: figures by name, of which less is better."""
+    """Run a row once with one tree's product; return figures by name, lower is better."""
     kind, _, rest = row.partition(": ")
     if kind == "program":
         return program(tree, rest)
@@ -210,7 +209,7 @@ def run(tree: Path, row: str, data: Path) -> dict[str, float]:
 
 
 def compare(row: str, runs: dict[str, list[dict[str, float]]]) -> list[str]:
-    """The lines of a row; those that exceed the allowance end with SLOWER (or LARGER)."""
+    """Return the lines of a row; those above the allowance end with SLOWER (or LARGER)."""
     lines = []
     for name in runs["old"][0]:
         values = {
@@ -234,7 +233,7 @@ def compare(row: str, runs: dict[str, list[dict[str, float]]]) -> list[str]:
 
 
 def main() -> None:
-    """Runs the rounds, and prints a row when all of its runs are done."""
+    """Run the rounds, and print a row when all of its runs are done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("old", type=Path)
     parser.add_argument("rows", nargs="*", help="those that begin so; default: all")

@@ -193,7 +193,7 @@ class Bench {
   void measure_round(bool is_load_first) {
     const unsigned threads = plan_.threads;
     const std::uint64_t copied = std::min(sample_.memory_bytes(), copy_bytes_max);
-    // Not measured: it brings back what the round before took out of the page cache.
+    // Untimed: reloads the pages that the previous round evicted from the page cache.
     static_cast<void>(seconds_to_read(extents_, threads, ReadInto::memory_at_hand));
     add(figures_.new_memory, sample_.memory_bytes(),
         [&] { return seconds_to_populate(sample_.memory_bytes(), threads); });

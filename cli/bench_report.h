@@ -50,7 +50,7 @@ struct BenchFigures {
 
 enum class Bound { page_cache_to_new_memory, disk, processor, waiting };
 
-// In JSON.
+// The name in JSON.
 [[nodiscard]] std::string_view name(Bound bound) noexcept;
 
 struct LoadVerdict {

@@ -1,4 +1,4 @@
-// The exit statuses, for those who list them.
+// The exit statuses, for lists of them.
 #pragma once
 
 #include <array>

@@ -4,10 +4,10 @@
 
 namespace loadstone::cli {
 
-// From now on SIGINT and SIGTERM are ours. With `json`, ending at once still leaves one document.
+// Takes over SIGINT and SIGTERM. With `json`, an immediate end still leaves one document.
 void catch_interrupts(bool json) noexcept;
 
-// From now on stdout holds (a part of) the result, and a signal must not add another document.
+// Call when stdout has received part of the result: a signal must not add another document.
 void result_begins() noexcept;
 
 // While one exists, the first signal only makes interrupted() true; a second one ends the process.

@@ -46,7 +46,7 @@ struct Outcome {
   std::vector<ProgressSample> progress;
 };
 
-// `typed`: names of the options that decide what the plan is.
+// `typed`: names of the options that determine the plan.
 Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   const OpenArgs& open = args.plan.open;
   if (args.plan_path.empty()) {
@@ -58,7 +58,7 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
     if (name == "--offload-folder") continue;
     throw Error("usage", fmt::format("--plan has decided all; {} comes too late", name));
   }
-  // One for each checkpoint of the plan: adapters come behind the model.
+  // One for each checkpoint of the plan: adapters follow the model.
   std::vector<std::string> roots = open.paths;
   if (roots.empty()) roots.emplace_back();
   const PlanPaths paths = {.root = roots.front(),

@@ -21,7 +21,7 @@ struct Extent {
 
 // New pages of private memory, ahead of any use.
 [[nodiscard]] double seconds_to_populate(std::uint64_t bytes, unsigned threads);
-// From memory to memory, both there before the clock runs.
+// Copies within memory that is already populated.
 [[nodiscard]] double seconds_to_copy(std::uint64_t bytes, unsigned threads);
 
 enum class ReadInto { memory_at_hand, new_memory };

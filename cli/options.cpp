@@ -33,14 +33,14 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 
 [[noreturn]] void refuse_value(std::string_view option, std::string_view text,
                                std::string_view expected) {
-  throw Error("usage", fmt::format("{}: '{}' is no {}", option, printable(text), expected));
+  throw Error("usage", fmt::format("{}: '{}' is not {}", option, printable(text), expected));
 }
 
 // "D=SIZE". A device may hold no '=', so the first one ends it.
 std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    refuse_value("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
+    refuse_value("--max-memory", text, "a limit; write DEVICE=SIZE, as in cpu=8GiB");
   }
   return {text.substr(0, equals), parse_size("--max-memory", text.substr(equals + 1))};
 }
@@ -76,7 +76,7 @@ DeviceMap map_from_list(std::string_view text) {
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos || equals + 1 == entry.size()) {
       refuse_value("--device-map", entry,
-                   "entry; write MODULE=DEVICE, and =DEVICE for all the rest");
+                   "an entry; write MODULE=DEVICE, and =DEVICE for the rest");
     }
     map.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
   }
@@ -121,7 +121,7 @@ PlanOptions plan_options(const PlanArgs& args) {
 
 std::uint64_t parse_size(std::string_view option, const std::string& text, std::uint64_t least) {
   std::uint64_t bytes = 0;
-  if (!parse_bytes(text, bytes)) refuse_value(option, text, "size such as 8GiB, 500MB or 4096");
+  if (!parse_bytes(text, bytes)) refuse_value(option, text, "a size such as 8GiB, 500MB or 4096");
   if (bytes >= least) return bytes;
   throw Error("usage", fmt::format("{}: {} is too small; write a size such as 8GiB or 500MB",
                                    option, printable(text)));

@@ -32,8 +32,8 @@ void add_open_options(Command command, OpenArgs& args);
 
 [[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);
 
-// A path, and the weight that was typed behind it: "models/a:0.5". A path that is there means
-// itself. Throws Error "usage".
+// A path with an optional weight: "models/a:0.5". An existing path has precedence. Throws Error
+// "usage".
 struct Weighted {
   std::string path;
   float weight = 1;
@@ -46,7 +46,7 @@ struct AdapterArgs {
   std::vector<std::string> ignore;
   TiePolicy tie = MergeOptions{}.tie;
 
-  // Opens them, behind the checkpoints that are there. Throws Error "usage".
+  // Opens them, following the existing checkpoints. Throws Error "usage".
   [[nodiscard]] std::vector<MergeAdapter> open(
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
 };

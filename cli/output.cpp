@@ -143,7 +143,7 @@ int refuse(const std::vector<Finding>& findings, const Finding& first, std::stri
 }
 
 std::string joined(JsonWriter json, const std::string& report) {
-  // The closing brace of ours, which is not written, and the opening one of the report's.
+  // Drops our closing brace (not written yet) and the report's opening brace.
   return json.take() + "," + report.substr(1);
 }
 

@@ -40,7 +40,7 @@ void print_report(std::string_view text, bool json);
 // A line on stderr, in addition to errors and warnings, which --quiet omits.
 void print_hint(std::string_view text);
 
-// "memory    plan said ...; process used ...": the planned and the measured peak.
+// The line "memory ..." with the planned and the measured peak.
 [[nodiscard]] std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                                       std::uint64_t anonymous_bytes_peak);
 

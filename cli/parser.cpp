@@ -27,7 +27,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// The parser writes a choice as "{a,b,c}" behind the name of the value.
+// The parser writes a choice as "{a,b,c}" after the name of the value.
 std::vector<std::string> choices_of(const std::string& type) {
   std::vector<std::string> choices;
   const auto begin = type.find(":{");

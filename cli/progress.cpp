@@ -34,7 +34,7 @@ std::size_t terminal_columns() {
 }  // namespace
 
 std::string time_text(double seconds) {
-  // Beyond four days nobody counts, and a number of days may be too large for any integer.
+  // A count of days is of no use beyond four days, and could overflow any integer.
   const auto whole = static_cast<unsigned>(std::min(std::ceil(seconds), 359'999.0));
   if (whole < 60) return fmt::format("{} s", whole);
   if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);

@@ -31,13 +31,12 @@ struct WriteArgs {
 
 void add_write_options(Command command, WriteArgs& args);
 
-// Before anything is opened. Throws Error "usage", and "convert.target" for a target that is named
-// like a file of another format.
+// Call before opening anything. Throws Error "usage", and "convert.target" for a target with the
+// suffix of a different format.
 void check_write(const WriteArgs& args);
 
-// The options without rules, recipes and merges. `source`: the folder whose small files come along,
-// of which `catalog` was opened.
-// Throws Error "usage".
+// The options except rules, recipes and merges. `source`: the folder of `catalog`, whose small
+// files are copied. Throws Error "usage".
 [[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source,
                                            const Catalog& catalog);
 

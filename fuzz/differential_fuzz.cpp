@@ -1,7 +1,7 @@
-// Loads and conversions against a copier that moves one element after the other: tensors of every
-// dtype and of ranks 0 to 9, views with any strides, chains of operations, boxes cut at random,
-// casts and FP8 weights with scales, with any staging, chunks and threads. The bytes must be equal.
-// Quantized targets must be the same bytes whatever the staging and the threads.
+// Compares loads and conversions with a copier that moves one element after the other: tensors of
+// every dtype and of ranks 0 to 9, views with any strides, chains of operations, boxes cut at
+// random, casts and FP8 weights with scales, with any staging, chunks and threads. The bytes must
+// be equal. Quantized targets must have the same bytes for any staging and threads.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -26,14 +26,14 @@ namespace {
 
 constexpr std::uint64_t elements_max = 1 << 13;
 
-// One element and its scales need it, whatever a plan allows.
+// One element and its scales need it, regardless of the plan.
 constexpr std::uint64_t staging_bytes_least = 4096;
 
 using Bytes = std::vector<std::uint8_t>;
 
 struct Expected {
   NaiveTensor value;
-  bool is_cast = false;  // NaN may then be any
+  bool is_cast = false;  // NaN payloads may then differ
 };
 
 // Not thread-safe.
@@ -51,7 +51,7 @@ class Generator {
     for (std::uint64_t count = input_.below(3); count > 0; --count) {
       add_boxes(*catalog, "b" + std::to_string(count));
     }
-    // No model has half a byte at its end.
+    // Models have no half byte at the end of a tensor.
     std::erase_if(recipes.targets, [](const TargetRecipe& target) {
       return !Encoding(target.dtype).byte_count(target.shape.numel().value());
     });
@@ -65,8 +65,8 @@ class Generator {
   std::map<std::string, Expected> expected;
 
  private:
-  // An operation on a value, by the builder and one by one; what it refuses leaves both as they
-  // were.
+  // Applies an operation through the builder and element by element; a rejected operation leaves
+  // both unchanged.
   void change(RecipeBuilder& builder, RecipeBuilder::Value& value, Expected& known) {
     const NaiveTensor before = known.value;
     const std::size_t rank = before.shape.rank();
@@ -186,7 +186,7 @@ class Generator {
     return {naive_cast(product, dtype), true};
   }
 
-  // A target cut into parts, each from a source at any place with any strides.
+  // Cuts a target into parts, each from a source at any offset with any strides.
   void add_boxes(const Catalog& catalog, const std::string& name) {
     const KnownSource& source = input_.pick(sources_);
     if (source.range.numel() == 0) return;
@@ -241,7 +241,7 @@ class Generator {
     return boxes;
   }
 
-  // In its own dtype or, where there was no cast yet, another.
+  // Keeps the dtype or, without an earlier cast, changes it.
   void add_target(const TargetRecipe& recipe) {
     Expected& known = expected.at(recipe.target);
     Dtype dtype = recipe.dtype;
@@ -268,7 +268,7 @@ class Generator {
   const std::string& weights_;
 };
 
-// All bytes of a target, one part after the other.
+// All bytes of a target, in sequence.
 Bytes bytes_of(const Destination& destination) {
   Bytes bytes;
   const auto add = [&](std::span<const std::byte> part) {
@@ -291,7 +291,7 @@ ExecuteOptions options_of(Input& input, test::MemoryStorage& storage) {
           .storage = &storage};
 }
 
-// Memory that ends where the target ends, so that a sanitizer sees one byte more.
+// Memory ends exactly at the target's end, so a sanitizer detects any overrun.
 void load_into_exact_memory(const Generator& generator, const Plan& plan,
                             const ExecuteOptions& options) {
   std::vector<std::vector<std::byte>> memory;
@@ -322,7 +322,7 @@ void load(Generator& generator, test::MemoryStorage& storage, const Plan& plan) 
     if (is_here) held += target.byte_count();
   }
   require(held <= plan.peak_bytes.at("cpu"));
-  // Quantizing takes a window at least; the plan's peak says how much that is.
+  // Quantizing needs at least one window; the plan's peak includes it.
   const std::uint64_t promised = plan.peak_bytes.at("cpu") - held;
   require(report.staging_bytes_peak <=
           std::max({plan.staging_bytes_max, promised, staging_bytes_least}));
@@ -347,7 +347,7 @@ void convert_with(const Generator& generator, const std::shared_ptr<const Catalo
   options.staging_bytes_max = std::uint64_t{1} << input.below(24);
   options.threads = static_cast<unsigned>(1 + input.below(3));
   const Conversion conversion = make_conversion(catalog, options);
-  if (!conversion.ok()) return;  // no safetensors file holds complex128
+  if (!conversion.ok()) return;  // safetensors files cannot contain complex128
   const std::string target = folder / "target.safetensors";
   convert(conversion, target, {.storage = &storage});
   const auto made = open_checkpoint(target);
@@ -397,7 +397,7 @@ void run(Input& input) {
 }  // namespace loadstone::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // All that is made here can be loaded; values that cannot be quantized are an answer.
+  // Every generated plan can be loaded; values that cannot be quantized are a valid result.
   return loadstone::fuzz::run_input({data, size}, loadstone::fuzz::run, [](const auto& error) {
     return error.code().starts_with("q.") || error.code().starts_with("plan.");
   });

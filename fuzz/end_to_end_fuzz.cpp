@@ -1,8 +1,8 @@
-// A whole run by the public interface: a checkpoint of any format is opened, planned for, the plan
-// saved, changed, read back and carried out; then the checkpoint is converted, and what came of it
-// verified and converted back. Only loadstone::Error may come out, and what is not refused must be
-// whole: every target has an origin, an unchanged plan survives its JSON, a conversion that changes
-// nothing equals its source.
+// A whole run through the public interface: opens a checkpoint of any format, plans, saves the
+// plan, changes it, reads it back and executes it; then converts the checkpoint, verifies the
+// output and converts it back. Only loadstone::Error may be thrown, and accepted input must give
+// complete results: every target has an origin, an unchanged plan survives its JSON, and a
+// conversion without changes equals its source.
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -25,10 +25,10 @@ namespace loadstone::fuzz {
 
 namespace {
 
-// Plans may ask for any amount of memory and disk, within their budgets; a fuzzer has less of both.
+// Plans may request any amount of memory and disk within their budgets; a fuzzer has less of both.
 constexpr std::uint64_t bytes_max = 8 << 20;
 
-// The folder that conversions and offloads write to; emptied for each input.
+// Target folder of conversions and offloads; emptied for each input.
 const std::filesystem::path& work_folder() {
   static const test::TemporaryFolder folder;
   return folder.path();
@@ -57,7 +57,7 @@ void show(const Plan& plan) {
 
 void carry_out(Run& run, const Plan& plan) {
   if (!is_small(plan)) return;
-  // No plan leads anywhere but where its caller says.
+  // A plan must only write to the caller's folders.
   require(plan.offload_folder.empty() || plan.offload_folder == work_folder() / "offload");
   const HostMemory memory(plan);
   const Report report = execute(plan, memory.destinations(),
@@ -78,7 +78,7 @@ void carry_out(Run& run, const Plan& plan) {
   }
 }
 
-// Reads the text as a plan and carries it out; false where it was refused.
+// Reads the text as a plan and executes it; returns false if loadstone rejects it.
 bool read_and_carry_out(Run& run, const std::string& text) {
   try {
     const PlanPaths paths = {.root = run.path, .offload_folder = work_folder() / "offload"};
@@ -103,7 +103,7 @@ void plan_and_execute(Run& run) {
   try {
     carry_out(run, plan);
   } catch (const Error&) {
-    // A value that cannot be, or what was asked for does not go.
+    // The value is out of range, or the request is not supported.
   }
   (void)read_and_carry_out(run, mutated_json(text, run.input, 4));
 }
@@ -119,14 +119,14 @@ std::uint64_t output_bytes(const Conversion& conversion) {
 
 bool keeps_everything(const Catalog& catalog, const ConvertOptions& options) {
   for (const TensorInfo& tensor : catalog.tensors()) {
-    if (!tensor.encoding.is_dtype()) return false;  // blocks become numbers
+    if (!tensor.encoding.is_dtype()) return false;  // blocks are decoded
   }
   return options.rules.empty() && options.recipes.targets.empty() && !options.dtype &&
          !options.dequantize && options.experts == ExpertLayout::keep &&
          options.quantize.formats.empty();
 }
 
-// Returns the catalog of what was written; null where nothing was.
+// Returns the catalog of the output; null without output.
 std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& catalog, Run& run,
                                           Storage* storage, const std::string& name) {
   ConvertOptions options = convert_options_for(catalog, run.input);

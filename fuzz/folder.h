@@ -1,4 +1,4 @@
-// A folder in memory that nothing may leave.
+// A folder in memory, with a check that nothing leaves it.
 #pragma once
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ class Folder final : public Storage {
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     return files_.list(folder);
   }
-  // A name that left the folder would be a defect, whatever it means.
+  // Resolving a name outside of the folder would be a defect.
   [[nodiscard]] std::string resolve(const std::string& path) override {
     if (path != "/m" && !path.starts_with("/m/")) std::abort();
     if (path.find("/../") != std::string::npos || path.ends_with("/..")) std::abort();

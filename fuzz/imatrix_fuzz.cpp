@@ -1,4 +1,4 @@
-// Any bytes as an importance matrix: refused with an Error, or importances that encoders take.
+// Reads any bytes as an importance matrix: expects an Error, or importances that encoders accept.
 #include <cmath>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Any bytes as an index beside two shards: refused with an Error, or a catalog of those shards.
+// Reads any bytes as an index of two shards: expects an Error, or a catalog of these shards.
 #include <cstdint>
 #include <string>
 #include <string_view>

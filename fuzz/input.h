@@ -1,4 +1,4 @@
-// Bytes of a fuzzer as a sequence of decisions.
+// A fuzzer's bytes as a sequence of decisions.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace loadstone::fuzz {
 
-// Arguments of one call are worked out in any order: no call takes two decisions. Behind the last
-// byte every decision is 0, so each prefix of an input is one as well and a
+// Each call consumes at most one decision, because C++ does not specify the evaluation order of
+// arguments. After the last byte every decision is 0, so each prefix of an input is an input, and a
 // mutation changes few decisions. Not thread-safe.
 class Input {
  public:
@@ -31,13 +31,13 @@ class Input {
     for (int shift = 0; shift < 32; shift += 8) number |= std::uint64_t{byte()} << shift;
     return number;
   }
-  // One byte for small bounds.
+  // Uses one byte for small bounds.
   std::uint64_t below(std::uint64_t bound) {
     return bound == 0 ? 0 : (bound <= 256 ? byte() : number()) % bound;
   }
-  // False where the input has ended.
+  // Returns false after the end of the input.
   bool chance(unsigned percent) { return byte() % 100u >= 100u - percent; }
-  // At most as many as there are.
+  // Returns at most the remaining bytes.
   std::string text(std::size_t bytes) {
     const auto taken = rest_.first(std::min(bytes, rest_.size()));
     rest_ = rest_.subspan(taken.size());
@@ -48,7 +48,7 @@ class Input {
     return items[below(std::size(items))];
   }
 
-  // Numbers at which sizes and offsets go wrong.
+  // Values at which sizes and offsets overflow.
   std::uint64_t large_number() {
     static constexpr auto numbers = std::to_array<std::uint64_t>({0,
                                                                   1,

@@ -1,5 +1,5 @@
-// Any text as a skeleton, as rules, as metadata, as recipes, as a plan and as a receipt: refused
-// with an Error, or read. A receipt that is read is written as it was.
+// Reads any text as a skeleton, rules, metadata, recipes, a plan and a receipt: expects an Error or
+// a result. An accepted receipt is written unchanged.
 #include <string_view>
 
 #include "fuzz/require.h"

@@ -17,7 +17,7 @@ constexpr std::uint64_t elements_max = 1 << 13;
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Not thread-safe; used once.
+// Not thread-safe; for single use.
 class Writer {
  public:
   Writer(Input& input, test::MemoryStorage& storage) : input_(input), storage_(storage) {}
@@ -45,7 +45,7 @@ class Writer {
     std::vector<test::FileTensor> tensors;
     const auto add = [&](std::string name, Dtype dtype, std::vector<std::uint64_t> shape) {
       auto size = Encoding(dtype).byte_count(Shape(shape).numel().value());
-      if (!size) {  // no whole bytes
+      if (!size) {  // not a whole number of bytes
         shape.push_back(8);
         size = Encoding(dtype).byte_count(Shape(shape).numel().value());
       }
@@ -113,7 +113,7 @@ class Writer {
                                .offset = static_cast<std::int32_t>(input_.below(4)),
                                .size = {},
                                .stride = {}};
-    Box box;  // of the range, to the value
+    Box box;  // from the range to the value
     box.dims.resize(shape.size());
     std::uint64_t stride = 1;
     for (const std::size_t d : order) {

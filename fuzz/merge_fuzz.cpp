@@ -1,6 +1,7 @@
-// Merges of joined checkpoints: values and products in any form, dtype and rectangle. Sums must be
-// those of a loop over single elements; all forms the same bytes whatever staging, chunks and
-// threads are; and plans of them survive a file, and a changed file is refused by a code.
+// Merges of joined checkpoints: values and products in any form, dtype and rectangle. Sums must
+// equal a loop over single elements; all other forms must give the same bytes for any staging,
+// chunks and threads; plans must survive a file, and a changed file must be rejected with a known
+// code.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -24,12 +25,12 @@ namespace {
 
 constexpr auto float_dtypes =
     std::to_array<Dtype>({Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f64});
-// A changed plan may speak of more than a test can hold.
+// A changed plan may request more than a test can allocate.
 constexpr std::uint64_t bytes_max = 64u << 20;
 
 using Numbers = std::vector<float>;
 
-// A matrix that is in a file.
+// A matrix in a file.
 struct Matrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
@@ -44,7 +45,7 @@ struct Matrix {
 // Not thread-safe.
 class Checkpoint {
  public:
-  // Numbers with all bits of their dtype's significand, around 1.
+  // Values around 1 that use all significand bits of their dtype.
   Matrix add(Input& input, const std::string& name, std::uint64_t rows, std::uint64_t columns) {
     Matrix matrix = {rows, columns, Numbers(rows * columns), input.chance(30)};
     std::uint64_t state = input.number();
@@ -76,7 +77,7 @@ class Checkpoint {
   std::vector<test::FileTensor> tensors_;
 };
 
-// A merge, and what its sums are; those of other forms are not computed here.
+// A merge with its sums; forms other than sums are not computed here.
 struct Known {
   Merge merge;
   std::shared_ptr<const Catalog> catalog;
@@ -222,7 +223,7 @@ std::vector<std::uint8_t> loaded(const Plan& plan, Input& input, test::MemorySto
   return {begin, begin + target.byte_count};
 }
 
-// A changed plan is carried out, or refused by a code that is known.
+// Executes a changed plan, or expects a known code.
 void read_changed(const Plan& plan, const PlanPaths& paths, Input& input,
                   test::MemoryStorage& storage) {
   try {

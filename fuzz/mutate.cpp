@@ -9,7 +9,7 @@ namespace loadstone::fuzz {
 
 namespace {
 
-// Where a number, a word or a list of numbers stands in a JSON text.
+// Place of a number, a word or a list of numbers in a JSON text.
 struct Token {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -59,7 +59,7 @@ std::string other_value(const std::string& text, const std::vector<Token>& token
                                : std::to_string(static_cast<std::int8_t>(input.byte()));
     case 3:
       return token.kind == '[' ? "[]" : "\"\"";
-    default: {  // another one of the same kind
+    default: {  // a different one of the same kind
       for (std::size_t i = 0, at = input.below(std::min<std::uint64_t>(tokens.size(), 65536));
            i < tokens.size(); ++i) {
         const Token& other = tokens[(at + i) % tokens.size()];
@@ -103,11 +103,11 @@ std::string mutated_json(std::string text, Input& input, unsigned changes_max) {
     const Token& token = tokens[input.below(tokens.size())];
     const std::size_t bytes = token.end - token.begin;
     switch (input.below(10)) {
-      case 0:  // gone, with the comma behind it
+      case 0:  // removed, with the comma after it
         text.erase(token.begin,
                    bytes + (token.end < text.size() && text[token.end] == ',' ? 1 : 0));
         break;
-      case 1: {  // twice
+      case 1: {  // duplicated
         const std::string again = text.substr(token.begin, bytes) + ",";
         text.insert(token.begin, again);
         break;

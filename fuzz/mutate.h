@@ -7,11 +7,11 @@
 
 namespace loadstone::fuzz {
 
-// Up to `changes_max` places of a file get other bytes, or it is cut.
+// Changes bytes at up to `changes_max` places of a file, or truncates it.
 [[nodiscard]] std::string mutated_bytes(std::string bytes, Input& input, unsigned changes_max);
 
-// Up to `changes_max` values of a JSON text become others that it could hold: numbers, words that
-// stand elsewhere in it; or they go, or stand there twice. It is seldom broken JSON.
+// Changes up to `changes_max` values of a JSON text: replaces them by other numbers or by words of
+// the text, removes or duplicates them. The result is rarely invalid JSON.
 [[nodiscard]] std::string mutated_json(std::string text, Input& input, unsigned changes_max);
 
 }  // namespace loadstone::fuzz

@@ -30,7 +30,7 @@ std::uint64_t position(const Shape& shape, const std::vector<std::uint64_t>& ind
   return at;
 }
 
-// A tensor of this shape whose elements are those that `from` names by their position.
+// A tensor with this shape, with the elements at the positions that `from` returns.
 template <typename From>
 NaiveTensor gathered(const NaiveTensor& source, Shape shape, From from) {
   NaiveTensor made = {std::move(shape), source.dtype, {}};
@@ -54,7 +54,7 @@ struct FloatFormat {
   int mantissa_bits;
 };
 
-// Of fewer than 32 bits.
+// Decodes a float of fewer than 32 bits.
 double small_float(std::uint32_t code, FloatFormat format, bool has_infinity) {
   const std::uint32_t mantissa_count = 1u << format.mantissa_bits;
   const std::uint32_t exponent_max = (1u << format.exponent_bits) - 1;
@@ -77,8 +77,7 @@ double small_float(std::uint32_t code, FloatFormat format, bool has_infinity) {
   return is_negative ? -number : number;
 }
 
-// To nearest, ties to even, by trying both neighbours: positive codes are in the order of their
-// numbers.
+// Rounds to nearest, ties to even, by trying both neighbours: positive codes are ordered by value.
 std::uint16_t rounded(double number, FloatFormat format) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(number) ? 0x8000 : 0);
   const std::uint32_t infinity = ((1u << format.exponent_bits) - 1) << format.mantissa_bits;
@@ -92,7 +91,7 @@ std::uint16_t rounded(double number, FloatFormat format) {
   }
   if (std::isinf(size)) return static_cast<std::uint16_t>(sign | infinity);
   const double below = small_float(low, format, true);
-  // What would follow the largest number, had it no infinity.
+  // The next value after the largest one, if the format had no infinity.
   const double step =
       low == 0 ? small_float(1, format, true) : below - small_float(low - 1, format, true);
   const double above = high == infinity ? below + step : small_float(high, format, true);
@@ -112,7 +111,7 @@ void append(std::vector<std::uint8_t>& bytes, const void* number, std::size_t wi
   bytes.insert(bytes.end(), begin, begin + width);
 }
 
-// 64-bit integers are more exact than F64.
+// 64-bit integers need more precision than F64 has.
 float as_float(const std::uint8_t* bytes, Dtype dtype) {
   if (dtype == Dtype::i64) return static_cast<float>(as<std::int64_t>(bytes));
   if (dtype == Dtype::u64) return static_cast<float>(as<std::uint64_t>(bytes));
@@ -197,7 +196,7 @@ NaiveTensor naive_cast(const NaiveTensor& tensor, Dtype dtype) {
     } else if (dtype == Dtype::f32) {
       const float number = as_float(element, tensor.dtype);
       append(made.bytes, &number, sizeof number);
-    } else {  // by way of F32, as torch does
+    } else {  // through F32, as torch does
       const std::uint16_t number =
           rounded(as_float(element, tensor.dtype), dtype == Dtype::f16 ? half : bfloat);
       append(made.bytes, &number, sizeof number);

@@ -1,4 +1,5 @@
-// Tensors as their elements, moved and cast one by one: what every quicker way must equal.
+// Reference tensors: elements are moved and cast individually; all faster code must give the same
+// results.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace loadstone::fuzz {
 
-// In C order, each element in `width` bytes. Elements of less than a byte have one each.
+// In C order, each element in `width` bytes; sub-byte elements take one byte each.
 struct NaiveTensor {
   Shape shape;
   Dtype dtype = Dtype::u8;
@@ -21,15 +22,16 @@ struct NaiveTensor {
   [[nodiscard]] std::uint64_t numel() const { return shape.numel().value_or(0); }
 };
 
-// As files and memory have it: elements of less than a byte packed, the first in the lowest bits.
+// Unpacks file or memory bytes: sub-byte elements are packed, the first in the lowest bits.
 [[nodiscard]] NaiveTensor unpacked(const std::vector<std::uint8_t>& bytes, Shape shape,
                                    Dtype dtype);
 [[nodiscard]] std::vector<std::uint8_t> packed(const NaiveTensor& tensor);
 
-// Floats from 8 to 64 bits, and integers to floats. A cast to what it is changes nothing.
+// Supports floats from 8 to 64 bits, and integers to floats. A cast to the same dtype changes
+// nothing.
 [[nodiscard]] bool naive_can_cast(Dtype source, Dtype target);
 [[nodiscard]] NaiveTensor naive_cast(const NaiveTensor& tensor, Dtype dtype);
-// The same bytes, or both NaN where `dtype` is floating.
+// True for equal bytes, or NaN on both sides if `dtype` is floating.
 [[nodiscard]] bool same_numbers(const std::vector<std::uint8_t>& first,
                                 const std::vector<std::uint8_t>& second, Dtype dtype);
 [[nodiscard]] double naive_number(const std::uint8_t* bytes, Dtype dtype);
@@ -40,7 +42,7 @@ struct NaiveTensor {
                                       std::uint64_t start, std::uint64_t size, std::uint64_t step);
 [[nodiscard]] NaiveTensor naive_concat(const std::vector<NaiveTensor>& tensors, std::size_t dim);
 [[nodiscard]] NaiveTensor naive_stack(const std::vector<NaiveTensor>& tensors, std::size_t dim);
-// Writes what the box says.
+// Copies the box's elements.
 void naive_copy(const Box& box, const NaiveTensor& source, NaiveTensor& target);
 
 }  // namespace loadstone::fuzz

@@ -1,5 +1,5 @@
-// A fuzz target without a fuzzer: runs it once for each file given, or in a folder given. So the
-// corpora are tests, with any compiler and any sanitizer.
+// Runs a fuzz target without a fuzzer, once for each given file or file in a given folder. This
+// makes the corpora tests, with any compiler and any sanitizer.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -34,7 +34,7 @@ int main(int count, char** arguments) {
       std::ifstream file(path, std::ios::binary);
       std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
       if (!file) return std::fprintf(stderr, "cannot read %s\n", path.c_str()), 1;
-      // Before, so that the last line names the one that ends the process.
+      // Printed first, so that the last line names the input that ends the process.
       std::printf("%s\n", path.c_str());
       std::fflush(stdout);
       LLVMFuzzerTestOneInput(bytes.data(), bytes.size());

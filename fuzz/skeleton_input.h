@@ -1,4 +1,4 @@
-// Skeletons, rules and options, as a fuzzer's decisions describe them.
+// Skeletons, rules and options, built from a fuzzer's decisions.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace loadstone::fuzz {
 
-// Targets for most of the catalog's tensors, some of them other ones. May throw Error.
+// Targets for most of the catalog's tensors, and some others. May throw Error.
 [[nodiscard]] Skeleton skeleton_for(const Catalog& catalog, Input& input);
 
 // Rules, recipes, dtypes, devices, budgets. May throw Error.

@@ -1,7 +1,6 @@
-# A stranger's programs: installs loadstone into a folder, builds examples/cpp_consumer and
-# examples/own_buffers against it as anybody would, and runs them. Run by ctest; BUILD, SOURCE,
-# WORK, COMPILER and NINJA are given.
-# SHARED: with the shared library; NEEDS_COMPONENT: it is a component of its own.
+# A user's programs: installs loadstone into a folder, builds examples/cpp_consumer and
+# examples/own_buffers against it, and runs them. Run by ctest, which passes BUILD, SOURCE, WORK,
+# COMPILER and NINJA. SHARED: with the shared library; NEEDS_COMPONENT: it is a separate component.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -45,7 +44,7 @@ foreach(page man/man1/loadstone.1 bash-completion/completions/loadstone
   endif()
 endforeach()
 
-# The same by pkg-config, from a folder that has moved.
+# The same with pkg-config, from a folder that has moved.
 find_program(pkg_config pkg-config)
 if(pkg_config AND NOT SHARED)
   file(RENAME "${WORK}/prefix" "${WORK}/moved")

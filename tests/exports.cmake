@@ -1,6 +1,6 @@
-# Whether a shared library exports what include/loadstone declares with LOADSTONE_API, and nothing
-# else. Instances of templates of the standard library are weak, and do not count. Run by ctest; NM,
-# LIBRARY and HEADERS are given. WITHOUT: a header that is taken for private.
+# Fails unless a shared library exports exactly the names that include/loadstone declares with
+# LOADSTONE_API. Template instances of the standard library are weak, and do not count. Run by
+# ctest, which passes NM, LIBRARY and HEADERS. WITHOUT: a header to treat as private.
 file(GLOB headers "${HEADERS}/*.h")
 foreach(header IN LISTS headers)
   cmake_path(GET header STEM stem)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes src/kernels/bnb/map_data.h: what the 256 codes of nested scales stand for.
+"""Write src/kernels/bnb/map_data.h: the values of the 256 codes of nested scales.
 
-The rule: for i = 0 ... 6 the 2^i + 1 points from 0.1 to 1 at equal distances; the middle between
-each two neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. What counts
-is how it is rounded: F32 throughout, the points from the nearer end with one rounding for product
-and sum (a fused multiply-add), which is what torch's linspace does with vectors.
+The rule: for i = 0 ... 6 the 2^i + 1 equidistant points from 0.1 to 1; the midpoint of each two
+neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. The rounding
+matters: F32 throughout, and each point computed from the nearer end with one rounding for product
+and sum (a fused multiply-add), as in torch's vectorised linspace.
 
 Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 """
@@ -12,7 +12,7 @@ Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 import numpy as np
 
 HEADER = """\
-// Written by tools/bnb_map.py: what the 256 codes of nested scales stand for, ascending.
+// Written by tools/bnb_map.py: the values of the 256 codes of nested scales, ascending.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ FOOTER = """\
 
 
 def points(count: int) -> np.ndarray:
-    """From 0.1 to 1. In F64 the product is exact, so that the only rounding is to F32."""
+    """Return points from 0.1 to 1. The product is exact in F64, so only F32 rounds."""
     first, last = np.float32(0.1), np.float32(1)
     step = np.float64((last - first) / np.float32(count - 1))
     place = np.arange(count)
@@ -42,7 +42,7 @@ def points(count: int) -> np.ndarray:
 
 
 def dynamic_map() -> np.ndarray:
-    """The 256 numbers."""
+    """Return the 256 values."""
     numbers = [np.float32(0), np.float32(1)]
     for i in range(7):
         ends = points(2**i + 1)
@@ -52,7 +52,6 @@ def dynamic_map() -> np.ndarray:
 
 
 def main() -> None:
-    """Prints the header."""
     texts = [float(number).hex().replace("0000000p", "p") + "f" for number in dynamic_map()]
     lines = ["  " + ", ".join(texts[at : at + 4]) + "," for at in range(0, len(texts), 4)]
     print(HEADER + "\n".join(lines) + "\n" + FOOTER, end="")

@@ -23,13 +23,13 @@ def git(*words: str) -> str:
 
 
 def code_lines(text: str) -> int:
-    """Return the number of lines that hold code."""
+    """Return the number of lines that contain code."""
     bare = COMMENT.sub(lambda match: match[0] if match[0][0] != "/" else "", text)
     return sum(1 for line in bare.splitlines() if line.strip())
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a path counts for: src/plan, cli ..."""
+    """Return the folder that a path is counted under: src/plan, cli ..."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[:2]) if parts[0] in ("src", "python") else parts[0]
 

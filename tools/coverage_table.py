@@ -1,11 +1,11 @@
-"""Which of transformers' model types are covered and how: makes docs/transformers-types.md.
+"""Write docs/transformers-types.md: the support of transformers' model types.
 
     python tools/coverage_table.py            writes the table
-    python tools/coverage_table.py --check    says whether it is as it should be
+    python tools/coverage_table.py --check    fails if the table is out of date
 
-Every key of the library's conversion registry has a row. Nothing here knows a conversion: the
-registry is asked, tiny models are built to see which keys they use, and every converter is run on
-real tensors and, traced, on symbols; the recipes are then executed and compared byte for byte.
+Every key of the library's conversion registry has a row. This script contains no conversions: it
+reads the registry, builds tiny models to find the keys they use, and runs every converter on real
+tensors and, traced, on symbols; then it executes the recipes and compares byte for byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers_models import CASES  # noqa: E402
 
-# Keys without a tiny model, where a class for them is there: why.
+# Keys that have a class but no tiny model, with the reason.
 NO_MODEL = {
     "timm": ("timm_wrapper", "DetrModel", "DetrForSegmentation", "ConditionalDetrModel",
              "ConditionalDetrForSegmentation", "deformable_detr"),
@@ -44,13 +44,13 @@ EXPERTS = 6
 
 
 def registry() -> dict[str, list[Any]]:
-    """Key (model type or class name) and the library's transforms for it, in their order."""
+    """Map keys (model type or class name) to the library's transforms, in their order."""
     from transformers import conversion_mapping
 
     return conversion_mapping._build_checkpoint_conversion_mapping()
 
 
-# --- which keys tiny models use ------------------------------------------------------------------
+# --- keys that tiny models use -------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -68,11 +68,11 @@ def quiet() -> Iterator[None]:
 
 
 def keys_used(model: Any) -> dict[str, set[int]]:
-    """The keys of the registry that the library looks up for a model and finds.
+    """Return the keys of the registry that the library looks up for a model and finds.
 
     Returns:
-        By key the positions of those of its transforms that match something when the model is
-        loaded from what ``save_pretrained`` writes, or from names as older files have them.
+        By key the positions of its transforms that match something when the model is loaded from a
+        ``save_pretrained`` folder, or from names as in older files.
     """
     from transformers import conversion_mapping, core_model_loading
 
@@ -106,7 +106,7 @@ def keys_used(model: Any) -> dict[str, set[int]]:
 
 
 def covered() -> dict[str, tuple[list[str], set[int]]]:
-    """Key, the tiny models of the tests that use it, and which of its transforms match there."""
+    """Map keys to the tests' tiny models that use them and the transforms that match."""
     found: dict[str, tuple[list[str], set[int]]] = {}
     with quiet():
         for case in CASES:
@@ -133,7 +133,7 @@ def chain(converter: Any) -> str:
 
 
 class Model:
-    """What converters ask of a model: a configuration, and the shapes of parameters."""
+    """A model as converters see it: a configuration, and the shapes of parameters."""
 
     def __init__(self, config: Any, shape: tuple[int, ...]) -> None:
         self.config = config
@@ -146,7 +146,7 @@ class Model:
 
 
 def fabricated(converter: Any) -> tuple[dict[str, list[str]], tuple[int, ...], Model]:
-    """Names of sources by pattern, the shape of each, and a model for them."""
+    """Return source names by pattern, the shape of each, and a model for them."""
     operations = {type(operation).__name__ for operation in converter.operations}
     shape = (2, 24, 12) if operations & {"Interleave", "Transpose"} else (24, 12)
     parts = len(converter.target_patterns)
@@ -162,7 +162,7 @@ def fabricated(converter: Any) -> tuple[dict[str, list[str]], tuple[int, ...], M
 
 
 def run(converter: Any, names: dict[str, list[str]], model: Model, value: Any) -> dict[str, Any]:
-    """What the library's converter makes of ``value(name)`` for each name."""
+    """Run the library's converter on ``value(name)`` for each name."""
     own = copy.deepcopy(converter)
     layer = "model." + own.target_patterns[0]
     for pattern, items in names.items():
@@ -173,7 +173,7 @@ def run(converter: Any, names: dict[str, list[str]], model: Model, value: Any) -
 
 
 class Holder(torch.nn.Module):
-    """A model of parameters t0, t1 ..."""
+    """A model with the parameters t0, t1 ..."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
         super().__init__()
@@ -183,10 +183,13 @@ class Holder(torch.nn.Module):
 
 
 def check_converter(converter: Any, folder: Path) -> int:
-    """Runs a converter on tensors, and its traced recipes on a file of them.
+    """Run a converter on tensors, and its traced recipes on a file of them.
 
     Returns:
-        How many targets were compared; an ``AssertionError`` where one differs by a byte.
+        The number of compared targets.
+
+    Raises:
+        AssertionError: a target differs.
     """
     import loadstone
     from loadstone._execute.plan import Plan
@@ -223,7 +226,7 @@ def check_converter(converter: Any, folder: Path) -> int:
 
 @dataclasses.dataclass
 class Row:
-    """A key; ``kind``: what is done; ``checked``: how; ``refused``: why, or nothing."""
+    """A key; ``kind``: its operations; ``checked``: the check; ``refused``: the reason, or ""."""
 
     key: str
     kind: str
@@ -235,7 +238,7 @@ class Row:
 
 
 def kind_of(transforms: list[Any]) -> str:
-    """What a key's transforms do, in a few words."""
+    """Describe a key's transforms in a few words."""
     found = converters(transforms)
     counts = collections.Counter(map(chain, found))
     parts = [f"{name}{f' x{count}' if count > 1 else ''}" for name, count in counts.items()]
@@ -246,7 +249,7 @@ def kind_of(transforms: list[Any]) -> str:
 
 
 def make_rows(folder: Path) -> list[Row]:
-    """Checks all; a converter that is refused stands in its row with the reason."""
+    """Check all keys; the row of an unsupported converter contains the reason."""
     from loadstone import Error
 
     entries, models = registry(), covered()
@@ -268,7 +271,7 @@ def _checked(
     traced = "; converters traced" if converters(entries[key]) else ""
     if key in models:
         names, matched = models[key]
-        # A model of its own first, then the one that stands first in the tests.
+        # Prefer the key's own model, else the first one in the tests.
         best = key if key in names else names[0]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f"loaded: {best}{more}, {len(matched)} of {len(entries[key])} match{traced}"
@@ -282,13 +285,13 @@ def _checked(
 
 
 def _same_as(key: str, entries: dict[str, list[Any]], models: dict[str, Any]) -> str:
-    """A key with a model and the same transforms: the library copies lists of them."""
+    """Return a key with a model and the same transforms: the library copies lists of them."""
     own = list(map(id, entries[key]))
     return next((name for name in models if list(map(id, entries[name])) == own), "")
 
 
 def make_table(rows: list[Row]) -> str:
-    """The text between the two marks."""
+    """Return the text between the two marks."""
     version = importlib.metadata.version("transformers")
     loaded = sum(row.checked.startswith("loaded") for row in rows)
     with_converters = sum("names only" not in row.kind for row in rows)
@@ -298,7 +301,7 @@ def make_table(rows: list[Row]) -> str:
         f"of them with converters. {loaded} are used by one of the {len(CASES)} tiny models of "
         f"the tests. {len(refused) or 'None'} {'is' if len(refused) == 1 else 'are'} refused.",
         "",
-        "| key | what is done | checked | refused |",
+        "| key | operations | checked | refused |",
         "|---|---|---|---|",
         *[row.line() for row in sorted(rows, key=lambda row: row.key.lower())],
     ]

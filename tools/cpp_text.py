@@ -1,4 +1,4 @@
-"""C++ as text: what tools/tidy.py has to know of it, without a parser."""
+"""C++ source as text, for tools/tidy.py, without a parser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def cpp_code(text: str) -> str:
-    """The text with comments and the insides of literals blanked, line by line as it was."""
+    """Return the text with blanked comments and literals, and unchanged line numbers."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S
     )
@@ -16,19 +16,19 @@ def cpp_code(text: str) -> str:
         quotes = '""' if '"' in match[0][:2] else " "
         return quotes + "\n" * match[0].count("\n")
 
-    # 1'000 is a number, not the start of a literal.
+    # Digit separators such as 1'000 do not start a literal.
     return pattern.sub(blank, re.sub(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F]{2})", "", text))
 
 
 def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
-    """First and last line of each function body, found by its braces; lambdas belong to theirs."""
+    """Yield first and last line of each function body; a lambda belongs to its function."""
     code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", cpp_code(text), flags=re.M)
     scope = re.compile(
         r"^\s*(?:template\s*<.*>\s*)?(?:namespace|class|struct|union|enum|extern)\b", re.S
     )
     body = re.compile(r"[)}]\s*(?:const|noexcept(?:\(.*\))?|override|final|&+|->.*|\s)*$", re.S)
     head, line, depth = "", 1, 0
-    start: tuple[int, int] | None = None  # depth and line of the body that is open
+    start: tuple[int, int] | None = None  # depth and line of the open body
     for char in code:
         line += char == "\n"
         depth += (char == "{") - (char == "}")
@@ -40,14 +40,14 @@ def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
             start = (depth, line)
         elif char == ";" or (char == "{" and scope.match(head)):
             head = ""
-        elif char != "}" or "(" in head:  # keeps a{1}, b{2} of a constructor's initialisers
+        elif char != "}" or "(" in head:  # skips a{1}, b{2} in a constructor's initialisers
             head += char
         else:
             head = ""
 
 
 def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """Line, items and what follows of each list in parentheses behind a name or a capture."""
+    """Yield line, items and following text of each parameter list after a name or a capture."""
     code = cpp_code(text)
     for match in re.finditer(r"[\w\]]\s*\(", code):
         depth, items = 0, [""]
@@ -67,13 +67,13 @@ def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
 
 
 def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """Line, namespaces and text, up to its body, of each declaration outside classes and functions.
+    """Yield line, namespaces and head of each declaration outside classes and functions.
 
     An anonymous namespace is called "".
     """
     no_code = r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\[\[.*?\]\]"
     code = re.sub(no_code, "", cpp_code(text), flags=re.M)
-    namespaces: list[str] = []  # that are open
+    namespaces: list[str] = []  # the open namespaces
     head, line, start, depth = "", 1, 1, 0
     was_body = is_rest = False
     for char in code:
@@ -82,7 +82,7 @@ def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
             depth += (char == "{") - (char == "}")
             was_body = depth == 0
             continue
-        if was_body and not char.isspace():  # "= {}" in parameters is no end, nor is "{1} << 20"
+        if was_body and not char.isspace():  # not the end: "= {}" in parameters, "{1} << 20"
             is_rest = not (char.isalpha() or char in "_}")
             was_body = False
         if char in "{;":
@@ -104,7 +104,7 @@ def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
 
 
 def declared_name(head: str) -> tuple[str, bool] | None:
-    """The name that a declaration gives to something, and whether only its file can see it."""
+    """Return the declared name, and whether it is local to its file."""
     while (shorter := re.sub(r"<[^<>]*>", "", head)) != head:
         head = shorter
     head = re.sub(r"^template\s*", "", head)
@@ -120,7 +120,7 @@ def declared_name(head: str) -> tuple[str, bool] | None:
 
 
 def class_name(head: str) -> str | None:
-    """The name of the class or struct that a declaration defines; a specialization has none."""
+    """Return the name of the defined class or struct; None for a specialization."""
     while (shorter := re.sub(r"^(template ?<[^<>]*)<[^<>]*>", r"\1", head)) != head:
         head = shorter
     head = re.sub(r"^template ?<[^<>]*> ?", "", head)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Builds ggml's reference encoders of GGUF blocks as a shared library, and calls them.
+"""Build ggml's reference encoders of GGUF blocks as a shared library, and call them.
 
-They are what our encoders are compared with: ``ggml-quants.c`` of the source package of
-llama-cpp-python, compiled with ``-O2 -ffp-contract=off``, so that no multiply-add is fused. Nothing
-of ggml is kept here.
+Tests compare our encoders with them: ``ggml-quants.c`` from the source package of
+llama-cpp-python, compiled with ``-O2 -ffp-contract=off``, so that no multiply-add is fused. This
+repository contains no part of ggml.
 
 Usage: ggml_oracle.py FOLDER [--source UNPACKED | --download]
 
-FOLDER gets the library, ``libggml-oracle.so``. ``--source`` is the package, unpacked;
+FOLDER receives the library, ``libggml-oracle.so``. ``--source`` is the unpacked package;
 ``--download`` fetches it (``pip download --no-deps --no-binary :all: llama-cpp-python``). Tests
-build it where the environment names the unpacked package, ``LOADSTONE_LLAMA_CPP=FOLDER``.
+build it if the environment names the unpacked package, ``LOADSTONE_LLAMA_CPP=FOLDER``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 LIBRARY = "libggml-oracle.so"
 EXACT_FLAGS = ("-O2", "-ffp-contract=off")
 
-# Numbers and bytes of a block of each format, by the name of its function.
+# Values and bytes of a block of each format, by the name of its function.
 FORMATS = {
     "q4_0": (32, 18),
     "q4_1": (32, 20),
@@ -53,20 +53,20 @@ FORMATS = {
     "tq2_0": (256, 66),
     "mxfp4": (32, 17),
 }
-# Those whose numbers are points of grids, and those of them that need an importance.
+# Grid formats, and the ones that need an importance.
 GRIDS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 NEED_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
-# Above it, what IQ1 sums overflows, and ggml reads beyond its numbers.
+# Larger values overflow IQ1's sums, and ggml then reads out of bounds.
 _IQ1_LARGEST = 1e9
 
-# Without what it prints of numbers that it does not encode.
+# Without ggml's messages about values that it does not encode.
 _ENCODERS = """
 #include <stdio.h>
 #define printf(...) ((void) 0)
 #include "ggml-quants.c"
 """
 
-# The rest of ggml, as far as ggml-quants.c asks for it.
+# Other functions of ggml that ggml-quants.c calls.
 _SHIM = """
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
@@ -90,8 +90,8 @@ void ggml_abort(const char * file, int line, const char * fmt, ...) {
 
 typedef size_t (*quantize)(const float *, void *, int64_t, int64_t, const float *);
 
-// One block after the other, for formats that ask for nothing beyond it. `good` says of each
-// whether ggml encoded it; others are zeros.
+// One block after the other, for formats that ask for nothing beyond it. `good` is true for each
+// block that ggml encoded; others are zeros.
 void oracle_encode_blocks(quantize function, const float * numbers, char * blocks, int64_t rows,
                           int64_t columns, int64_t elements, int64_t bytes,
                           const float * importance, char * good) {
@@ -168,8 +168,8 @@ def build(source: Path, folder: Path, flags: tuple[str, ...] = EXACT_FLAGS) -> P
 
     Args:
         source: the package, or its ``vendor/llama.cpp``.
-        folder: gets the library.
-        flags: of the compiler, for optimization and arithmetic.
+        folder: receives the library.
+        flags: compiler flags for optimization and arithmetic.
     """
     found = sorted(source.glob("**/ggml-quants.c"))
     if not found:
@@ -199,7 +199,7 @@ def download(folder: Path) -> Path:
 
 
 class Oracle:
-    """The library's functions, on numpy arrays."""
+    """The library's functions on numpy arrays."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -207,11 +207,11 @@ class Oracle:
     def encode(
         self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
     ) -> np.ndarray:
-        """Blocks of F32 numbers ``[rows, columns]``, as bytes ``[rows, bytes of a row]``."""
+        """Encode F32 values ``[rows, columns]`` as bytes ``[rows, bytes of a row]``."""
         rows, columns = numbers.shape
         elements, size = FORMATS[name]
         blocks = np.zeros((rows, columns // elements * size), np.uint8)
-        self._library.oracle_prepare(name.encode())  # seconds for some grids, once
+        self._library.oracle_prepare(name.encode())  # once; takes seconds for some grids
         function = getattr(self._library, f"quantize_{name}")
         function.restype = ctypes.c_size_t
         weights = None
@@ -232,9 +232,9 @@ class Oracle:
     def encode_grid(
         self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same for a format of `GRIDS`, whose code ends the program where squares overflow.
+        """Encode to a format of `GRIDS`; ggml's code for them aborts if squares overflow.
 
-        Returns bytes ``[blocks, bytes of a block]``, and of which blocks they are ggml's.
+        Returns bytes ``[blocks, bytes of a block]``, and a mask of the blocks that ggml encoded.
         """
         rows, columns = numbers.shape
         elements, size = FORMATS[name]
@@ -267,10 +267,10 @@ class Oracle:
 
 
 def _place_runs(numbers: np.ndarray, blocks: np.ndarray) -> None:
-    """Move codes and signs of IQ3_S to where decoders look for them.
+    """Move codes and signs of IQ3_S to the offsets that decoders use.
 
-    ggml goes on by a run only where a run has a number other than zero, so those after a run of
-    zeros lie where the codes of earlier ones belong. The top bits of codes and the scales do not.
+    ggml advances by a run only if the run has a non-zero value, so runs after a run of zeros
+    overwrite the codes of earlier ones. The top bits of codes and the scales are correct.
     """
     has_numbers = (numbers.reshape(-1, 8, 32) != 0).any(axis=2)
     for block, runs in zip(blocks, has_numbers, strict=True):

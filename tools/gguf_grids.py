@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes src/kernels/gguf/grid_data.h: the points of the grids of the IQ formats.
+"""Write src/kernels/gguf/grid_data.h: the points of the grids of the IQ formats.
 
-The points are part of the formats: no rule gives them. They are read from gguf-py, which holds them
-as the indices of each point's coordinates, packed into bits; they are kept packed here as well.
+The formats define the points as data, without a rule. gguf-py stores them as the indices of each
+point's coordinates, packed into bits; the header packs them as well.
 
 Usage: gguf_grids.py > src/kernels/gguf/grid_data.h        (needs gguf)
 """
@@ -21,8 +21,8 @@ GRIDS = (
 HEADER = """\
 // Written by tools/gguf_grids.py: the points of the grids of the IQ formats.
 //
-// Each coordinate is an index into the values of its grid: of 2 bits where a point has 8 of them,
-// of 4 bits where it has 4. So each point takes 16 bits, the first coordinate lowest.
+// Each coordinate is an index into the values of its grid: 2 bits if a point has 8 coordinates, 4
+// bits if it has 4. So each point takes 16 bits, the first coordinate lowest.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ FOOTER = """\
 
 
 def points(quant: type) -> list[int]:
-    """The points of a grid, 16 bits each."""
+    """Return the points of a grid, 16 bits each."""
     packed = bytes.fromhex(quant.grid_hex.decode())
     count = quant.grid_shape[0]
     assert len(packed) == 2 * count, quant.__name__
@@ -47,7 +47,6 @@ def points(quant: type) -> list[int]:
 
 
 def main() -> None:
-    """Prints the header."""
     print(HEADER)
     for name, quant in GRIDS:
         grid = points(quant)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The public headers as a table: what each does, and the codes that its comments name.
+"""Write the table of public headers in ``docs/cpp.md``: purpose and codes in comments.
 
-Writes the table into ``docs/cpp.md``; with ``--check`` it compares. A code is a finding's if the
-word "finding" comes before it in its clause, else an error's.
+With ``--check`` compares it instead. A code is a finding's if the word "finding" precedes it in its
+clause, else an error's.
 """
 
 import re
@@ -17,7 +17,7 @@ HEAD = "| header | purpose | errors | findings |\n|---|---|---|---|\n"
 
 
 def headers() -> list[str]:
-    """Names in reading order; what is not part of loadstone.h comes last."""
+    """Return the names in reading order; headers outside of loadstone.h come last."""
     text = (INCLUDE / "loadstone.h").read_text()
     return [*re.findall(r'#include "loadstone/(\w+\.h)"', text), "torch.h"]
 
@@ -28,7 +28,7 @@ def known_codes() -> set[str]:
 
 
 def comments(text: str) -> Iterator[str]:
-    """Each comment as one line, examples apart."""
+    """Yield each comment as one line, without examples."""
     for block in re.findall(r"(?:^[ \t]*//[^\n]*\n)+", text, re.M):
         for part in re.split(r"\n[ \t]*//[ \t]*\n", block):
             lines = [line.strip().removeprefix("//") for line in part.splitlines()]

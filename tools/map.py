@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The map of the folders, docs/images/map.svg: `make map`.
+"""Draw the map of the folders, docs/images/map.svg: `make map`.
 
-An arrow leads from a folder to one that its files include; what another arrow leads to already is
-left out. The folders and the allowed directions are those of tools/tidy.py.
+An arrow leads from a folder to one that its files include; an arrow implied by others is omitted.
+tools/tidy.py defines the folders and the allowed directions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PICTURE = ROOT / "docs" / "images" / "map.svg"
 
 BOX_WIDTH, BOX_HEIGHT = 104, 34
 COLUMN, ROW, MARGIN = 124, 60, 16
-SWEEPS = 8  # of the order within rows; no crossing goes away after the third
+SWEEPS = 8  # over the rows; the third one removes the last crossings
 
-# Both pages that show it, light and dark, have their own background.
+# The two pages that show it, light and dark, have their own background.
 STYLE = """
 text { font: 13px sans-serif; text-anchor: middle; fill: #1f2937; }
 .lines { font-size: 10px; fill: #4b5563; }
@@ -36,14 +36,14 @@ path { fill: none; stroke: #6b7280; marker-end: url(#head); }
 
 
 class Tree(NamedTuple):
-    """Lines of code by folder, and the folders that each one includes from."""
+    """Lines of code by folder, and the folders that each one includes."""
 
     lines: dict[str, int]
     includes: dict[str, set[str]]
 
 
 def read_tree(root: Path) -> Tree:
-    """The folders as they are on disk; loadstone.h, which includes all headers, is left out."""
+    """Read the folders on disk; loadstone.h, which includes all headers, is omitted."""
     tree = Tree({}, {})
     for path in tidy.files(root):
         folder = tidy.folder_of(path)
@@ -63,7 +63,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def arrows(includes: dict[str, set[str]]) -> set[tuple[str, str]]:
-    """The includes that follow from no others."""
+    """Return the includes that others do not imply."""
 
     def below(folder: str) -> set[str]:
         return includes[folder].union(*(below(other) for other in includes[folder]))
@@ -77,7 +77,7 @@ def arrows(includes: dict[str, set[str]]) -> set[tuple[str, str]]:
 
 
 def heights(pairs: set[tuple[str, str]], folders: set[str]) -> dict[str, int]:
-    """How many arrows the longest way down from each folder has."""
+    """Return the number of arrows on the longest way down from each folder."""
     of: dict[str, int] = {}
 
     def height(folder: str) -> int:
@@ -89,7 +89,7 @@ def heights(pairs: set[tuple[str, str]], folders: set[str]) -> dict[str, int]:
 
 
 def rows_of(height: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
-    """Folders and points of arrows, a row for each height, in an order with few crossings."""
+    """Return folders and points of arrows, a row per height, in an order with few crossings."""
     rows: list[list[str]] = [[] for _ in range(max(height.values()) + 1)]
     for name in sorted(height):
         rows[height[name]].append(name)
@@ -111,7 +111,7 @@ def rows_of(height: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
 
 
 def draw(tree: Tree) -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     pairs = arrows(tree.includes)
     height = heights(pairs, set(tree.lines))
     ways = []

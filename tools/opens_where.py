@@ -1,9 +1,9 @@
-"""Which reader opens which output of ``loadstone convert``: makes the table of docs/opens-where.md.
+"""Write the table of docs/opens-where.md: readers for each output of ``loadstone convert``.
 
     python tools/opens_where.py
 
-Every encoding in every style is written, of a dense model and of models with experts, and
-transformers opens it by itself. A test compares each cell of the page with what it measures.
+Writes every encoding in every style, for a dense model and for models with experts, and opens it
+with transformers alone. A test compares each cell of the page with its own measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from readback_cells import (  # noqa: E402
 
 
 def table(root: Path) -> list[str]:
-    """The rows, one a style of an encoding."""
+    """Return the rows, one per style of an encoding."""
     sources = {each: write_source(each, root / str(each)) for each in SOURCES}
     rows = foreign.head()
     for encoding in written_encodings():

@@ -10,6 +10,6 @@ import loadstone
 
 
 def pytest_configure() -> None:
-    """Start the patch before tests are collected, so that names they import are the patched."""
+    """Start the patch before pytest collects tests, so that names they import are patched."""
     installed = [name for name in SUITES if importlib.util.find_spec(name) is not None]
     loadstone.patch(*installed).start()

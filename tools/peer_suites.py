@@ -3,11 +3,11 @@
     python tools/peer_suites.py build/peers bitsandbytes=../bitsandbytes peft=../peft-0.21.2
     python tools/peer_suites.py build/peers peft=../peft-0.21.2 --files 'test_lora*' --limit 600
 
-Each argument names a library and the folder of its sources (docs/design/tests.md says how to get
-them). Each file of tests runs twice, in a process of its own each: alone, and with the patch
-started for all libraries that are installed. Outcomes are kept in the first folder, so that a run
-that was stopped goes on where it was; delete the folder to begin again. Tests with different
-outcomes run again, and count if the difference stays. The exit status is 1 if any does.
+Each argument names a library and the folder of its sources (docs/design/tests.md explains how to
+get them). Each file of tests runs twice, in separate processes: alone, and with the patch started
+for all installed libraries. The first folder stores the outcomes, so a stopped run continues later;
+delete the folder to start over. Tests with different outcomes run again, and count if the
+difference stays. The exit status is 1 if any does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 
 WAYS = ("alone", "patched")
 
-# The tests of models and of loading; names of files under `tests`.
+# Tests of models and loading: names of files under `tests`.
 SUITES: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_*.py",),
     "bitsandbytes": ("test_linear4bit.py", "test_linear8bitlt.py", "test_*.py"),
@@ -43,10 +43,10 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Beside `tests`, what their configuration needs; the packages themselves are those installed.
+# Other files that the tests' configuration needs, next to `tests`; the installed packages are used.
 _BESIDE = ("conftest.py", "pyproject.toml", "setup.cfg", "pytest.ini", "examples", "utils")
 
-# Words of errors and of reasons for a skip if there is no network.
+# Words in errors and skip reasons without a network.
 _NO_HUB = re.compile(
     r"outgoing traffic has been disabled|OfflineModeIsEnabled|LocalEntryNotFound|"
     r"couldn't connect to|offline mode|ConnectionError|Max retries exceeded|is_staging_test|"
@@ -57,14 +57,14 @@ _NO_HUB = re.compile(
 
 @dataclass(frozen=True)
 class Suite:
-    """One library's tests, copied so that the library imported is the one installed."""
+    """One library's tests, copied so that they import the installed library."""
 
     library: str
     sources: Path
     folder: Path
 
     def prepare(self) -> None:
-        """Copy the tests; no effect if they are there."""
+        """Copy the tests unless they are copied already."""
         if not (self.sources / "tests").is_dir():
             raise SystemExit(f"{self.sources}: has no folder 'tests'")
         shutil.copytree(self.sources / "tests", self.folder / "tests", dirs_exist_ok=True)
@@ -76,7 +76,7 @@ class Suite:
                 shutil.copy(found, self.folder / name)
 
     def files(self, pattern: str) -> list[str]:
-        """The files of tests, each once, in the order of `SUITES`."""
+        """Return each test file once, in the order of `SUITES`."""
         root = self.folder / "tests"
         names = sorted(path.relative_to(root).as_posix() for path in root.rglob("test_*.py"))
         wanted = [name for each in SUITES[self.library] for name in fnmatch.filter(names, each)]
@@ -94,7 +94,7 @@ def outcomes(
 
     Returns:
         By test: "passed", "failed", "skipped" or "no hub"; and under the name of the file
-        "stopped" or "crashed" if the process did not end by itself.
+        "stopped" or "crashed" if the process did not exit normally.
     """
     targets = list(targets)
     report = suite.folder / f"{way}.xml"
@@ -106,7 +106,7 @@ def outcomes(
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # Tests write logs of gigabytes if one is kept for each.
+    # Tests would write gigabytes if each had its own log.
     with (suite.folder / f"{way}.log").open("wb") as log:
         try:
             status = subprocess.run(
@@ -125,7 +125,7 @@ def outcomes(
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
-    """The name of a test as pytest takes it (but for the file), and what became of it."""
+    """Return the name of a test in pytest's notation, without the file, and its outcome."""
     name = f"{case.get('classname', '')}::{case.get('name', '')}"
     for kind in ("failure", "error", "skipped"):
         found = case.find(kind)
@@ -139,7 +139,7 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 
 def both_ways(suite: Suite, file: str, arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
-    """The outcomes of one file by way; kept, and read again the next time."""
+    """Return the outcomes of one file by way; stored, and read the next time."""
     kept = suite.folder / "outcomes" / f"{file.replace('/', '+')}.json"
     if kept.exists():
         found: dict[str, dict[str, str]] = json.loads(kept.read_text())
@@ -156,7 +156,7 @@ def both_ways(suite: Suite, file: str, arguments: argparse.Namespace) -> dict[st
 
 
 def different(made: dict[str, dict[str, str]]) -> dict[str, tuple[str, str]]:
-    """Tests by name whose outcome is not the same both ways."""
+    """Return tests by name whose outcomes differ."""
     alone, patched = (made[way] for way in WAYS)
     return {
         name: (alone.get(name, "absent"), patched.get(name, "absent"))

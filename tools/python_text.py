@@ -1,4 +1,4 @@
-"""Python as text: what tools/tidy.py has to know of it, and the directions of the package."""
+"""Python source as text, for tools/tidy.py, and the allowed imports of the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# A folder of the package may import what stands before it, and itself; "": the public modules.
+# A folder of the package may import itself and earlier ones; "" is the public modules.
 PACKAGE = (
     *("_base", "_model", "_skeleton", "_files", "tracing", "_plan", "_execute", "_convert"),
     *("_adapters", "", "_command"),
@@ -28,7 +28,7 @@ class Import(NamedTuple):
 
 
 def python_functions(text: str) -> Iterator[tuple[int, int]]:
-    """First and last line of each function, without its docstring's lines."""
+    """Yield first and last line of each function, without its docstring's lines."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
@@ -38,7 +38,7 @@ def python_functions(text: str) -> Iterator[tuple[int, int]]:
 
 
 def libraries_imported(text: str) -> Iterator[tuple[int, str]]:
-    """Line and name of each package that a file imports, wherever in it."""
+    """Yield line and name of each package that a file imports, at any depth."""
     for node in ast.walk(ast.parse(text)):
         modules: list[str] = []
         if isinstance(node, ast.Import):
@@ -54,7 +54,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports(text: str, modules: set[str]) -> Iterator[Import]:
-    """Imports of modules of the package, wherever in a file; ``loadstone._core`` is below all."""
+    """Yield imports of the package's modules, at any depth; ``loadstone._core`` is below all."""
     pending: list[tuple[ast.AST, str]] = [(ast.parse(text), "top")]
     while pending:
         parent, place = pending.pop()
@@ -79,7 +79,7 @@ def module_of(path: str) -> str:
 
 
 def level_of(module: str) -> int:
-    """The place of a module's folder in the order; that of ``loadstone`` itself is above all."""
+    """Return the level of a module's folder; ``loadstone`` itself is above all."""
     parts = module.split(".")
     if len(parts) == 1:
         return len(PACKAGE)
@@ -89,13 +89,13 @@ def level_of(module: str) -> int:
 
 
 def package_points_down(texts: dict[str, str]) -> Iterator[str]:
-    """Breaches of the package's direction: imports upward, hidden, or in a circle.
+    """Yield violations of the package's order: imports upward, hidden, or in a circle.
 
-    All imports count: those inside functions and under TYPE_CHECKING too. Inside a function stands
-    only what imports a library that its file does not need.
+    All imports count, including those inside functions and under TYPE_CHECKING. A function may only
+    import a library that its file does not need otherwise.
 
     Args:
-        texts: by path, from the repository.
+        texts: by path, from the repository's root.
     """
     paths = {module_of(path): path for path in texts}
     found = {own: list(imports(texts[path], set(paths))) for own, path in paths.items()}
@@ -117,7 +117,7 @@ def package_points_down(texts: dict[str, str]) -> Iterator[str]:
 
 
 def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> dict[str, set[str]]:
-    """By module, the packages that importing it imports, besides Python's own."""
+    """Map modules to the packages that importing them imports, besides Python's own."""
     needs: dict[str, set[str]] = {}
     for path, text in texts.items():
         top = ast.Module([each for each in ast.parse(text).body if not is_for_types(each)], [])
@@ -142,10 +142,10 @@ def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> d
 
 
 def circles(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The modules that import one another, each with those of them that it imports."""
+    """Map modules in import circles to the members that they import."""
     while True:
         used = set().union(*graph.values())
-        # Neither begins nor ends a circle: imports nothing that is left, or is imported by none.
+        # Modules that import no remaining module, or that none imports, are not in a circle.
         outside = {own for own, below in graph.items() if own not in used or not below}
         if not outside:
             return graph

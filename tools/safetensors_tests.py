@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Runs safetensors' own Python tests with loadstone's functions in the place of safetensors'.
+"""Run safetensors' own Python tests with loadstone's functions in place of safetensors'.
 
     python tools/safetensors_tests.py FOLDER [options of pytest]
 
 FOLDER is an unpacked source distribution of safetensors (from PyPI), or a checkout of its
-repository, of the version that is installed.
+repository, of the installed version.
 
-Nothing of the tests is changed. What they import from safetensors and safetensors.torch is
-replaced where loadstone has a function of the same name; ``loadstone.Error`` counts as
-``SafetensorError``. What loadstone does not have (safetensors.numpy, serialize ...) stays. The exit
-status is pytest's.
+The tests are unchanged. Their imports from safetensors and safetensors.torch are replaced if
+loadstone has a function with the same name; ``loadstone.Error`` counts as ``SafetensorError``.
+Other names stay (safetensors.numpy, serialize ...). The exit status is pytest's.
 """
 
 import os
@@ -23,7 +22,7 @@ FUNCTIONS = ("load", "load_file", "load_model", "save", "save_file", "save_model
 
 
 def substitute() -> None:
-    """Makes ``from safetensors.torch import load_file`` give loadstone's from now on."""
+    """Make ``from safetensors.torch import load_file`` return loadstone's from now on."""
     import safetensors
     import safetensors.torch
 
@@ -55,7 +54,7 @@ def main() -> int:
         print(f"no tests of safetensors in {root}", file=sys.stderr)
         return 2
     substitute()
-    with tempfile.TemporaryDirectory() as work:  # the tests write where they stand
+    with tempfile.TemporaryDirectory() as work:  # the tests write to the working folder
         shutil.copytree(folder, Path(work, "tests"))
         before = Path.cwd()
         os.chdir(work)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pictures of the page of a plan, which need Chromium.
+"""Take pictures of a plan's page; needs Chromium.
 
     python tools/screenshots.py [FOLDER]
 
@@ -21,7 +21,7 @@ COMMAND = str(Path(sys.executable).with_name("loadstone"))
 
 
 def llama(layers: int, width: int) -> dict[str, torch.Tensor]:
-    """Names and proportions of a Llama."""
+    """Return names and shapes of a Llama."""
     inner = width * 11 // 4
     shapes = {
         "self_attn.q_proj": (width, width),
@@ -53,7 +53,7 @@ def skeleton_with_errors(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def page(checkpoint: Path, command: str, *options: object) -> Path:
-    """The page that the command writes; a plan with errors has one too."""
+    """Write the command's page; a plan with errors has one too."""
     path = checkpoint.with_suffix(".html")
     words = [COMMAND, command, checkpoint.name, "--html", path.name, *options]
     subprocess.run(

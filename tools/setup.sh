@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what this machine lacks: Debian packages by apt, Python packages into .venv.
-# Make runs it before everything else; where nothing is missing it returns within a second.
-# Arguments are further Debian packages that one target needs (`tools/setup.sh clang-tidy`).
+# Installs missing packages: Debian packages with apt, Python packages into .venv. Make runs it
+# before everything else; with nothing to install it returns within a second. Arguments are further
+# Debian packages that one target needs (`tools/setup.sh clang-tidy`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,12 +20,12 @@ find_python() {
   return 1
 }
 
-# Required for the build, then what makes it quicker or the reads faster.
+# Required for the build, then optional packages for faster builds or reads.
 debian_packages() {
   local python=$1
   printf '%s\n' g++ libsimdjson-dev libfmt-dev libcli11-dev libhwy-dev libre2-dev libxxhash-dev \
     libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev libssl-dev ccache
-  # Only Debian's own Python comes without these.
+  # Only Debian's own Python lacks these.
   "$python" -c 'import ensurepip' 2>/dev/null || printf 'python3-venv\n'
   "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
@@ -40,7 +40,7 @@ without_installed() {
   done
 }
 
-# What cannot be installed is no failure yet: CMake fetches the libraries or names what it lacks.
+# A failed installation is not fatal here: CMake fetches the libraries or names the missing ones.
 install_debian_packages() {
   local missing=("$@") available=() package root=()
   [ "$(id -u)" = 0 ] || root=(sudo)
@@ -77,7 +77,7 @@ install_python_packages() {
   .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
   rm -f "$stamp"
   say "installing Python packages into .venv"
-  # torch first and exactly: what depends on it must not choose another build of it.
+  # Install the exact torch first, so its dependents cannot choose a different build.
   .venv/bin/python -m pip install -q -c constraints.txt torch==2.13.0
   .venv/bin/python -m pip install -q -c constraints.txt -r requirements.txt
   printf '%s\n' "$hash" >"$stamp"

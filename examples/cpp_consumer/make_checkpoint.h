@@ -1,5 +1,5 @@
-// Writes a small checkpoint as trainers leave it: sharded safetensors with an index, and each
-// expert of a mixture of experts in tensors of its own.
+// Writes a small checkpoint like a trainer's: sharded safetensors with an index, and separate
+// tensors for each expert of a mixture of experts.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ struct ModelSize {
   std::size_t experts = 12;  // more than ten: "10" must come after "9", not after "1"
 };
 
-// The value at `index` of the tensor that the checkpoint calls `name`: a small integer, so that it
-// is the same number in bfloat16 as in float.
+// The value at `index` of the checkpoint's tensor `name`: a small integer, so that bfloat16 and
+// float represent the same value.
 float value_of(const std::string& name, std::size_t index);
 
 std::string expert_name(std::size_t layer, std::size_t expert, const std::string& projection);
 
-// Two shards and model.safetensors.index.json in `folder`, which is made if it is not there.
+// Writes two shards and model.safetensors.index.json to `folder`, and creates it if needed.
 void make_checkpoint(const std::filesystem::path& folder, const ModelSize& size);

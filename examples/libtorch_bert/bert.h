@@ -1,4 +1,4 @@
-// BERT in plain LibTorch. Modules have the names of transformers' checkpoints.
+// BERT in plain LibTorch, with transformers' module names.
 #pragma once
 
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ struct Embeddings : torch::nn::Module {
   torch::nn::LayerNorm norm = nullptr;
 };
 
-// "self" and "output" of an attention are modules of their own in the checkpoint.
+// The checkpoint has separate modules "self" and "output" in an attention.
 struct SelfAttention : torch::nn::Module {
   explicit SelfAttention(const BertSize& size) : heads(size.heads) {
     query = register_module("query", torch::nn::Linear(size.hidden, size.hidden));
@@ -78,7 +78,7 @@ struct Output : torch::nn::Module {
 
 struct Layer : torch::nn::Module {
   explicit Layer(const BertSize& size) {
-    // A name with a dot would be refused, so there are holders of two.
+    // LibTorch rejects names with a dot, so holder modules form the two levels.
     auto attention = std::make_shared<torch::nn::Module>();
     self = attention->register_module("self", std::make_shared<SelfAttention>(size));
     attended = attention->register_module("output", std::make_shared<Output>(size, size.hidden));
@@ -100,7 +100,7 @@ struct Layer : torch::nn::Module {
   torch::nn::Linear wide = nullptr;
 };
 
-// The encoder without the pooler: what sentence embeddings are made of.
+// The encoder without the pooler, as used for sentence embeddings.
 struct Bert : torch::nn::Module {
   explicit Bert(const BertSize& size = {}) {
     embeddings = register_module("embeddings", std::make_shared<Embeddings>(size));

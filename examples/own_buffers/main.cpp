@@ -1,9 +1,9 @@
-// A checkpoint loaded into buffers of this program, with a count of threads, progress and Ctrl-C,
-// then saved as one file:
+// Loads a checkpoint into this program's buffers, with a thread count, progress and Ctrl-C, then
+// saves it as one file:
 //
 //   own_buffers CHECKPOINT SAVED.safetensors [THREADS [CANCEL_AT]]
 //
-// CANCEL_AT: bytes after which it stops by itself.
+// CANCEL_AT: cancel after this number of bytes.
 #include <loadstone/loadstone.h>
 
 #include <atomic>
@@ -16,9 +16,9 @@
 namespace {
 
 std::atomic<bool> is_stopped = false;
-static_assert(std::atomic<bool>::is_always_lock_free);  // so a signal may set it
+static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may set it
 
-// Called about 20 times a second by the thread that loads, never at the same time.
+// loadstone calls it about 20 times a second from the loading thread, never concurrently.
 class Watch final : public loadstone::Observer {
  public:
   explicit Watch(std::uint64_t cancel_at) : cancel_at_(cancel_at) {}
@@ -34,15 +34,15 @@ class Watch final : public loadstone::Observer {
   std::uint64_t cancel_at_;
 };
 
-// One buffer for each target that the plan delivers to memory, in the order of plan.targets.
-// Another program has them already: its tensors, or memory that is pinned.
+// One buffer for each target that the plan delivers to memory, in the order of plan.targets. A
+// different program may have them already: its tensors, or pinned memory.
 struct Buffers {
   explicit Buffers(const loadstone::Plan& plan)
       : bytes(plan.targets.size()), destinations(plan.targets.size()) {
     for (std::size_t i = 0; i < plan.targets.size(); ++i) {
       const loadstone::PlannedTarget& target = plan.targets[i];
       if (target.delivery != loadstone::Delivery::memory) continue;
-      bytes[i].resize(target.byte_count() + 1);  // not nothing: null means "not in this call"
+      bytes[i].resize(target.byte_count() + 1);  // never empty: null means "not in this call"
       destinations[i].data = bytes[i].data();
       destinations[i].byte_count = target.byte_count();
       destinations[i].dtype = target.dtype;
@@ -56,7 +56,7 @@ struct Buffers {
 int run(const std::string& checkpoint, const std::string& saved, unsigned threads,
         std::uint64_t cancel_at) {
   const auto catalog = loadstone::open_checkpoint(checkpoint);
-  const auto skeleton = loadstone::Skeleton::from_catalog(*catalog);  // every tensor, as it is
+  const auto skeleton = loadstone::Skeleton::from_catalog(*catalog);  // every tensor, unchanged
   loadstone::PlanOptions plan_options;
   plan_options.threads = threads;
   const loadstone::Plan plan = loadstone::make_plan(catalog, skeleton, plan_options);

@@ -145,9 +145,9 @@ struct Report {
   std::shared_ptr<const Receipt> receipt;  // only with ExecuteOptions::receipt
 };
 
-// Loads a plan into `destinations`, one per target. First throws the first error among the
-// findings, "io.changed" if a shard is not the planned one, and an error for a destination of the
-// wrong size or dtype; no data byte is read before that. Writes the origins zeros and constant too;
+// Loads a plan into `destinations`, one per target. First throws Error "io.changed" if a shard is
+// not the planned one, an error for a destination of the wrong size or dtype, and the first error
+// among the findings; no data byte is read before that. Writes the origins zeros and constant too;
 // constructor and initialiser values are the caller's task. On the first failure loadstone cancels
 // the rest and removes files written to the offload folder; the Error names file, tensor and
 // offset, or tensor and device. No copy is in flight when this returns or throws.

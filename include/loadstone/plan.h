@@ -92,7 +92,7 @@ struct PlanOptions {
   // "merge.adapter", unused tensors of an adapter "merge.unused". Planning reads small tensors and
   // configs, as for quantized tensors.
   std::vector<MergeAdapter> adapters;
-  // For ties of which adapters change some names only: finding "merge.tie".
+  // Policy for ties of which adapters change some names only: finding "merge.tie".
   TiePolicy tie = TiePolicy::split;
   DeviceMap device_map;  // empty: the live model's devices, else "cpu"
   // Bytes per device: capacities in order of preference for a computed map, limits for an explicit
@@ -100,7 +100,7 @@ struct PlanOptions {
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
   std::vector<std::string>
       no_split_modules;  // module paths that a computed map keeps on one device
-  // Required if something placed on "disk" cannot be read from the shard as it is.
+  // Required if something placed on "disk" cannot be read from the shard unchanged.
   std::string offload_folder;
   MissingPolicy missing = MissingPolicy::error;
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;

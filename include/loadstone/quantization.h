@@ -56,8 +56,8 @@ struct QuantizedPart {
   }
 };
 
-// The components of a tensor of this shape and dtype (of its numbers: F32, F16 or BF16), the data
-// first. Throws Error "plan.quantize" where there is no such encoding for it.
+// The components of a tensor of this shape and dtype (of its values: F32, F16 or BF16), the data
+// first. Throws Error "plan.quantize" if the encoding does not support it.
 [[nodiscard]] LOADSTONE_API std::vector<QuantizedPart> quantized_parts(
     const Quantization& quantization, const Shape& shape, Dtype dtype);
 

@@ -61,9 +61,9 @@ struct Widened {
 
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating-point tensors with such values, in file order
-  // Invalid values: findings "st.bool_value", "gg.scale_nan", "q.nan", and "q.scale_value" for
-  // scales; a config that contradicts the tensors: "q.config"; weights that cannot be decoded:
-  // "q.scale_missing" and others.
+  // Invalid values: findings "st.bool_value", "gg.scale_nan", "q.nan", "q.scale_value" for scales,
+  // "q.config" for a config that contradicts the tensors, and "q.scale_missing" and others for
+  // weights that cannot be decoded.
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // of two checkpoints, by name
   std::vector<Widened> widened;              // of two checkpoints; not differences

@@ -1,4 +1,4 @@
-# The port of a checkout: an overlay beside the sources, until there is a release to download.
+# An overlay port for a checkout, until there is a release to download.
 get_filename_component(SOURCE_PATH "${CURRENT_PORT_DIR}/../.." ABSOLUTE)
 
 vcpkg_check_features(OUT_FEATURE_OPTIONS options

@@ -4,7 +4,7 @@
 namespace loadstone::python {
 
 void bind_audit(nb::module_& module) {
-  // Proof of the core's own work; the walk over the live model is Python's part of the audit.
+  // Proves the core's own work; Python audits the live model.
   module.def("require_delivered", [](const SharedPlan& plan, const Report& report) {
     audit(*plan, report).require_real();
   });

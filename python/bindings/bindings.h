@@ -32,8 +32,8 @@ using Extents = std::vector<std::uint64_t>;
 // The factor of each adapter, and the patterns of tensors that it leaves out.
 using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 
-// For each function that may read or write files: they can be on another machine. The interpreter's
-// lock is held while arguments and results are converted, and not during the call.
+// For each function that may read or write files, which can be remote. Holds the GIL while it
+// converts arguments and results, but not during the call.
 using uses_files = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_build_info(nb::module_& module);
@@ -52,7 +52,7 @@ void bind_kernels(nb::module_& module);
 void bind_bnb(nb::module_& module);
 void bind_scaled(nb::module_& module);
 
-// Python hands over names ("BF16"); an unknown one is a mistake of the caller.
+// Python passes names ("BF16"); an unknown one is the caller's mistake.
 [[nodiscard]] inline Dtype dtype_argument(std::string_view text) {
   const auto dtype = parse_dtype(text);
   if (!dtype) throw Error("usage", unknown_dtype(text), {.field = "dtype"});

@@ -1,4 +1,4 @@
-// The formats of bitsandbytes. Both sides of a kernel are bytes of the caller's.
+// The formats of bitsandbytes. Kernels read and write the caller's bytes.
 #include "kernels/bnb.h"
 
 #include <cmath>
@@ -59,7 +59,7 @@ void require_sizes(const Bnb4& form, std::uint64_t count, std::uint64_t data,
   require_bytes("absmax", absmax, (count + form.block_size - 1) / form.block_size * 4);
 }
 
-// The place of the first number that is not finite, or how many numbers there are.
+// Returns the index of the first non-finite value, or the number of values.
 std::uint64_t encode_4bit(std::string_view encoding, std::string_view dialect,
                           std::uint64_t block_size, const SourceBytes& numbers,
                           std::string_view dtype, const TargetBytes& data,

@@ -1,4 +1,4 @@
-// Bytes of the caller's, as kernels read and write them.
+// The caller's bytes, for kernels to read and write.
 #pragma once
 
 #include <nanobind/ndarray.h>

@@ -60,7 +60,7 @@ std::string digest(const Catalog& catalog) {
   return digest.hex();
 }
 
-// Elements [begin, end) of a tensor, see TensorReader: their bytes, the tensor's shape, the dtype.
+// Returns elements [begin, end) of a tensor (see TensorReader): bytes, the tensor's shape, dtype.
 nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string_view name,
                       std::string_view dtype, std::uint64_t begin,
                       std::optional<std::uint64_t> end) {
@@ -96,7 +96,7 @@ nb::dict encodings(const Catalog& catalog) {
   return rows;
 }
 
-// The first call of a catalog may read, and other threads wait for it.
+// A catalog's first call may read files, and other threads wait for it.
 const QuantizedTensors& quantized_of(const Catalog& catalog) {
   const nb::gil_scoped_release release;
   return catalog.quantized();

@@ -6,7 +6,7 @@ namespace loadstone::python {
 namespace {
 
 int pauses = 0;            // in progress, over all threads: collection is per process
-int process = 0;           // a forked process has none of its parent's pauses
+int process = 0;           // a forked process does not inherit pauses
 bool was_enabled = false;  // before the first pause
 
 class CollectionPause {

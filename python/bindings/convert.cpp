@@ -82,7 +82,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
   const auto imatrix = named.take<std::string>("imatrix");
   named.done();
   const nb::gil_scoped_release release;
-  // After that: a folder of another machine is waited for.
+  // Without the GIL: a remote folder may be slow.
   if (!folder.empty()) {
     options.folder = options.one_file || options.is_split
                          ? folders_left_out(folder)
@@ -122,7 +122,7 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   });
 }
 
-// For each file the bytes of its data, and rows for its tensors: name, shape, encoding, begin and
+// For each file the size of its data, and rows for its tensors: name, shape, encoding, begin and
 // end in the data.
 nb::list file_rows(const Conversion& conversion) {
   nb::list rows;
@@ -149,7 +149,7 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
                         std::size_t bytes) {
   PythonObserver observer{nb::none()};
   const auto storage = observer.storage_for(*conversion.plan.catalog);
-  // The caller's memory, which has the size of the tensor.
+  // The caller's memory, as large as the tensor.
   auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
   return observer.watch([&] {
     return convert_in_memory(conversion, file, {data, bytes}, &observer, storage.get());

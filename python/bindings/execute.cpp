@@ -20,11 +20,11 @@ namespace {
 
 // address, bytes, dtype; address 0: not loaded in this call.
 using DestinationRow = std::tuple<std::uintptr_t, std::uint64_t, std::string_view>;
-// Target, and address and bytes of each of its parts.
+// Target; address and size of each of its parts.
 using PartsRow = std::pair<std::size_t, std::vector<std::pair<std::uintptr_t, std::uint64_t>>>;
 
-// Copies by functions of Python: allocate(device, bytes) and copy(device, to, from, bytes) and
-// read(device, from, to, bytes), with addresses. They return when all is done.
+// Copies with Python functions: allocate(device, bytes), copy(device, to, from, bytes) and
+// read(device, from, to, bytes), with addresses. Each returns when its work is complete.
 class PythonDevice final : public Device {
  public:
   explicit PythonDevice(nb::object functions) : functions_(std::move(functions)) {}
@@ -36,7 +36,7 @@ class PythonDevice final : public Device {
     });
     return reinterpret_cast<std::byte*>(address);  // NOLINT
   }
-  void free(std::byte*) noexcept override {}  // Python has it
+  void free(std::byte*) noexcept override {}  // Python owns it
 
   void copy(unsigned, std::string_view device, std::byte* to,
             std::span<const std::byte> from) override {
@@ -71,7 +71,7 @@ class PythonDevice final : public Device {
   nb::object functions_;
 };
 
-// The plan less what another call has done already: the files of the offload folder.
+// Returns the plan without the offload files that an earlier call wrote.
 Plan without_offload(const Plan& plan) {
   Plan rest = plan;
   for (PlannedTarget& target : rest.targets) {
@@ -125,7 +125,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   options.begun = reinterpret_cast<std::uint8_t*>(begun);  // NOLINT
   named.done();
   options.observer = &observer;
-  options.holds_offload = true;  // libraries want more in the folder than the plan has
+  options.holds_offload = true;  // libraries add files to the folder
   const std::shared_ptr<const Plan> plan = shared.keep();
   for (std::size_t i = 0; options.device != nullptr && i < plan->targets.size(); ++i) {
     if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;

@@ -31,7 +31,7 @@ nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
 // bytes, dtype, shape
 using PartRow = std::tuple<nb::bytes, std::string_view, Extents>;
 
-// For the tests, which compare with what transformers makes of the same bytes.
+// For the tests, which compare with transformers' result for the same bytes.
 nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows,
                        const Extents& extents, std::string_view dtype_name, float offset) {
   std::vector<DecodePart> parts;
@@ -52,7 +52,7 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
   return nb::bytes(target.data(), target.size());
 }
 
-// "Q4_K", in any case.
+// Name of the block format, such as "Q4_K"; case does not matter.
 BlockFormat block_format_argument(std::string_view text) {
   std::string wanted(text);
   std::ranges::transform(wanted, wanted.begin(),
@@ -88,7 +88,7 @@ GgufMode mode_argument(std::string_view text) {
                .expected = "exact or diffusers-compatible"});
 }
 
-// Decodes whole blocks; both sides are the caller's bytes.
+// Decodes whole blocks from and to the caller's bytes.
 void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const TargetBytes& target,
                  std::string_view dtype_name, std::string_view mode_name) {
   const BlockFormat format = block_format_argument(format_name);

@@ -1,4 +1,4 @@
-// The extension module loadstone._core: the C++ library as Python sees it, nothing decided here.
+// The extension module loadstone._core: the C++ library for Python, without its own logic.
 #include "bindings.h"
 
 NB_MODULE(_core, module) {

@@ -1,4 +1,4 @@
-// An options struct of C++ as Python passes it: keywords.
+// Converts Python keywords to an options struct of C++.
 #pragma once
 
 #include <optional>
@@ -32,8 +32,8 @@ std::string python_type() {
   }
 }
 
-// Options by name, each of which is consumed; a missing one has the core's default. Enumerators and
-// dtypes are words; an empty word counts as missing.
+// Options by name. Reading an option consumes it; a missing one has the core's default. Enumerators
+// and dtypes are words; an empty word counts as missing.
 class NamedOptions {
  public:
   explicit NamedOptions(const nb::kwargs& given) : left_(given) {}

@@ -1,4 +1,4 @@
-// Watching long work from Python.
+// Progress and interruption of long work, for Python.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace loadstone::python {
 
-// Python is asked 20 times a second: for Ctrl-C, and with the progress if it wants to know.
+// Calls Python 20 times a second, to check for Ctrl-C and to report progress if requested.
 class PythonObserver final : public Observer {
  public:
   explicit PythonObserver(nb::object callback) : callback_(std::move(callback)) {}
@@ -31,16 +31,16 @@ class PythonObserver final : public Observer {
     return true;
   }
 
-  // The storage to read through, which lets threads that wait for other machines end with the
-  // work; null: the catalog's storage.
+  // The storage to read through; threads that wait for remote files end with the work. Null: the
+  // catalog's storage.
   [[nodiscard]] std::unique_ptr<Storage> storage_for(const Catalog& catalog) {
     const auto is_far = [](const Shard& shard) { return is_remote(shard.path); };
     if (std::ranges::none_of(catalog.shards(), is_far)) return nullptr;
     return make_stoppable(catalog.storage(), [stop = is_stopped_] { return stop->load(); });
   }
 
-  // Does the work without the interpreter's lock. What Python raised (KeyboardInterrupt, or an
-  // error of the callback) goes before "cancelled".
+  // Does the work without the GIL. An exception from Python (KeyboardInterrupt, or the callback's)
+  // takes precedence over "cancelled".
   template <typename Work>
   auto watch(const Work& work) const {
     try {

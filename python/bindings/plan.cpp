@@ -57,7 +57,7 @@ void make_target(Target* self, std::string name, Extents shape, std::string_view
 
 nb::tuple extents_of(const Shape& shape) { return nb::tuple(nb::cast(shape.extents())); }
 
-// name, shape, dtype of each.
+// Name, shape and dtype of each component.
 nb::tuple part_rows(const PlannedTarget& target) {
   nb::list rows;
   if (!target.quantization) return nb::tuple(rows);
@@ -84,7 +84,7 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
       nb::tuple(nb::cast(target.slice_groups)));
 }
 
-// The shard and offset of a target that is handed out as a view of the file.
+// Shard and offset of a target that is a view of the file.
 std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::size_t index) {
   const TensorInfo& source =
       plan->catalog->tensors()[plan->targets.at(index).recipe.boxes.at(0).source];
@@ -162,7 +162,7 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
-// By the names of the package's Report.
+// Keys are field names of the package's Report.
 LoadFigures figures_from(const nb::dict& loaded) {
   Report report;
   visit_numbers<Report>([&](const char* name, auto member, Joined) {
@@ -213,7 +213,7 @@ void bind_words(nb::module_& module) {
   module.def("unknown_dtype", [](std::string_view text) { return unknown_dtype(text); });
   module.def("unknown_device", [](std::string_view text) { return unknown_device(text); });
   module.def("shape_advice", [](const Extents& found) { return shape_advice(Shape(found)); });
-  // One error a layer, from rows of: target, absent names, how many are absent, stray names.
+  // One error per layer, from rows of: target, absent names, their number, stray names.
   module.def("lacking_findings", [](const std::vector<LackingRow>& rows) {
     LackingSeries lacking;
     for (const auto& [target, absent, count, stray] : rows)
@@ -253,7 +253,7 @@ void bind_names(nb::module_& module) {
       },
       nb::arg("keys"), nb::arg("modules"));
   module.def("is_rules_json", &is_rules_json);
-  // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
+  // Returns the rules as JSON, with a rule for the prefix that a plan for these targets strips.
   module.def(
       "stripping_rules",
       [](const std::shared_ptr<const Catalog>& catalog, const std::vector<Target>& targets,

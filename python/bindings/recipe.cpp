@@ -9,7 +9,7 @@ namespace loadstone::python {
 
 namespace {
 
-// name, shape, dtype: one row a target.
+// Name, shape and dtype: one row per target.
 nb::list target_rows(const Recipes& recipes) {
   nb::list rows;
   for (const TargetRecipe& recipe : recipes.targets) {
@@ -19,7 +19,8 @@ nb::list target_rows(const Recipes& recipes) {
   return rows;
 }
 
-// Null: no quantized tensor has the name. Most are called as the tensor that holds their codes.
+// Returns null if no quantized tensor has the name. Most have the name of their codes, so that is
+// tried first.
 const QuantizedTensor* find_quantized(const Catalog& catalog, const std::string& name) {
   if (const auto index = catalog.find(name)) {
     const QuantizedTensor* const found = catalog.quantized().find(*index);

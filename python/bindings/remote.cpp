@@ -16,7 +16,7 @@ namespace {
 
 using Words = std::map<std::string, std::string>;
 
-// By the options' names; those that are absent are the environment's.
+// Options by name; absent ones come from the environment.
 RemoteOptions options_from(const Words& environment, const Words& given) {
   RemoteOptions options = remote_options_from([&](const std::string& variable) {
     const auto found = environment.find(variable);
@@ -38,8 +38,8 @@ RemoteOptions options_from(const Words& environment, const Words& given) {
   return options;
 }
 
-// Ctrl-C while the main thread itself waits, as when a checkpoint is opened. Threads of a load end
-// with its observer.
+// Handles Ctrl-C while the main thread itself waits, for example to open a checkpoint. A load's
+// observer ends its threads.
 bool is_interrupted(unsigned long main_thread) {
   if (PyThread_get_thread_ident() != main_thread) return false;
   // libcurl calls this for each packet.
@@ -60,7 +60,7 @@ bool is_interrupted(unsigned long main_thread) {
 
 void bind_remote(nb::module_& module) {
   nb::class_<Storage>(module, "Storage");
-  // It lives as long as the process, as catalogs and plans may that are read through it.
+  // Lives as long as the process, because catalogs and plans that read through it may.
   module.def(
       "remote_storage",
       [](const Words& environment, const Words& given, unsigned long main_thread) {

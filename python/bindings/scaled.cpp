@@ -1,4 +1,4 @@
-// The formats of NVIDIA ModelOpt, and MX. All sides of a kernel are bytes of the caller's.
+// The formats of NVIDIA ModelOpt, and MX. Kernels read and write the caller's bytes.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -39,7 +39,7 @@ void require_parts(const QuantizedLayout& form, const std::vector<Bytes>& parts)
   }
 }
 
-// name, shape, dtype of each.
+// Name, shape and dtype of each component.
 nb::list parts_of(const std::string& encoding, const std::string& dialect, const Extents& extents,
                   std::string_view dtype, const Importance& importance) {
   nb::list rows;
@@ -50,7 +50,7 @@ nb::list parts_of(const std::string& encoding, const std::string& dialect, const
   return rows;
 }
 
-// The largest finite magnitude of each matrix.
+// Returns the largest finite magnitude of each matrix.
 std::vector<float> measure(const std::string& encoding, const std::string& dialect,
                            const Extents& extents, const SourceBytes& numbers,
                            std::string_view dtype) {
@@ -62,7 +62,7 @@ std::vector<float> measure(const std::string& encoding, const std::string& diale
   return amax;
 }
 
-// The place of the first number that is not finite, or how many numbers there are.
+// Returns the index of the first non-finite value, or the number of values.
 std::uint64_t encode(const std::string& encoding, const std::string& dialect,
                      const Extents& extents, const SourceBytes& numbers, std::string_view dtype,
                      const std::vector<float>& amax, const std::vector<TargetBytes>& parts,

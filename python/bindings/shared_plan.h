@@ -9,8 +9,7 @@
 
 namespace loadstone::python {
 
-// Copied when it is written to while somebody carries it out without the interpreter's lock. Used
-// with that lock held.
+// Copied on write while a thread executes it without the GIL. The caller must hold the GIL.
 class SharedPlan {
  public:
   explicit SharedPlan(Plan plan) : plan_(std::make_shared<Plan>(std::move(plan))) {}

@@ -1,13 +1,13 @@
-"""loadstone: put a checkpoint into a model that holds no memory yet, and prove it.
+"""loadstone: load a checkpoint into a model that has no memory yet, and prove it.
 
 >>> import loadstone
 >>> with loadstone.skeleton():                      # parameters on meta, buffers real
 ...     model = MyModel(config)
 >>> report = loadstone.load(model, "checkpoint/")   # plan, execute, audit
 
-Importing this package imports no framework: each public name, and each module named after the
-library that it serves (``loadstone.torch``, ``loadstone.transformers`` ...), is loaded on first
-use. Type checkers read ``__init__.pyi``.
+Importing this package imports no framework: Python loads each public name, and each module named
+after a library (``loadstone.torch``, ``loadstone.transformers`` ...), on first use. Type checkers
+read ``__init__.pyi``.
 """
 
 import importlib

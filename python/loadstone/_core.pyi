@@ -180,7 +180,7 @@ READ_AHEAD_BYTES: int
 GGUF_RANK_MAX: int
 GGUF_RANK_MOST: int
 MISSING_POLICIES: tuple[str, ...]
-# Whether a load writes such values; how it fills tensors that the checkpoint lacks.
+# By origin: True if a load writes such values; a word for the way it fills missing tensors.
 ORIGINS: dict[str, tuple[bool, str]]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]

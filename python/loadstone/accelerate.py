@@ -1,8 +1,8 @@
-"""accelerate: its big-model loading, planned and carried out by loadstone.
+"""accelerate: its big-model loading, planned and executed by loadstone.
 
-The functions take accelerate's arguments. Device maps are computed by accelerate, hooks are
-accelerate's own; what is read from files, converted and placed is loadstone's work. See
-``docs/accelerate.md`` for what differs.
+The functions take accelerate's arguments. accelerate computes device maps and attaches its own
+hooks; loadstone reads, converts and places the tensors. See ``docs/accelerate.md`` for what
+differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""bitsandbytes: a quantized weight keeps its scales wherever it is moved.
+"""bitsandbytes: a quantized weight keeps its scales when it is moved.
 
-bitsandbytes moves the scales of a weight apart from its bytes and shares them between copies, so
-offloading a model destroys the only scales. See ``docs/bitsandbytes.md``.
+bitsandbytes moves the scales of a weight separately from its bytes and shares them between copies,
+so offloading a model destroys the only scales. See ``docs/bitsandbytes.md``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ def heal(model: _Model) -> _Model:
     >>> model = loadstone.bitsandbytes.heal(model)
     >>> accelerate.cpu_offload(model, execution_device="cuda")
 
-    Modules and weights stay the same objects; their class becomes one that derives from it. Weights
-    that are quantized later are covered too, and a second call has no effect. Call it before a
-    model is moved or offloaded; a model that accelerate has offloaded already is accepted if its
-    hooks find all components.
+    Modules and weights stay the same objects; their class becomes a subclass. This includes weights
+    that are quantized later, and a second call has no effect. Call it before a model is moved or
+    offloaded; if accelerate has already offloaded it, the hooks must still find all components.
 
     Args:
         model: an ``nn.Module``, or a pipeline of diffusers (an object with ``components``).

@@ -3,7 +3,7 @@
 >>> from diffusers import WanTransformer3DModel
 >>> model = loadstone.diffusers.from_single_file(WanTransformer3DModel, "wan.gguf", config="folder")
 
-Recipes are traced from the library's own converter of the class.
+loadstone traces the recipes from the library's own converter of the class.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def from_single_file(
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
         max_memory, offload_folder: for a ``device_map``; bytes or a size such as ``"6GiB"`` by
             device, and a folder that is made; the library's function has neither.
-        lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. Of a
-            pipeline pass each model with its own.
-        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
+        lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. For a
+        pipeline, pass each model with its own adapters. progress, threads, receipt: see
+        :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 
@@ -93,7 +93,7 @@ def from_pretrained(
 ) -> Any:
     """Call the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
 
-    Of a pipeline every component goes through loadstone, those of transformers too.
+    loadstone loads every component of a pipeline, including those of transformers.
 
     Args:
         cls: a model or a pipeline class.
@@ -153,7 +153,7 @@ def trace(
 
 
 def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str]:
-    """The names in a folder's config: components of a pipeline, arguments of a model."""
+    """Yield the names in a folder's config: components of a pipeline, arguments of a model."""
     with contextlib.suppress(Exception):  # a file, or what the library names in its own error
         return [*cls.load_config(source, subfolder=subfolder)]
     return ()
@@ -183,7 +183,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         set_variable(encoders.OPTIONS, encoder_options),
         set_variable(load.OPTIONS, options),
     ):
-        return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
+        return getattr(cls, function)(source, **kwargs)  # looked up after the hooks are installed
 
 
 def skeleton_builder(

@@ -3,9 +3,9 @@
 >>> traced = loadstone.llama_cpp.trace("model/", converter="llama.cpp/")
 >>> loadstone.convert(traced.catalog, "model.safetensors", rules=traced)
 
-The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: what it calls each one,
-how it permutes and stacks them, which types it gives them, and every key that it writes, the
-vocabulary too. There is no table of models here. See ``docs/gguf-models.md``.
+The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: loadstone records their
+names, permutations, stacking and types, and every key that the script writes, including the
+vocabulary. loadstone needs no table of models. See ``docs/gguf-models.md``.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def trace(
     trust_code: bool = False,
     allow_links: bool = False,
 ) -> GgufTraced:
-    """Recipes and metadata of the GGUF file that llama.cpp's converter would write.
+    """Return recipes and metadata of the GGUF file that llama.cpp's converter would write.
 
-    Reads headers, configs and tokenizer files, and no weights but what ``computed_bytes_max``
+    Reads headers, configs and tokenizer files, and only as many weights as ``computed_bytes_max``
     allows.
 
     Args:
-        model_folder: a model as Hugging Face has it: ``config.json``, safetensors, tokenizer.
+        model_folder: a model in Hugging Face's layout: ``config.json``, safetensors, tokenizer.
         converter: a checkout of llama.cpp, or the unpacked source package of llama-cpp-python.
             ``None``: the folder of ``sys.path`` that has ``conversion/base.py``.
         dtype: of the matrices, as the script's ``--outtype``: float32, float16 or bfloat16.
             ``None``: the first 16-bit one that the checkpoint has, else float16.
-        computed_bytes_max: bytes of tensors that may be read in all. The converter computes with
-            some small ones (it adds 1 to Gemma's norms); they become constants, so the recipes are
-            then for this checkpoint alone. 0: such a model is refused.
+        computed_bytes_max: total bytes of tensors that may be read. The converter computes with
+            some small ones (it adds 1 to Gemma's norms); they become constants, so the recipes then
+            fit only this checkpoint. 0: reject such a model.
         trust_code: let the converter run Python code that the folder's configs name.
         allow_links: see :func:`loadstone.inspect`.
 
@@ -57,10 +57,11 @@ def trace(
         ``metadata`` and ``catalog``.
 
     Raises:
-        Error: ``plan.options``: the converter or a package that it needs is not there, or is
-            another one; the folder's tokenizer is code.
-        PlanError: the converter does not know the model (``plan.conversion``), or does what no
-            recipe can say (``plan.untraceable``, ``plan.data_dependent``, ``plan.encoding``).
+        Error: ``plan.options``: the converter or a package that it needs is missing or unsupported;
+            the folder's tokenizer is code.
+        PlanError: the converter does not know the model (``plan.conversion``), or does something
+            that no recipe can express (``plan.untraceable``, ``plan.data_dependent``,
+            ``plan.encoding``).
 
     Thread safety: any thread; one trace runs at a time.
     """
@@ -90,9 +91,9 @@ def save_recipes(
     >>> loadstone.llama_cpp.save_recipes("model/", "model", converter="llama.cpp/")
 
     Args:
-        name: the path without its ends: ``NAME.recipes.json`` has names of tensors, and no values
-            but small constants; ``NAME.metadata.json`` has keys, values and the vocabulary.
-        model_folder, converter, dtype, computed_bytes_max, trust_code, allow_links: see
+        name: the path without suffixes: ``NAME.recipes.json`` has names of tensors, and no values
+        except small constants; ``NAME.metadata.json`` has keys, values and the vocabulary.
+            model_folder, converter, dtype, computed_bytes_max, trust_code, allow_links: see
             :func:`trace`.
 
     Returns:

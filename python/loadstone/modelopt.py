@@ -1,11 +1,11 @@
-"""NVIDIA ModelOpt: models that are packed while they are read.
+"""NVIDIA ModelOpt: models that loadstone packs while it reads them.
 
 >>> with loadstone.modelopt.init_quantized_weights(mtq.NVFP4_DEFAULT_CFG):
 ...     model = AutoModelForCausalLM.from_pretrained("folder")
 
-ModelOpt's own ``low_memory_mode`` reads a checkpoint by verbatim keys, so that it fails for every
-model of transformers 5 whose experts are one tensor. Here its quantizers are placed by the library
-itself, and weights are renamed, fused and packed on their way, experts too. See
+ModelOpt's own ``low_memory_mode`` reads a checkpoint by verbatim keys, so it fails for every model
+of transformers 5 whose experts are one tensor. Here the library places its quantizers itself, and
+loadstone renames, fuses and packs weights while reading, including experts. See
 ``docs/modelopt.md``.
 """
 
@@ -42,16 +42,16 @@ def init_quantized_weights(
 ) -> AbstractContextManager[None]:
     """The library's context manager, planned, read, packed and proved by loadstone.
 
-    In it ``AutoModelForCausalLM.from_pretrained`` gives a quantized and compressed model.
-    ``device_map``, ``max_memory`` and ``attn_implementation`` are taken there.
+    Inside it, ``AutoModelForCausalLM.from_pretrained`` returns a quantized and compressed model,
+    and accepts ``device_map``, ``max_memory`` and ``attn_implementation``.
 
     Args:
-        quant_cfg, gpu_mem_percentage, quant_gemm: as the library takes them.
+        quant_cfg, gpu_mem_percentage, quant_gemm: as for the library.
         mode: ``"modelopt-compat"``: bytes and scales equal those of the resident model that the
-            library compresses; ``"modelopt-export"``: those that the library's export of a
-            resident model has; ``"exact"``: scales in f32, one rounding, and layers that servers
-            fuse (q/k/v, gate/up) share one scale.
-        missing: policy for what the checkpoint lacks, see :func:`loadstone.plan`.
+            library compresses; ``"modelopt-export"``: those of the library's export of a resident
+            model; ``"exact"``: scales in f32, one rounding, and layers that servers fuse (q/k/v,
+            gate/up) share one scale.
+        missing: policy for missing tensors, see :func:`loadstone.plan`.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Raises:
@@ -83,15 +83,15 @@ def load(
     threads: int | None = None,
     receipt: str | None = None,
 ) -> torch.nn.Module:
-    """Loads a model that is quantized and compressed by a config of ModelOpt's.
+    """Loads a model, quantized and compressed by one of ModelOpt's configs.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
 
     Args:
         model: a class of transformers (``AutoModelForCausalLM``, ``Qwen3MoeForCausalLM``), or a
             module without memory (see :func:`loadstone.skeleton`), which is changed in place.
-        checkpoint: a folder, or a name that is looked up in the hub.
-        quant_cfg: as ``mtq.quantize`` takes it.
+        checkpoint: a folder, or a name in the hub.
+        quant_cfg: as for ``mtq.quantize``.
         config, dtype, attn_implementation, trust_remote_code: of a model that is built here.
         device_map, max_memory: see :func:`loadstone.plan`; not with ``"disk"``.
         quant_gemm, mode, missing, progress, threads, receipt: see :func:`init_quantized_weights`.
@@ -100,10 +100,10 @@ def load(
         The model. ``loadstone.audit(model)`` has the origin of every tensor.
 
     Raises:
-        PlanError: something is missing or does not fit; nothing was read, and the model is as it
-            was.
+        PlanError: something is missing or does not fit; nothing was read, and the model is
+            unchanged.
         Error: ``plan.quantize``: the config asks for an unsupported format, named;
-            ``plan.options``: the model holds memory already.
+            ``plan.options``: the model already has memory.
     """
     options = LoadOptions.of_call(locals())
     folder = loading.resolved(checkpoint)

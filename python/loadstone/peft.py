@@ -1,12 +1,12 @@
-"""PEFT: adapters of models whose layers are offloaded get real memory where the layer runs.
+"""PEFT: adapters of offloaded layers get real memory on the device where the layer runs.
 
 >>> with loadstone.patch("peft"):
 ...     model.load_adapter("lora")              # model.add_adapter, pipe.load_lora_weights ...
 
-PEFT puts an adapter where the weight of its layer lies. Of a layer that a hook of accelerate's has
-offloaded that is torch's meta device, where the adapter would silently lose its values. Calls
-of :func:`loadstone.transformers.from_pretrained` and what is patched for ``"transformers"`` and
-``"diffusers"`` do this by themselves. See ``docs/patch.md``.
+PEFT puts an adapter on the device of its layer's weight. If accelerate has offloaded the layer,
+that is torch's meta device, and the adapter would silently lose its values. Calls of
+:func:`loadstone.transformers.from_pretrained` and the patches for ``"transformers"`` and
+``"diffusers"`` include this one. See ``docs/patch.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SGLang: ``--model-loader-extra-config '{"loadstone": {}}'``.
 
-SGLang finds :func:`register` by itself, as the entry point ``loadstone`` of ``sglang.srt.plugins``,
-in each of its processes. Its load formats are a closed list, so the loader is asked for by an
-option. Nothing changes where it is not. See docs/sglang.md.
+SGLang finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
+``sglang.srt.plugins``. Its load formats are a closed list, so an option selects the loader. Nothing
+changes without the option. See docs/sglang.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 
 def register() -> None:
-    """Puts a hook around SGLang's choice of a loader."""
+    """Hook SGLang's choice of a loader."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_TARGET, choose, HookType.AROUND)
@@ -26,10 +26,11 @@ def register() -> None:
 def choose(
     otherwise: Callable[..., Any], load_config: Any, model_config: Any = None, **others: Any
 ) -> Any:
-    """The loader for a config: ours if it has our option.
+    """Return the loader for a config: loadstone's if the config has its option.
 
     Raises:
-        RuntimeError: ours is asked for, and SGLang is not as it is known; says what it lacks.
+        RuntimeError: the option is set, but this SGLang is unsupported; the message names the
+            missing parts.
     """
     if OPTION not in (load_config.model_loader_extra_config or {}):
         return otherwise(load_config, model_config, **others)

@@ -23,21 +23,21 @@ def load_file(
     backend: str = "mmap",
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a checkpoint as the file holds them (as safetensors' function).
+    """Reads all tensors of a checkpoint as stored, like safetensors' function.
 
     >>> state = loadstone.torch.load_file("model.safetensors")
 
-    Components of quantized tensors stay apart; ``loadstone.load_file`` dequantizes. Only block
+    Components of quantized tensors stay separate; ``loadstone.load_file`` dequantizes. Only block
     formats of GGUF, for which torch has no dtype, become float32.
 
     Args:
         filename: see :func:`loadstone.inspect`.
         device: of the tensors.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
-        threads: readers; ``None``: few at first, and more while that makes it faster.
+        threads: readers; ``None``: few at first, then more as long as that is faster.
 
     Returns:
-        By name, in the order of the file.
+        Tensors by name, in file order.
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
@@ -50,7 +50,7 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a file given as bytes, to the CPU (as safetensors' function).
+    """Reads all tensors of a file given as bytes, to the CPU, like safetensors' function.
 
     The bytes pass through a temporary file, which ``TMPDIR`` may place in memory.
     """
@@ -61,7 +61,7 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def save(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes that :func:`save_file` writes (as safetensors' function)."""
+    """Return the bytes that :func:`save_file` writes, like safetensors' function."""
     return Serialized(tensors, metadata).to_bytes()
 
 
@@ -70,16 +70,16 @@ def save_file(
     filename: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors as a safetensors file (as safetensors' function, the same bytes).
+    """Writes tensors as a safetensors file with the same bytes as safetensors' function.
 
-    The file appears when it is complete; an older one stays until then.
+    The file appears once it is complete; until then an older one remains.
 
     Args:
-        tensors: by name; contiguous, dense, none sharing memory with another, on any device.
-        metadata: texts by name.
+        tensors: by name; contiguous, dense, without shared memory, on any device.
+        metadata: strings by name.
 
     Raises:
-        PlanError: a tensor or a name cannot be written (``save.*``); also a ``ValueError`` and a
+        PlanError: a tensor or a name is unsupported (``save.*``); also a ``ValueError`` and a
             ``RuntimeError``.
         LoadError: the file cannot be written (``io.*``); also an ``OSError``.
     """
@@ -92,12 +92,12 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Writes a model's state dict (as safetensors' function).
+    """Writes a model's state dict, like safetensors' function.
 
-    Of tensors that share memory one is written; the metadata name the others.
+    If tensors share memory, it writes one of them; the metadata lists the others.
 
     Args:
-        force_contiguous: write non-contiguous tensors as contiguous copies; else refuse them.
+        force_contiguous: write non-contiguous tensors as contiguous copies; else reject them.
 
     Raises:
         PlanError, LoadError: see :func:`save_file`.
@@ -127,7 +127,7 @@ def load_model(
     *,
     backend: str = "mmap",
 ) -> tuple[list[str], list[str]]:
-    """Copies a file into the memory of a model (as safetensors' function).
+    """Copies a file into the memory of a model, like safetensors' function.
 
     Use :func:`loadstone.load` for models without memory and for quantized checkpoints.
 
@@ -135,8 +135,8 @@ def load_model(
         Names of the model that the file lacks, and names of the file that the model lacks.
 
     Raises:
-        PlanError: with ``strict``, any of these (``plan.missing``, ``plan.unexpected``); always, a
-            tensor on meta (``plan.no_value``).
+        PlanError: missing or unexpected names with ``strict`` (``plan.missing``,
+            ``plan.unexpected``); a tensor on meta in any case (``plan.no_value``).
         RuntimeError: shapes differ, see ``torch.nn.Module.load_state_dict``.
     """
     own = model.state_dict()

@@ -3,8 +3,8 @@
 >>> from transformers import AutoModelForCausalLM
 >>> model = loadstone.transformers.from_pretrained(AutoModelForCausalLM, "folder", dtype="auto")
 
-Recipes are traced from the library's conversion registry, so experts are fused, and tensors split,
-renamed and transposed as the library does it, while their bytes are read.
+loadstone traces recipes from the library's conversion registry. While it reads, it fuses experts,
+and splits, renames and transposes tensors like the library.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def from_pretrained(
             scales before these are quantized, by the weight's name; default: their mean.
             bitsandbytes' own mean depends on the number of threads.
         quantize_experts: with a 4-bit ``BitsAndBytesConfig``: also quantizes experts that the model
-            keeps in one tensor, which the library does not.
-        dequantize: whether loadstone's codecs dequantize a quantized checkpoint, to ``dtype`` or
-            else the dtype of the config; the model is then an ordinary one. ``False``: the
-            library's quantizer is made. ``None``, the default: the library's, but for
-            ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
-            raises because a package or a device is not there (a ``UserWarning`` tells of that).
-            A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
+            keeps in one tensor, unlike the library.
+        dequantize: ``True``: loadstone's codecs dequantize a quantized checkpoint, to ``dtype`` or
+            else the config's dtype; the model is then an ordinary one. ``False``: use the library's
+            quantizer. ``None``, the default: the library's quantizer, except for ModelOpt (the
+            library has none) and compressed-tensors, and if the quantizer raises because a package
+            or a device is missing (with a ``UserWarning``). Pass a ``quantization_config`` of the
+            checkpoint's own method to request the library's.
         lora, lora_ignore, tie, progress, threads, receipt: see :func:`loadstone.load`.
-        kwargs: arguments of the library's function. A misspelled one is an error that names the
-            nearest known one.
+        kwargs: arguments of the library's function. An error for a misspelled one names the nearest
+            known one.
 
     Returns:
         The result of the library's function: the model, or model and loading info.
@@ -105,7 +105,7 @@ def trace(
     Args:
         model: may be on meta.
         dtype: ``None`` and ``"auto"``: the model's own; a torch dtype or its name.
-        key_mapping: as ``from_pretrained`` takes it.
+        key_mapping: as for ``from_pretrained``.
 
     Raises:
         Error: ``plan.options``: the model is not of this library, or its version is unsupported.

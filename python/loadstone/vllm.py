@@ -2,9 +2,9 @@
 
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
-vLLM finds :func:`register` by itself, as the entry point ``loadstone`` of ``vllm.general_plugins``,
-in each of its processes. With another load format one thing changes: layers for codes that only
-loadstone makes are refused. See docs/vllm.md.
+vLLM finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
+``vllm.general_plugins``. With a different load format one thing changes: vLLM rejects layers for
+codes that only loadstone makes. See docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FORMAT = "loadstone"
 
 
 def register() -> None:
-    """Tells vLLM of the load format. Does nothing the second time.
+    """Register the load format with vLLM. Does nothing the second time.
 
-    A vLLM that is not as it is known goes on without: a warning says what it lacks, and vLLM
-    refuses the format where it is asked for.
+    If this vLLM is unsupported, warn with the missing parts and do not register; vLLM then rejects
+    the format if it is requested.
     """
     if SITES.lacking():
         logging.getLogger("vllm.loadstone").warning("%s", SITES.refusal())

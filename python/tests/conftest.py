@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and hooks for all tests."""
 
 import atexit
 import gc
@@ -14,27 +14,30 @@ import pytest
 import torch
 from fast_files import FAST
 
-# A shell starts its background jobs with SIGINT ignored, and children inherit that; here it must
-# arrive, because the tests of interruption send it.
+# A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of
+# interruption need it to arrive.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Recipes that tests make are not for the user's cache folder, nor those in there for tests.
+# Keeps the tests' recipes out of the user's cache, and the user's recipes out of the tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects_to_search() -> None:
-    """Passes over the collector leave out what the files before and their imports have made."""
+    """Freeze the objects of earlier files and imports, so that the collector skips them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def what_libraries_replace() -> Iterator[None]:
-    """ModelOpt leaves its own function when a forward pass of its experts fails, and PEFT's BOFT
-    leaves gcc as the compiler of C++."""
+    """Restore functions that libraries leave replaced.
+
+    ModelOpt leaves its own function when a forward pass of its experts fails, and PEFT's BOFT
+    leaves gcc as the C++ compiler.
+    """
     linear = torch.nn.functional.linear
     compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
     yield
@@ -48,7 +51,7 @@ def what_libraries_replace() -> Iterator[None]:
 
 @pytest.fixture
 def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reader of a library may run."""
+    """Fail if a library's reader runs."""
     import gguf
     import safetensors.torch
 
@@ -62,7 +65,7 @@ def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides GPUs from tests without the mark `gpu`, which expect a machine without one."""
+    """Hide GPUs from tests without the mark `gpu`, which expect a machine without one."""
     if "gpu" not in config.getoption("markexpr"):
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
@@ -72,14 +75,14 @@ def is_fast(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test-fast` runs what has this mark."""
+    """Mark the tests of `make test-fast`."""
     for item in items:
         if is_fast(item.path):
             item.add_marker("fast")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where `fast` is asked for, no other file is imported: that alone takes half a minute."""
+    """Skip other files for `-m fast`, because importing them takes half a minute."""
     is_asked = config.getoption("markexpr").startswith("fast")
     is_other = collection_path.name.startswith("test_") and not is_fast(collection_path)
     return True if is_asked and is_other else None

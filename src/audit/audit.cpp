@@ -81,7 +81,7 @@ static Audit audited(const Plan& plan, const Report& report) {
   for (const PlannedTarget& target : plan.targets) {
     TargetVerdict verdict = verdicts[target.name];
     if (target.recipe.origin == Origin::tie && verdict == TargetVerdict::real) {
-      // The same tensor: it is what its root is. A tie of nothing, or of a tie, has no value.
+      // A tie has the verdict of its root. A tie of nothing, or of a tie, has no value.
       const auto root = verdicts.find(target.recipe.tie_of);
       const bool known = root != verdicts.end() && !ties.contains(target.recipe.tie_of);
       verdict = known ? root->second : TargetVerdict::unaccounted;

@@ -1,4 +1,4 @@
-// Arithmetic on untrusted numbers: an overflow yields nullopt or the largest number, and never
+// Arithmetic on untrusted integers: an overflow yields nullopt or the largest value, and never
 // wraps.
 #pragma once
 
@@ -28,7 +28,7 @@ namespace loadstone {
   return product ? checked_add(*product, c) : std::nullopt;
 }
 
-// For sums that only bound something.
+// For sums that only serve as a bound.
 [[nodiscard]] inline std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) noexcept {
   return checked_add(a, b).value_or(UINT64_MAX);
 }

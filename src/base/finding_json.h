@@ -29,7 +29,8 @@ void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
 // The way to join a number of several reports. A bool is true if all of them have it.
 enum class Joined : std::uint8_t { sum, largest };
 
-// The numbers of a report in the order of its JSON: visit(name, member, how they are joined).
+// Visits the numbers of a report in the order of its JSON: visit(name, member, how they are
+// joined).
 template <typename Report, typename Visit>
 void visit_numbers(Visit visit) {
   visit("seconds", &Report::seconds, Joined::sum);
@@ -67,7 +68,7 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
-// For people, a line each: "  warning: MESSAGE [CODE]".
+// Text for people, one line per finding: "  warning: MESSAGE [CODE]".
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

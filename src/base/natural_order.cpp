@@ -6,7 +6,7 @@ namespace loadstone {
 
 namespace {
 
-// The digits at `at`, without leading zeros; moves on behind them.
+// Returns the digits at `at` without leading zeros, and advances `at` past them.
 std::string_view take_number(std::string_view text, std::size_t& at) noexcept {
   while (at + 1 < text.size() && text[at] == '0' && is_digit(text[at + 1])) ++at;
   const std::size_t begin = at;

@@ -18,7 +18,7 @@ struct Problem {
   std::optional<std::size_t> box{};  // index of the box at fault
 };
 
-// Throws it as an Error. A field in `where` replaces the problem's.
+// Throws the problem as an Error. A field in `where` replaces the problem's.
 [[noreturn]] void throw_problem(std::string code, const Problem& problem, Where where = {});
 
 // Returns `finding` with the problem, whose field and message go after the finding's own message.

@@ -161,7 +161,7 @@ class Reader {
     constexpr std::size_t safe_digits = 18;
     if (is_integer ? written().size() <= safe_digits : is_parsed(written())) return;
     if (is_parsed(written())) return;
-    // With three digits less, the value differs by less than the precision of doubles.
+    // Dropping three digits changes the value by less than the precision of doubles.
     constexpr std::string_view thousands = "e03";
     if (is_integer) text_.replace(at_ - thousands.size(), thousands.size(), thousands);
     if (!is_integer || !is_parsed(written())) infinite(begin);

@@ -296,7 +296,7 @@ class Translator {
     has_left_out_ = true;
   }
 
-  // Behind "(?"; false behind a comment.
+  // Called after "(?"; returns false after a comment.
   bool group_kind(Flags& flags) {
     const char32_t kind = take_any("unexpected end of pattern");
     switch (kind) {
@@ -366,7 +366,7 @@ class Translator {
     if (off.find('i') != off.npos) flags.ignores_case = false;
   }
 
-  // Behind a backslash, outside of a set.
+  // Called after a backslash, outside of a set.
   void escape(Flags flags, Last& last) {
     const char32_t letter = take_any("bad escape (end of pattern)");
     if (letter == 'A') return write_position("\\A", last);
@@ -423,7 +423,7 @@ class Translator {
     return {each, literal(each, flags)};
   }
 
-  // Behind "[". A "]" that comes first is a character, as is a "[" anywhere.
+  // Called after "[". A leading "]" is a character, as is a "[" anywhere.
   Characters set(Flags flags) {
     constexpr const char* unterminated = "unterminated character set";
     Characters found;

@@ -151,7 +151,7 @@ std::string without_secrets(std::string_view text) {
     const std::string_view scheme = text.substr(begin, colon - begin);
     passed = colon + 1;
     if (!begins_url(scheme, text.substr(passed))) continue;
-    // In quotes a URL ends with them, even if it holds spaces; alone, with the text.
+    // A quoted URL ends with the quote, even if it contains spaces; an unquoted one, with the text.
     const char quote = begin > 0 ? text[begin - 1] : '\0';
     const bool is_quoted = quote == '\'' || quote == '"' || quote == '`';
     const bool is_whole = begin == 0 && kept.empty();

@@ -66,7 +66,7 @@ struct Character {
   std::uint32_t code;
   std::size_t bytes;
 };
-// The first one of text that is not empty; of no bytes where it is not well-formed UTF-8.
+// Returns the first character of non-empty text; one of no bytes if it is not well-formed UTF-8.
 [[nodiscard]] Character first_character(std::string_view text) noexcept;
 
 // Returns true for well-formed UTF-8.

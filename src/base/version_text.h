@@ -6,8 +6,8 @@
 
 namespace loadstone {
 
-// For messages. A text that is neither hex digits nor a date may be anything that the host was
-// sent, a signature among them: of that its digest.
+// For messages. A text other than hex digits or a date may contain secrets of the request, such as
+// a signature, so its digest is returned.
 [[nodiscard]] std::string version_text(std::string_view version);
 
 }  // namespace loadstone

@@ -13,7 +13,7 @@ bool fits_all(Dtype source, Dtype target) noexcept {
   if (source == Dtype::boolean) return true;
   if (target == Dtype::boolean) return false;
   if (dtype_info(source).is_signed && !dtype_info(target).is_signed) return false;
-  // An unsigned number needs one bit more where the target has a sign.
+  // An unsigned integer needs one more bit in a signed target.
   const unsigned needed =
       bits(source) + (dtype_info(target).is_signed && !dtype_info(source).is_signed ? 1 : 0);
   return bits(target) >= needed;

@@ -23,8 +23,8 @@ enum class CastKind : std::uint8_t {
 // (except for the bits of a NaN).
 [[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
 
-// That a kernel gives for this target: kernels compute F32 and round it once, to a narrower dtype
-// if that is one of theirs.
+// The dtype that a kernel returns for this target: kernels compute F32 and round it once, to a
+// narrower dtype if they support it.
 [[nodiscard]] constexpr Dtype decoded_dtype(Dtype wanted) noexcept {
   return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
 }

@@ -1,4 +1,4 @@
-// A strided N-d region from one place in memory to another, cast where the dtypes differ.
+// Copies a strided N-d region between two places in memory, with a cast if the dtypes differ.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,7 @@ template <typename Dim>
 // Extents of 1 dropped, largest target stride first, neighbours joined.
 void normalise(std::vector<BoxDim>& dims);
 
-// The same without an allocation. Value type.
+// Normalised dimensions without an allocation. Value type.
 class BoxDims {
  public:
   // False: too many dimensions. Extents of 1 are dropped.
@@ -66,7 +66,7 @@ struct InnerRun {
 // Returns true if the box copies all `elements` of a tensor in their order.
 [[nodiscard]] bool copies_all(const Box& box, std::uint64_t elements) noexcept;
 
-// For elements of 4 or 6 bits: returns a run with ends between bytes as a run of bytes.
+// Returns a run of 4- or 6-bit elements that starts and ends at whole bytes as a run of bytes.
 [[nodiscard]] std::optional<Box> as_bytes(const Box& box, unsigned bits);
 // Returns true if a box consists of whole bytes on both sides, for elements of `bits` bits.
 [[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits);

@@ -16,7 +16,7 @@ namespace {
 
 // Values that are made at once: they stay in the nearer caches.
 constexpr std::uint64_t piece_elements = 128 << 10;
-// Right matrices are read again where all of a target's are larger.
+// Right matrices are read again if all of a target's together are larger.
 constexpr std::uint64_t right_elements_kept = 2 << 20;
 
 // Returns true if [begin, begin + count) is inside [0, size).
@@ -160,7 +160,8 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   for (const Term& term : merge.terms) {
     if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
   }
-  // As many rows as need no more memory for their left matrix than for their values; at least one.
+  // Use at most as many rows as need no more memory for their left matrix than for their values; at
+  // least one.
   const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
   const std::uint64_t rows = std::min(most, elements / columns);
   sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);

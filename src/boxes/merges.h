@@ -73,8 +73,8 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
 // Returns true if rows must be complete, to have norms.
 [[nodiscard]] bool needs_whole_rows(const Merge& merge) noexcept;
 
-// Memory in which a thread computes a merge, in F32 numbers. It follows from the merge and its
-// target alone, so no byte depends on windows.
+// Memory in which a thread computes a merge, in F32 values. It depends on the merge and its target
+// only, so windows never change the result.
 struct MergeSizes {
   std::uint64_t piece = 0;    // values made at once
   std::uint64_t buffers = 2;  // of one piece each: the sum, and the term to add

@@ -1,4 +1,4 @@
-// Sources of boxes: tensors of a checkpoint, or what a decoding makes of some.
+// Sources of boxes: tensors of a checkpoint, or decodings of some.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
                                                     std::span<const Decoding> decodings,
                                                     const Merge* merge = nullptr);
-// The same of a recipe, with its merge.
+// The sources of a recipe, including its merge.
 template <typename Recipe>
 [[nodiscard]] auto sources_of(const Recipe& recipe, std::span<const Decoding> decodings)
     -> decltype(sources_of(recipe.boxes, decodings, recipe.merge.get())) {

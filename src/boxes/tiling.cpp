@@ -45,14 +45,14 @@ bool nest(Region& region) {
   return true;
 }
 
-// From the first to the last position.
+// Distance from the first to the last position.
 std::uint64_t span_of(const std::vector<RegionDim>& dims, std::size_t from = 0) {
   std::uint64_t span = 0;
   for (std::size_t i = from; i < dims.size(); ++i) span += (dims[i].extent - 1) * dims[i].stride;
   return span;
 }
 
-// The same positions in each of some rows.
+// Equal positions in each of several rows.
 struct Rows {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -92,7 +92,7 @@ class Tiler {
     return is_run ? Verdict::tiles : Verdict::fails;
   }
 
-  // Regions whose spans hang together and begin where the group begins.
+  // Regions with connected spans that start at the group's start.
   Verdict group(std::span<const Region> regions, std::uint64_t length) {
     std::uint64_t row = 1;
     for (const Region& region : regions) {

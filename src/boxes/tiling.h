@@ -14,7 +14,7 @@ struct RegionDim {
   std::uint64_t stride = 1;
 };
 
-// For join_neighbours().
+// Needed by join_neighbours().
 [[nodiscard]] bool run_on(RegionDim& outer, const RegionDim& inner) noexcept;
 
 // A set of positions: offset + sum of steps. Value type.

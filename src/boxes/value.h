@@ -57,7 +57,8 @@ struct Value {
   }
 };
 
-// Values of one catalog. A view, like each of them. Thread-safe while nobody writes to it.
+// Values of one catalog. A non-owning view, like its elements. Thread-safe while nobody writes to
+// it.
 struct ValueSet {
   const Catalog& catalog;
   std::vector<Value> list{};

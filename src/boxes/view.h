@@ -41,7 +41,7 @@ struct View {
 inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
 [[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
-// The same for a tensor in a file, which may be strided.
+// Returns the view of a tensor in a file, which may be strided.
 [[nodiscard]] View source_view(std::uint32_t source, const TensorInfo& tensor);
 
 // Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a

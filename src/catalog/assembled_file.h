@@ -27,7 +27,7 @@ struct AssembledChunk {
   [[nodiscard]] std::uint64_t runs() const noexcept;
   // Returns the offset of run `index` in the tensor; ascending.
   [[nodiscard]] std::uint64_t run_begin(std::uint64_t index) const noexcept;
-  // The first run that ends behind byte `place` of the tensor.
+  // The first run that ends after byte `place` of the tensor.
   [[nodiscard]] std::uint64_t run_at(std::uint64_t place) const noexcept;
   // Returns the number of the chunk's bytes before that offset.
   [[nodiscard]] std::uint64_t bytes_before(std::uint64_t place) const noexcept;
@@ -58,9 +58,9 @@ struct Assembly {
 // Returns the size of the shard as a file, assembled or not.
 [[nodiscard]] std::uint64_t shard_bytes(const Catalog& catalog, std::uint32_t shard) noexcept;
 
-// The shard as a file: the one at its path, or one that is assembled. All that reads a shard opens
-// it here. What the source throws names the file that fails; identity() is Error "io.changed" where
-// a file of the pieces is another by now.
+// The shard as a file: the file at its path, or an assembled one. All code that reads shards opens
+// them here. Errors of the source name the failing file; identity() throws Error "io.changed" if a
+// file of the pieces was replaced.
 [[nodiscard]] std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
                                                      std::uint32_t shard);
 

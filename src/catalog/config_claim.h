@@ -72,8 +72,8 @@ struct ConfigWords {
   std::vector<ConfigList> lists = {};  // of files with one section
 };
 
-// Reads config.json and hf_quant_config.json, and adds a warning "q.config" where they name
-// different algorithms or sizes of groups.
+// Reads config.json and hf_quant_config.json, and adds a warning "q.config" if they name different
+// algorithms or group sizes.
 [[nodiscard]] ConfigWords config_words(const FileOpener& opener, const std::string& folder,
                                        std::vector<Finding>& findings);
 

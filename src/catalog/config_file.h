@@ -13,8 +13,8 @@ namespace loadstone {
 // as Python's json module reads it, and "q.config" for one that gives a field twice.
 void check_config(std::string_view text, const std::string& path);
 
-// A config as it is written, once it has passed check_config(). Throws Error "format.config" also
-// for a file of more than 64 MiB, and "io.*".
+// The original text of a config that passed check_config(). Throws Error "format.config" also for a
+// file of more than 64 MiB, and "io.*".
 [[nodiscard]] std::string read_config(ByteSource& file);
 
 // Reads a file of the folder in the same way; nullopt if it is missing; an empty text if a link

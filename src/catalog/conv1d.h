@@ -13,7 +13,7 @@ namespace loadstone {
 // for an invalid text.
 [[nodiscard]] bool has_conv1d(std::string_view config);
 
-// The same for the config.json in the checkpoint's folder; nullopt if there is none.
+// The same for the config.json in the checkpoint's folder; nullopt without one.
 [[nodiscard]] std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage);
 
 // Return true for the name of such a weight, in a model that has_conv1d().

@@ -1,4 +1,4 @@
-// Experts stored one by one in a checkpoint: checks that each is complete.
+// Checks that experts with separate tensors are complete.
 #pragma once
 
 #include <cstdint>

@@ -158,7 +158,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
       if (each == here) continue;
       replaced.emplace(each->second - tensors.data(), here->second);
     }
-    // For a strided view, the bytes of its elements alone.
+    // A strided view counts only the bytes of its elements.
     const TensorInfo& tensor = *here->second;
     const auto bytes = tensor.encoding.byte_count(tensor.shape.numel().value_or(0));
     listed_bytes += bytes.value_or(tensor.byte_count());

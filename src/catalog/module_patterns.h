@@ -16,7 +16,7 @@ namespace loadstone {
 
 // PEFT's rule: the first key for which Python's `re.match(rf"(.*\.)?({key})$", module)` matches,
 // otherwise the key that equals the module's name. Keys that are names, in which "." may be any
-// character, are looked up; others are tried one by one. Not thread-safe: it counts comparisons.
+// character, are looked up; the others are tried in order. Not thread-safe: it counts comparisons.
 class ModulePatterns {
  public:
   static constexpr std::size_t keys_max = 100'000;

@@ -45,7 +45,7 @@ bool needs_claim(const TensorInfo& tensor) {
   throw Error("ix.missing_shard", std::string(message), std::move(where));
 }
 
-// The same error, saying how the file came to be read.
+// Rethrows the error with the reason for reading the file.
 [[noreturn]] void rethrow_as_shard(const Error& error, const std::string& index_path,
                                    bool at_open) {
   Where where = error.where();

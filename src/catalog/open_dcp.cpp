@@ -48,7 +48,7 @@ class FilePart final : public ByteSource {
 // An optimizer has many objects, and each takes a few reads: further ones are not opened.
 constexpr std::size_t objects_max = 1024;
 
-// The same, of an item: a tensor's, and counted from the beginning of its file.
+// Rethrows the error for a tensor's item, with an offset from the start of its file.
 [[noreturn]] void rethrow_as_item(const Error& error, const std::string& tensor,
                                   std::uint64_t item_begin) {
   Where where = error.where();
@@ -165,7 +165,7 @@ class DcpFolder {
     }
   }
 
-  // By their first byte, so that reading them in order reads each file from front to back.
+  // Sorts by the first byte, so that reading them in order reads each file from start to end.
   void sort_tensors() {
     const auto place = [](const DcpTensor& tensor) {
       std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
@@ -317,7 +317,7 @@ class DcpFolder {
     return item;
   }
 
-  // Dims behind the last one that is cut are one run together with it.
+  // Dims after the last cut one form one run with it.
   static AssembledChunk chunk_of(const DcpTensor& tensor, const DcpChunk& chunk,
                                  std::uint64_t file_begin) {
     AssembledChunk made = {.file = chunk.file, .file_begin = file_begin};

@@ -192,7 +192,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   return found;
 }
 
-// Marks the tensors that belong to codes. Empty if there are none.
+// Marks the companions of quantized tensors. Empty without companions.
 std::vector<bool> mark_companions(const TensorTable& table,
                                   const std::vector<QuantizedTensor>& found) {
   std::vector<bool> marks;

@@ -28,7 +28,7 @@ bool is_plainly_whole(std::span<const SeriesMember> members, std::uint32_t partn
 
 using Numbered = std::pair<std::uint64_t, std::uint32_t>;  // number and partner
 
-// The members whose numbers can be of the series, in order, each once.
+// Members whose number can be in the series, in order, each once.
 std::vector<Numbered> plausible(std::span<const SeriesMember> members, std::uint64_t first,
                                 std::uint64_t limit, SeriesCheck& check) {
   std::vector<std::pair<Numbered, std::size_t>> all;

@@ -18,7 +18,7 @@ void add_transforms(QuantizationClaim& claim, const dom::object& section);
 
 // Returns true if the name is that of a stored transform, by what modules call their transforms.
 [[nodiscard]] bool may_be_transform(std::string_view tensor_name) noexcept;
-// The same, with the config's own names.
+// The same, using the config's own names.
 [[nodiscard]] bool is_transform(const QuantizationClaim& claim, std::string_view tensor_name);
 
 // The error "plan.encoding" if an activation of the catalog, or of one that it joins, has scales

@@ -80,7 +80,7 @@ struct DecodeKernel {
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
-  // For values rounded to the nearest code, without zero points. Null: unknown.
+  // Bound for values rounded to the nearest code, without zero points. Null: unknown.
   const ErrorBound* error = nullptr;
   // Names of the sources, the data first. None: "scale" and "scale_2".
   std::span<const std::string_view> components{};

@@ -82,7 +82,7 @@ struct CompressedConfig {
 // models.
 inline constexpr std::array<std::string_view, 2> scaled_dialects = {"exact", "modelopt-compat"};
 
-// An encoding that numbers are quantized to. Only constants of a family; immutable.
+// An encoding that loadstone can write. Only constants of a family; immutable.
 struct WrittenEncoding {
   std::string_view name;
   QuantizeKind kind;           // of the kernels that encode its windows
@@ -94,7 +94,7 @@ struct WrittenEncoding {
   std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
                                     QuantizedLayout& form);
 
-  // By style; no names: files of the style do not hold the encoding.
+  // By style; no names: files of the style cannot contain the encoding.
   std::span<const ComponentName> unified_names{};
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};

@@ -92,8 +92,8 @@ constexpr ErrorBound clamped(ErrorBound bound, double over) noexcept {
   return bound;
 }
 
-// Scales are codes too: a stored one can be off by `off` of the largest scale from the one that the
-// numbers were divided by, and their reach by so much of `outer`.
+// Scales are quantized too: a stored scale can differ by `off` of the largest scale from the one
+// that divided the values, and their range by the same share of `outer`.
 constexpr ErrorBound with_scale_codes(ErrorBound bound, double off, std::byte top_scale) noexcept {
   bound.of_outer = (1 + bound.of_reach) * off;
   bound.top_scale = top_scale;

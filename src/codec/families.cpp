@@ -11,7 +11,7 @@ extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_
 
 namespace {
 
-// In the order of recognition.
+// The order of recognition.
 constexpr std::array all = {&unknown_family, &gptq_family, &awq_family,  &packed_family,
                             &bnb_family,     &fp8_family,  &int8_family, &int4_family,
                             &fp4_family,     &gguf_family};

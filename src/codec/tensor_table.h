@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// Not thread-safe: it may cache what it reads.
+// Not thread-safe: may cache read bytes.
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;
@@ -30,7 +30,7 @@ class TensorTable {
   [[nodiscard]] virtual const std::vector<TensorInfo>& tensors() const noexcept = 0;
   // nullopt: no tensor has the name.
   [[nodiscard]] virtual std::optional<std::uint32_t> index_of(std::string_view name) const = 0;
-  // In the order of names, the first tensor that begins so, and those behind it.
+  // The first tensor whose name begins so, and its successors, in the order of names.
   [[nodiscard]] virtual std::vector<std::uint32_t> beginning_with(std::string_view stem,
                                                                   std::size_t count_max) const = 0;
   [[nodiscard]] virtual const QuantizationClaim& claim() const noexcept = 0;
@@ -45,7 +45,7 @@ class TensorTable {
   // All bytes; Error "q.quant_state" for a tensor that is larger than what one would expect.
   [[nodiscard]] std::string bytes_of(std::uint32_t tensor,
                                      std::uint64_t bytes_max = small_bytes_max) const;
-  // The same as little-endian integers of its dtype: I8, I32 or I64.
+  // Returns the values of a little-endian integer tensor: I8, I32 or I64.
   [[nodiscard]] std::vector<std::int64_t> integers_of(std::uint32_t tensor,
                                                       std::uint64_t bytes_max) const;
 

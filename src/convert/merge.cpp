@@ -400,7 +400,7 @@ class Merger {
     return !catalog_.tensors()[source.tensor].encoding.is_dtype();
   }
 
-  // As in a conversion: blocks that become blocks again are not rounded in between.
+  // Blocks that become blocks again are not rounded in between, as in a conversion.
   [[nodiscard]] Dtype dtype_of(const MergeSource& source) const {
     if (!source.is_decoded) return source.dtype;
     const bool makes_blocks =

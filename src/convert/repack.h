@@ -23,7 +23,7 @@ namespace loadstone {
 [[nodiscard]] std::set<std::string_view> repacked_targets(
     const std::vector<RepackedTensor>& repacked);
 // Returns a divisor for scales in F8_E4M3 that yields the same F32 as multiplication by `factor`
-// for every scale, and the reverse; nullopt if there is none.
+// for every scale, and the reverse; nullopt if no divisor does.
 [[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
 [[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
 

@@ -200,7 +200,7 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   if (!conversion.quantize_rows.empty()) text += rows_text(conversion);
   if (!conversion.repacked.empty()) text += repacked_text(conversion);
   if (!conversion.extras.empty()) {
-    text += "beside them\n ";
+    text += "other files\n ";
     for (const ExtraFile& file : conversion.extras) text += " " + printable(file.name);
     text += "\n";
   }

@@ -18,7 +18,7 @@ namespace loadstone {
 // Holes up to this size between pieces that are read into their places are read over: a second call
 // costs more.
 inline constexpr std::uint64_t skipped_bytes_max = 4096;
-// The same between staged pieces, which are read over into the slot.
+// The same between staged pieces: the hole is read into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 
 // A box that is not empty, with its dimensions by source stride. Counts elements, or bytes if an

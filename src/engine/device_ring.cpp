@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// A rest of a slot that is worth another value, where slots are not smaller still.
+// Remaining bytes of a slot that justify waiting for another value, unless slots are smaller.
 constexpr std::uint64_t rest_least = 4096;
 // Small values per batch: the entry of each takes memory in addition to the ring.
 constexpr std::size_t batch_copies_max = 1024;

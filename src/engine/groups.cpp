@@ -16,8 +16,8 @@ namespace loadstone {
 
 namespace {
 
-// The shard of the value's first source, and where in it that begins: work in this order reads
-// files from front to back.
+// The shard of the value's first source, and its offset: work in this order reads files from start
+// to end.
 std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, const Value& value) {
   std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
   for (const Box& box : value.boxes) {

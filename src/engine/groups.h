@@ -47,8 +47,8 @@ struct Group {
   }
 };
 
-// Targets in the order in which they are made, partners of one scale together, and where each group
-// ends. Those with the same Quantization::group follow the first of them.
+// Targets in processing order, with partners of one scale together, and the end of each group.
+// Targets with the same Quantization::group follow the first of them.
 struct GroupList {
   std::vector<std::uint32_t> numbers;
   std::vector<std::size_t> ends;
@@ -71,7 +71,7 @@ struct GroupSize {
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups);
 
-// Ready to be made. Throws Error "plan.quantize" for plans that nobody checked, and "memory.host".
+// Prepares a group. Throws Error "plan.quantize" for unchecked plans, and "memory.host".
 [[nodiscard]] std::shared_ptr<Group> make_group(const ValueSet& values,
                                                 std::span<const std::uint32_t> numbers,
                                                 ValueSink& sink, MemoryCount& memory);

@@ -16,8 +16,7 @@ namespace loadstone {
 // overlap in the file at one place. Thread-safe.
 class JobQueue {
  public:
-  // `places`: where each value is written to; null: not in this run. Checks every
-  // box.
+  // `places`: where each value is written; null: not in this run. Checks every box.
   JobQueue(const ValueSet& values, std::span<std::byte* const> places, const WindowLimits& limits);
 
   // Bytes of the sources that the jobs bring to their places.

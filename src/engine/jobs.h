@@ -47,7 +47,7 @@ class Jobs {
     run(1, [&](std::size_t, std::vector<std::byte>&) { work(); });
   }
 
-  // Set when jobs should end early; nobody looks at their results then.
+  // Set when jobs should end early; their results are then unused.
   [[nodiscard]] std::atomic<bool>& stop() noexcept { return stop_; }
   // Jobs report the bytes they read; false: end early.
   [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {

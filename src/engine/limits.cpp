@@ -362,7 +362,7 @@ std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   return pages(bytes);
 }
 
-// That a thread has memory for at once: of numbers, and two that are copied to a device.
+// Windows per thread: one of values, and two in copies to a device.
 std::uint64_t Limits::windows_in_hand() const noexcept {
   return (has_host_windows_ ? 1u : 0u) + (has_device_ ? 2u : 0u);
 }

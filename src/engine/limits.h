@@ -62,7 +62,7 @@ struct LimitOptions {
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-// The bytes of a value in a shard; fewer than from begin to end where holes are passed over.
+// Bytes of a value in a shard; fewer than its range if the read skips holes.
 struct CountedBytes {
   std::uint32_t shard = 0;
   std::uint64_t begin = 0;

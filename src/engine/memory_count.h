@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// For all threads together. Thread-safe.
+// Counts the memory of all threads. Thread-safe.
 class MemoryCount {
  public:
   void take(std::uint64_t bytes) noexcept {

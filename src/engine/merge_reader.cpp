@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t f32_bytes = sizeof(float);
 
-// Operands of a product, behind the value's name.
+// Operands of a product, appended to the value's name.
 constexpr const char* left_field = " (left matrix)";
 constexpr const char* right_field = " (right matrix)";
 constexpr const char* magnitudes_field = " (magnitudes)";
@@ -160,7 +160,7 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
   add_scaled(buffer(0), buffer(1), count, merge_->factor);
 }
 
-// In the first one's buffer.
+// The result replaces the first buffer.
 void MergeReader::join_differences(std::uint64_t count) {
   std::vector<float*> values;
   std::vector<float> factors;
@@ -248,7 +248,7 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
                .expected = "finite numbers"});
 }
 
-// Read once for a value, where all of them have room together.
+// Read once per value, if all of them fit the memory together.
 const float* MergeReader::panels_of(std::size_t t) {
   const auto known = std::ranges::find(kept_, t, &Kept::term);
   if (known != kept_.end()) return known->panels;
@@ -262,7 +262,7 @@ const float* MergeReader::panels_of(std::size_t t) {
   std::fill_n(panels, numbers, 0.0F);
   open_operand(product.right, {product.rank, product.columns}, right_field);
   float* const part = buffer(1);
-  // Several rows at once where they fit: a transposed matrix is looked through again each time.
+  // Several rows at once if they fit: each pass over a transposed matrix scans it completely.
   const std::uint64_t width = std::min(product.columns, sizes_.piece);
   const std::uint64_t height = sizes_.piece / width;
   for (std::uint64_t row = 0; row < product.rank; row += height) {

@@ -22,7 +22,7 @@ namespace loadstone {
 // windows. Not thread-safe.
 class MergeReader {
  public:
-  // All must live as long. `memory`: where its buffers are counted.
+  // The arguments must outlive the reader. `memory`: counts its buffers.
   MergeReader(const ValueSet& values, ValueReader& reader, MergeStatistics& statistics,
               std::atomic<bool>& stop, MemoryCount& memory)
       : values_(values), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}

@@ -12,7 +12,7 @@
 
 namespace loadstone {
 
-// By value. Thread-safe.
+// Counts by value. Thread-safe.
 class Overflows {
  public:
   void add(std::uint32_t value, const Overflow& found);

@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// More parts than one system call takes would be several anyhow.
+// Most buffers in one read; preadv takes no more.
 constexpr std::size_t parts_max = 256;
 // The most bytes of holes in one read.
 constexpr std::size_t holes_bytes_max = 64 * skipped_bytes_max;

@@ -22,7 +22,7 @@
 
 namespace loadstone {
 
-// Shared by all readers of a run. Thread-safe where a comment or an atomic promises it.
+// Shared by all readers of a run. Thread-safe only if a comment or an atomic promises it.
 struct ReadContext {
   const ValueSet& values;
   std::span<std::byte* const> places;                   // by value; null: not in this run
@@ -36,7 +36,7 @@ struct ReadContext {
   std::atomic<std::uint64_t> bytes_read = 0;
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, by value
   Overflows overflows{};
-  // Memory that is read into is populated before. Of no use where it is written to again and again.
+  // Populate memory before reading into it. Useless if the memory is reused.
   bool populates = true;
   ValueSink* sink = nullptr;  // null: no observer
 };

@@ -28,7 +28,7 @@ unsigned ReaderGrowth::after(const WorkPeriod& period) noexcept {
     if (waits && !waited_before_) {
       rate_before_ = 0;
     } else {
-      most_ = readers_;  // the last ones were of no use
+      most_ = readers_;  // the last ones did not help
     }
     return readers_;
   }

@@ -66,7 +66,7 @@ void Team::run() noexcept {
   const std::lock_guard lock(mutex_);
   if (failure) {
     if (!failure_) failure_ = std::move(failure);
-    stop_ = true;  // after that, so that nobody who stops for it is taken for the first
+    stop_ = true;  // set last, so that a thread that stops because of it is not the first failure
   }
   --running_;
   ended_.notify_all();

@@ -65,7 +65,7 @@ class Team {
 // "cancelled" if the observer cancels, CallerException if it throws.
 void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
-// In `count` threads.
+// Runs the work in `count` threads.
 void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 

@@ -22,8 +22,7 @@ class ValueSink {
   // Returns memory in which bytes are best made; this thread's next write() sends them from there.
   // Null: anywhere.
   [[nodiscard]] virtual std::byte* room(std::uint32_t, std::uint64_t) { return nullptr; }
-  // Brings bytes of a part to their place, `offset` bytes from its first one. May change them where
-  // they are.
+  // Stores bytes of a component, `offset` bytes from its start. May change them in place.
   virtual void write(std::uint32_t value, std::size_t part, std::uint64_t offset,
                      std::span<std::byte> bytes) = 0;
   // Reports bytes of a part that were made in place and are final.

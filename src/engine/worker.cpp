@@ -41,7 +41,7 @@ class Worker {
                     const std::byte* numbers);
   void finish(GroupMember& member, std::span<const float> amax);
 
-  // The numbers of the window, behind `offset` bytes of the buffer.
+  // Reads the values of the window to the buffer, after `offset` bytes.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
   [[nodiscard]] Overflow read_values(const Window& window, std::byte* to);

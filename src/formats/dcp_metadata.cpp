@@ -139,7 +139,7 @@ class DcpReader {
     const auto& parts = pickle_.items(object);
     if (parts.size() < 3 || pickle_.kind(parts[2]) != PickleKind::dict) return std::nullopt;
     const auto& items = pickle_.items(parts[2]);
-    // As in Python, the last one counts. Honest objects have a handful of attributes.
+    // The last one counts, as in Python. Honest objects have a handful of attributes.
     for (std::size_t at = std::min<std::size_t>(items.size(), 64); at >= 2; at -= 2) {
       const std::uint32_t key = items[at - 2];
       if (pickle_.kind(key) == PickleKind::text && pickle_.text(key) == name) return items[at - 1];

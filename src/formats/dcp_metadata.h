@@ -1,5 +1,5 @@
-// The `.metadata` of torch.distributed.checkpoint (DCP): which tensors there are, and where each
-// piece of them was saved. Read as data; the bytes and the rules: docs/formats/dcp.md.
+// Reads `.metadata` of torch.distributed.checkpoint (DCP) as data: the tensors, and the file of
+// each piece. The bytes and the rules: docs/formats/dcp.md.
 #pragma once
 
 #include <cstdint>

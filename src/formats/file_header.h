@@ -36,7 +36,7 @@ struct HeaderProblem {
 [[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
                          std::string_view culprit = {});
 
-// The digest of all bytes before the data of a file, and behind them.
+// The digest of all bytes before and after the data of a file.
 [[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
 
 // "16 bytes", "1 byte"

@@ -61,7 +61,7 @@ constexpr TypeRow row(std::string_view name) {
           append_held<Number, Held>};
 }
 
-// In the order of MetadataType.
+// The order of MetadataType.
 constexpr auto type_rows = std::to_array<TypeRow>({
     row<std::uint8_t, std::uint64_t>("u8"),
     row<std::int8_t, std::int64_t>("i8"),

@@ -216,8 +216,7 @@ class SafetensorsReader {
            name);
   }
 
-  // Reads an array of integers of 64 bits. With simdjson's own numbers, 2^64 would be a parse
-  // error.
+  // Reads an array of 64-bit integers. simdjson's own integers would make 2^64 a parse error.
   void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
                     std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {

@@ -26,7 +26,7 @@ bool is_html(std::string_view text) noexcept {
   return starts_with_any(lowered(text.substr(1, 16)), tags);
 }
 
-// None of these, read as a length, is one that a header can have.
+// Read as a length, none of these is one that a header can have.
 bool is_archive(std::string_view text) noexcept {
   constexpr std::array<std::string_view, 4> magics = {
       "\xfd"

@@ -26,7 +26,7 @@ enum class JsonKind : std::uint8_t { object, array, string, number, boolean, nul
 
 [[nodiscard]] std::string_view name(JsonKind kind) noexcept;
 
-// Text with the room behind it that simdjson may read. Not thread-safe.
+// Text with the padding after it that simdjson requires. Not thread-safe.
 class PaddedText {
  public:
   explicit PaddedText(std::size_t bytes)
@@ -77,7 +77,7 @@ class StrictJson {
   [[nodiscard]] JsonKind kind(Value& value);
   // The unescaped text of a string. Stays valid as long as this object.
   [[nodiscard]] std::string_view text(Value& value);
-  // A number, true, false or null as it is written, checked against JSON's grammar.
+  // The text of a number, true, false or null, checked against JSON's grammar.
   [[nodiscard]] std::string_view token(Value& value);
   // Walks and checks a value of any kind. Returns a description for messages: its token, or "a
   // string", "an array" ...

@@ -167,7 +167,7 @@ class TorchZipReader : TorchReader {
   void find_storages(const std::string& root, TorchStorages& storages) const {
     for (auto& [key, storage] : storages) {
       const auto found = records_.find(fmt::format("{}data/{}", root, key));
-      if (found == records_.end()) continue;  // reported if a tensor wants it
+      if (found == records_.end()) continue;  // reported if a tensor needs it
       const ZipRecord& record = *found->second;
       require_stored(record);
       if (record.bytes != storage.bytes) {

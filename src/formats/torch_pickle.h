@@ -58,7 +58,7 @@ class CopyBudget {
 class Pickle {
  public:
   std::uint32_t root = 0;
-  std::uint64_t offset_end = 0;  // behind STOP, in the file
+  std::uint64_t offset_end = 0;  // after STOP, in the file
   std::uint64_t bytes = 0;       // of the pickle
 
   [[nodiscard]] const PickleNode& node(std::uint32_t index) const { return nodes[index]; }

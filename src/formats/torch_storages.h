@@ -1,4 +1,4 @@
-// The storages that a torch file's pickle names: flat runs of numbers, of which tensors are views.
+// The storages that a torch file's pickle names: flat runs of values, of which tensors are views.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ struct Bnb4 {
 
 // Values of the 16 codes; in a checkpoint this is "quant_map".
 [[nodiscard]] std::span<const float, 16> bnb4_values(Bnb4Code code) noexcept;
-// The same for scales in 8 bits ("nested_quant_map"), ascending.
+// Values of the 256 codes of nested scales ("nested_quant_map"), ascending.
 [[nodiscard]] std::span<const float, 256> bnb_dynamic_map() noexcept;
 
 // Scales per block of nested statistics.
@@ -42,8 +42,8 @@ inline constexpr std::uint32_t bnb_nested_block_size = 256;
 std::uint64_t encode_bnb4(const Bnb4& form, Dtype source, const std::byte* numbers,
                           std::uint64_t count, std::byte* data, std::byte* absmax) noexcept;
 
-// The numbers [begin, end) of a tensor as F32, F16 or BF16. `data` begins with the byte of number
-// `begin`, `absmax` (F32) with its block's. Rows do not matter, and dialects do not differ.
+// Decodes the values [begin, end) of a tensor to F32, F16 or BF16. `data` begins with the byte of
+// value `begin`, `absmax` (F32) with its block's. Rows do not matter, and dialects do not differ.
 void decode_bnb4(const Bnb4& form, std::uint64_t begin, std::uint64_t end, const std::byte* data,
                  const std::byte* absmax, Dtype target, std::byte* numbers) noexcept;
 

@@ -49,7 +49,7 @@ struct BnbSizes {
   std::uint64_t nested_absmax = 0;
 };
 
-// By its name: "data", "absmax", "code", "nested_absmax", "nested_code", "nested_offset".
+// `name`: "data", "absmax", "code", "nested_absmax", "nested_code", "nested_offset".
 struct BnbPart {
   std::string name;
   Dtype dtype = Dtype::u8;

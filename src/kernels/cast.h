@@ -1,4 +1,4 @@
-// Numbers from one dtype to another, with torch's results bit for bit, the same bytes on every
+// Casts from one dtype to another, with torch's results bit for bit, the same bytes on every
 // instruction set. Pointers need no alignment. Source and target must not overlap.
 #pragma once
 
@@ -25,7 +25,7 @@ using CastRun = void (*)(const std::byte* source, std::byte* target, std::uint64
 struct Overflow {
   std::uint64_t count = 0;
   double largest = 0;  // magnitude
-  // Numbers that are NaN or infinite although their codes are finite: a scale is to blame.
+  // Values that are NaN or infinite although their codes are finite, because of a scale.
   std::uint64_t spoiled = 0;
 
   Overflow& operator+=(const Overflow& other) noexcept {

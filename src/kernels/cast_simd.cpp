@@ -67,7 +67,7 @@ HWY_INLINE void convert_all(const std::byte* from, std::byte* to, std::uint64_t 
   }
 }
 
-// The same, and whether a number is too large for the target, or not finite.
+// Also returns true if a value is too large for the target, or not finite.
 template <class Read, class Write, Dtype source, Dtype target>
 HWY_INLINE bool convert_watched(const std::byte* from, std::byte* to, std::uint64_t count) {
   constexpr auto limit = static_cast<std::uint32_t>(overflow::first_beyond(Dtype::f32, target));

@@ -22,9 +22,10 @@ enum class GgufMode : std::uint8_t { exact, half };
 using DecodeBlocks = void (*)(const std::byte* blocks, std::uint64_t block_count,
                               std::byte* target) noexcept;
 
-// For the best instruction set of this machine. Null for targets other than F32, BF16 and F16; for
-// Q8_1 and Q8_K, which are for activations, appear in no file and have no reference; and for
-// formats that the mode does not support: half has Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and IQ4_XS.
+// The decoder for the best instruction set of this machine. Null for targets other than F32, BF16
+// and F16; for Q8_1 and Q8_K, which are for activations, appear in no file and have no reference;
+// and for formats that the mode does not support: half has Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL and
+// IQ4_XS.
 [[nodiscard]] DecodeBlocks gguf_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
 
 // Weights of a row's elements, for choosing scales.
@@ -41,7 +42,7 @@ struct BlockImportance {
 using EncodeBlocks = void (*)(const float* numbers, std::uint64_t block_count,
                               const BlockImportance* importance, std::byte* blocks) noexcept;
 
-// For the best instruction set of this machine. Null if the format has no encoder.
+// The encoder for the best instruction set of this machine. Null if the format has no encoder.
 [[nodiscard]] EncodeBlocks gguf_encoder(BlockFormat format) noexcept;
 
 // Returns true if the format needs the mean square of the row in addition to an importance.

@@ -56,7 +56,8 @@ std::uint64_t encode_int4_rows(Dtype source, const std::byte* numbers, std::uint
 // E2M1, the first code low, times a scale; offset by 8, the first code high, by an inverse scale;
 // two's complement.
 enum class FourBit : std::uint8_t { e2m1, offset, twos };
-// The numbers [begin, end), which share a scale; `data` begins with the byte of `begin`. No twos.
+// Decodes the values [begin, end), which share a scale; `data` begins with the byte of `begin`.
+// Supports no twos.
 void decode_four_bit(FourBit type, float scale, const std::byte* data, std::uint64_t begin,
                      std::uint64_t end, Dtype target, std::byte* numbers) noexcept;
 // Bytes of two rows, each with its scale.

@@ -47,7 +47,7 @@ inline std::uint32_t f32_of_magnitude(std::uint32_t magnitude) noexcept {
   }
 }
 
-// The place of the first of `count` numbers of which `is_wrong`.
+// The index of the first of `count` values for which `is_wrong` is true.
 template <Dtype source, class IsWrong>
 inline std::uint64_t find_number(const std::byte* from, std::uint64_t count, IsWrong is_wrong) {
   std::uint64_t place = 0;
@@ -99,7 +99,7 @@ HWY_INLINE VF round_to_half(VF values) {
   return hn::Sub(hn::Add(values, large), large);
 }
 
-// Two vectors of numbers, those at even places and those at odd ones.
+// Two vectors of values, at even and at odd indices.
 template <Dtype source>
 HWY_INLINE void load_pairs(const std::byte* from, VF& even, VF& odd) {
   const V first = load_bits(U32(), from);

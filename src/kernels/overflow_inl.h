@@ -1,4 +1,5 @@
-// Finite numbers of one float that are too large for another, by their bits. Included by cast.cpp.
+// Finds finite values of one float dtype that are too large for another, by their bits. Included by
+// cast.cpp.
 #pragma once
 
 #include <algorithm>

@@ -77,7 +77,7 @@ struct QuantizedLayout {
   Bnb4 bnb4;
   BlockFormat block = BlockFormat::q8_0;                 // of gguf_blocks
   std::shared_ptr<const std::vector<float>> importance;  // Quantization's
-  // Numbers are cast to it first: those beyond its range are infinite for the encoder.
+  // Values are cast to it first: those out of its range are infinite for the encoder.
   std::optional<Dtype> computed_in;
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }

@@ -1,5 +1,5 @@
-// Arithmetic on what models differ from their base by ("task vectors"), in F32 and rounded step by
-// step; the same bytes however numbers are cut into calls.
+// Arithmetic on the differences between models and their base ("task vectors"), in F32 and rounded
+// step by step; the result does not depend on how values are divided among calls.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most as many as the smallest group of numbers that share a scale.
+// At most the size of the smallest group of values that share a scale.
 using F32 = hn::CappedTag<float, 16>;
 using U32 = hn::Rebind<std::uint32_t, F32>;
 using I32 = hn::Rebind<std::int32_t, F32>;
@@ -25,7 +25,7 @@ using U16 = hn::Rebind<std::uint16_t, F32>;
 using U8 = hn::Rebind<std::uint8_t, F32>;
 using V = hn::Vec<U32>;  // all arithmetic is on the bits, so every instruction set gives the same
 
-// As bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
+// Loads bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
 // vector of bytes.
 template <class D>
 HWY_INLINE hn::Vec<D> load_bits(D d, const std::byte* from) {

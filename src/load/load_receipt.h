@@ -13,8 +13,8 @@
 
 namespace loadstone {
 
-// A target that equals a whole tensor of a file has that tensor's digest. Others are hashed as they
-// are made; transposed values and those on devices are read again at the end.
+// A target that equals a whole tensor of a file has that tensor's digest. Others are hashed while
+// they are made; transposed values and values on devices are read again at the end.
 class LoadReceipt : public ReceiptRecorder {
  public:
   // Watches the sink. All must live as long.

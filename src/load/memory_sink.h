@@ -25,8 +25,8 @@ namespace loadstone {
 // Thread-safe.
 class MemorySink final : public ValueSink {
  public:
-  // All must live as long. Without a device in the options, CUDA's driver is opened where a
-  // destination needs one. Throws Error "device.driver".
+  // The arguments must outlive the sink. Without a device in the options, it opens CUDA's driver if
+  // a destination needs one. Throws Error "device.driver".
   MemorySink(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
              const OffloadFolder& folder, const ExecuteOptions& options, const Budget& budget,
              MemoryCount& memory);

@@ -49,7 +49,7 @@ struct TensorReader::Impl {
         reader(*catalog, shards.sources(), staging_bytes_max, stop) {
     const CastKind way = cast_kind(recipe.dtype, dtype);
     if (way != CastKind::same && way != CastKind::cast) {
-      throw Error("plan.dtype", "there is no such cast",
+      throw Error("plan.dtype", "no cast exists between these",
                   {.tensor = name,
                    .found = std::string(loadstone::name(recipe.dtype)),
                    .expected = std::string(loadstone::name(dtype))});

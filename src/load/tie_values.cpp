@@ -48,7 +48,7 @@ struct Distance {
   }
 };
 
-// Compares two windows as numbers, if the dtype has casts.
+// Compares two windows by value, if the dtype has casts.
 template <typename Number>
 void add_window(const std::array<std::vector<std::byte>, 2>& windows, Dtype dtype, Dtype wide,
                 std::uint64_t begin, std::uint64_t elements, Distance& distance) {

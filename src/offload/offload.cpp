@@ -39,7 +39,7 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
     entry.safetensors_file = storage.resolve(plan.catalog->shards()[source.shard].path);
     entry.weight_name = source.name;
   }
-  // The same bytes under another name.
+  // Ties: the same bytes under another name.
   for (const PlannedTarget& target : plan.targets) {
     if (target.recipe.origin != Origin::tie) continue;
     const auto root = entry_of.find(target.recipe.tie_of);

@@ -23,9 +23,9 @@ struct OffloadEntry {
   bool is_written = false;  // by an OffloadFolder
 };
 
-// One for each target that is offloaded, in the plan's order, and behind them one for each name
-// that is tied to one of these; for each part of a quantized one: the data has the target's name,
-// the others that, a dot and theirs. Throws Error "plan.dtype" for a dtype that the layout does not
+// One entry for each offloaded target, in the plan's order, followed by one for each name tied to
+// one of these; for each component of a quantized target: the data has the target's name, the
+// others that, a dot and theirs. Throws Error "plan.dtype" for a dtype that the layout does not
 // have.
 [[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
 

@@ -68,7 +68,7 @@ struct OffloadIndex {
   std::set<std::string> raw_names;                           // whose values are in NAME.dat
 };
 
-// Empty if there is no index. Throws Error "offload.index" for an invalid one.
+// Empty without an index. Throws Error "offload.index" for an invalid one.
 [[nodiscard]] OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path);
 
 // Removes files of interrupted runs. The folder must be locked. Without locks in the file system

@@ -167,7 +167,7 @@ void add_drawn(std::string& page, bool has_speed) {
   page += drawn.substr(place + mark.size());
 }
 
-// For paper, and for readers without scripts.
+// Output for paper, and for readers without scripts.
 void add_folded(std::string& page, const Plan& plan) {
   page +=
       "<table class=\"folded\"><tr><th>target</th><th></th><th>kind</th><th>shape</th>"

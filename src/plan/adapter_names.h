@@ -70,8 +70,8 @@ class AdapterPlaces {
   [[nodiscard]] bool has(const std::string& name) const { return names_.contains(name); }
 
   std::map<std::string, bool, std::less<>> names_;
-  // By the module's name with underscores for dots, without or after what a pipeline's single file
-  // has before it.
+  // By the module's name with underscores for dots, with or without the prefix of a pipeline's
+  // single file.
   std::map<std::string, std::vector<std::string>, std::less<>> underscored_;
 };
 

@@ -106,8 +106,8 @@ void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAd
                                       const AddedProduct& a, const Term& second,
                                       const AddedProduct& b);
 
-// A warning for modules of the adapter that are for one text encoder of a pipeline, where the
-// base's folder is not that encoder's. `modules`: by the number of the encoder.
+// Warns about modules of the adapter for one text encoder of a pipeline, if the base's folder is
+// not that encoder's. `modules`: by the number of the encoder.
 void report_other_encoders(const Catalog& base, const Catalog& adapter,
                            const std::map<unsigned, std::vector<std::string>>& modules,
                            std::vector<Finding>& findings);

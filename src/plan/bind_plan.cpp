@@ -1,5 +1,5 @@
-// A plan from a file is a claim. Here it is checked, target by target and box by box, against the
-// catalog that it is to be used with.
+// Checks a plan from a file, target by target and box by box, against the catalog for which it will
+// be used.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -299,7 +299,7 @@ class Binder {
                   {.tensor = plan_.targets[target].name, .field = std::move(place)});
   }
 
-  // Turns the file's numbers into indices of the catalog.
+  // Converts the file's numbers to indices of the catalog.
   void bind_boxes(std::size_t i, std::string_view field, std::vector<Box>& boxes) const {
     for (std::size_t b = 0; b < boxes.size(); ++b) {
       Box& box = boxes[b];

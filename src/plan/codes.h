@@ -71,7 +71,7 @@ class Codes {
   std::vector<bool> is_known_;
 };
 
-// True for each tensor of the catalog that the plan delivers as it is, without a decoding.
+// True for each tensor of the catalog that the plan delivers without a decoding.
 [[nodiscard]] std::vector<bool> delivered_codes(const Plan& plan);
 
 }  // namespace loadstone

@@ -22,7 +22,7 @@ inline constexpr std::array<std::string_view, 9> counted_devices = {
 [[nodiscard]] std::string unknown_device(std::string_view text,
                                          std::vector<std::string> others = {});
 
-// For messages: what a device can be called.
+// Examples of device names, for messages.
 inline constexpr const char* device_examples = "cpu, disk, meta, cuda:0 ...";
 
 // Returns true for devices, other than the processor, that can compute.

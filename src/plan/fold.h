@@ -29,7 +29,7 @@ struct PlanRow {
 // The row of one target, with its name.
 [[nodiscard]] PlanRow row_of(const Plan& plan, const PlannedTarget& target);
 
-// In the order of each row's first target.
+// Rows in the order of their first targets.
 [[nodiscard]] std::vector<PlanRow> fold_targets(const Plan& plan);
 
 // "103 targets: 101 checkpoint, 2 constructor"

@@ -15,8 +15,7 @@
 
 namespace loadstone {
 
-// The numbers of sources and decodings in the JSON, in the order of their use. Readers keep the
-// JSON's.
+// The numbers of sources and decodings in the JSON, in order of use. Readers keep the JSON's.
 struct PlanNumbers {
   std::vector<std::uint32_t> sources;  // by index into the catalog
   std::vector<std::uint32_t> decodings;
@@ -44,7 +43,7 @@ inline void write_json(JsonWriter& json, JsonIndex<const std::uint32_t> each) {
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndex<std::uint32_t> each);
 
-// The same for several, which have the place of their list.
+// The same for a list of them, whose place names the list.
 template <typename List>
 struct JsonIndices {
   JsonIndices(List& given, const std::vector<std::uint32_t>& known) : list(given), numbers(known) {}

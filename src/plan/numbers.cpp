@@ -1,4 +1,4 @@
-// Numbers of quantized tensors: which targets get them, and what decodes them.
+// Decoded values of quantized tensors: their targets and their decodings.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -118,7 +118,7 @@ std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   return found->second;
 }
 
-// Boxes of numbers and of blocks copy from decodings. False: the target has failed.
+// Boxes of decoded values and of blocks copy from decodings. False: the target has failed.
 bool Planner::decode_boxes(std::size_t root) {
   PlannedTarget& planned = plan_.targets[root];
   const auto& tensors = plan_.catalog->tensors();

@@ -84,7 +84,8 @@ class ShardFinder {
     if (!root_.empty()) return folder_of(root_, opener_.storage);
     if (is_remote(saved_.root)) return remote_folder();
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
-    // Files of another model may have these names and sizes: the very ones come first.
+    // Files of a different model may have these names and sizes, so the original folder comes
+    // first.
     try {
       return same_folder();
     } catch (const Error&) {

@@ -145,7 +145,8 @@ void visit_fields(Visitor& visitor, Like<Quantization> auto& quantization) {
   visitor.member("nested", quantization.nested);
   visitor.optional("nested_offset_bits", JsonBits(quantization.nested_offset));
   visitor.optional("group", quantization.group);
-  // Its numbers are not part of a plan, so a plan that is read back is refused without them.
+  // The plan does not contain the importance's values, so loadstone rejects a saved plan that needs
+  // them.
   if constexpr (!Visitor::is_reading) {
     if (quantization.importance) visitor.member("importance", quantization.importance->size());
   } else if (visitor.optional("importance")) {

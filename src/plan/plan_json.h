@@ -51,8 +51,8 @@ struct SavedPlan {
 // Throws Error "plan.json" that names the field.
 [[nodiscard]] SavedPlan read_plan(std::string_view text);
 
-// Checks everything against the catalog and returns the plan with it, and with a finding where
-// shards have another modification time. Throws Error "io.changed", "plan.json" or "plan.box".
+// Checks everything against the catalog and returns the plan with it, and with a finding if shards
+// have a different modification time. Throws Error "io.changed", "plan.json" or "plan.box".
 [[nodiscard]] Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog);
 
 }  // namespace loadstone

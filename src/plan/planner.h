@@ -94,7 +94,7 @@ class Planner {
   void take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin);
   void decode_to_f32(std::vector<Box>& boxes);
 
-  // numbers.cpp: quantized tensors
+  // numbers.cpp: decoded values of quantized tensors
   void mark_taken_codes();
   void report_unused_scales();
   [[nodiscard]] SourceUse choose_source_use(const Target& target, Produced& produced,

@@ -28,7 +28,7 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
     if (recipe.constant == nullptr || rules.match(recipe.target, match)) continue;
     if (const auto known = catalog.find(recipe.target)) taken[*known] = true;
   }
-  // Of several checkpoints the first one determines names; only recipes use the others.
+  // The first of several checkpoints determines names; only recipes use the others.
   const std::uint32_t end = catalog.tensors_of(0).end;
   for (std::uint32_t i = 0; i < end && !options.caller.knows_all_sources; ++i) {
     if (!taken[i]) add_named({.source = i, .name = tensors[i].name});

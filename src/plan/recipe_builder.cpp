@@ -42,8 +42,8 @@ void require(std::string_view operation, const std::optional<Problem>& problem) 
   if (problem) refuse_operation(operation, *problem);
 }
 
-// Every step-th index of one dimension, by views that there are: the dimension becomes two, of
-// which the inner one is a step long.
+// Every step-th index of one dimension, by existing views: the dimension becomes two, of which the
+// inner one has `step` elements.
 std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t start,
                                    std::uint64_t size, std::uint64_t step) {
   const auto at = static_cast<std::int64_t>(dim);
@@ -103,7 +103,7 @@ struct RecipeBuilder::Impl {
                                  fmt::format("one of {}", values.size())});
   }
 
-  // For all operations except add(): constants are not views.
+  // Operand of every operation except add(): constants are not views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
     if (tensor.is_packed) {
@@ -273,8 +273,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation(
-            "cast", {"there is no such cast", fmt::format("{} to {}", source.name(), name(dtype))});
+        refuse_operation("cast", {"no cast exists between these",
+                                  fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
     }

@@ -77,7 +77,7 @@ void Planner::resolve_unsaved(std::size_t root) {
               .suggestion = "build the model so that its buffers are real, on no meta device"});
 }
 
-// From here on the target has no value: that is what a finding of severity error means.
+// Marks the target as without a value; the caller adds the finding.
 void Planner::leave_without_value(std::size_t target, std::string reason) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::excluded;
@@ -228,7 +228,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
     if (box.decoding >= options_.recipes.decodings.size()) continue;
     box.decoding = rounded_decoding(box.decoding, decoded_dtype(is_rounded ? made.dtype : wanted));
   }
-  // There is one cast, from the source to the target: what rounds before cannot be had.
+  // The engine casts once, from source to target, so an earlier rounding is not supported.
   for (const Box& box : recipe.boxes) {
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
     const bool is_moved = tensors[box.source].encoding == Encoding(made.dtype);

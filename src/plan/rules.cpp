@@ -112,7 +112,7 @@ CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memo
   return compiled;
 }
 
-// The bracket that closes the group whose inside begins here; npos where another one opens inside.
+// The bracket that closes the group whose content starts here; npos if another group opens inside.
 std::size_t group_end(std::string_view text, std::size_t at) {
   bool in_class = false;
   for (; at < text.size(); ++at) {

@@ -53,7 +53,7 @@ class CompiledRules {
   explicit CompiledRules(const Rules& rules);
 
   [[nodiscard]] const std::vector<CompiledRule>& rules() const noexcept { return rules_; }
-  // Finds the first rule and pattern that match the whole name. Returns false if there is none.
+  // Finds the first rule and pattern that match the whole name. Returns false if no rule matches.
   [[nodiscard]] bool match(std::string_view name, RuleMatch& match) const;
 
  private:

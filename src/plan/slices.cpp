@@ -1,5 +1,5 @@
-// Targets of which the live model has a part: their recipes are made for whole tensors, and cut
-// when all of them are known.
+// Targets of which the live model has a slice: their recipes are made for whole tensors, and cut at
+// the end.
 #include <fmt/format.h>
 
 #include <algorithm>

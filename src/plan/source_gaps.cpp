@@ -23,7 +23,7 @@ std::string key_of(const Member& member, const Template& target) {
   return key;
 }
 
-// Returns the only group that the target does not use; nullopt if there are none or several.
+// Returns the only group that the target does not use; nullopt for zero or several such groups.
 std::optional<std::size_t> counting_group(const Member& member, const Template& target) {
   std::optional<std::size_t> found;
   for (std::size_t g = 0; g < member.groups.size(); ++g) {

@@ -83,7 +83,7 @@ void Planner::report_kept() {
                               name_list(kept_names_, count))});
 }
 
-// One that took no name may be mistyped.
+// A pattern that matches no name may be mistyped.
 void Planner::report_patterns() {
   const auto report = [&](const char* option, const std::vector<std::string>& patterns,
                           const std::vector<std::size_t>& counts, const char* names) {

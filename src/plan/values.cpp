@@ -48,7 +48,7 @@ ValueSet values_of(const Plan& plan, SinkKind sink) {
   return values;
 }
 
-// Ranks of a machine share the pinned memory that one of them may have.
+// The ranks of a machine share one limit of pinned memory.
 Limits limits_of(const Plan& plan, const ValueSet& values) {
   const std::uint64_t pinned =
       plan.local_ranks > 1 ? plan.staging_bytes_max / plan.local_ranks : UINT64_MAX;

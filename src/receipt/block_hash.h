@@ -15,7 +15,7 @@ namespace loadstone {
 
 inline constexpr std::uint64_t receipt_block_bytes = 1u << 20;
 
-// As many bytes as the kind has, followed by zeros.
+// The kind's digest bytes, followed by zeros.
 using BlockDigest = std::array<std::byte, 32>;
 
 // Hashes consecutive bytes. Not thread-safe.
@@ -30,14 +30,14 @@ class BlockHash {
 // the plain digest that others publish.
 enum class HashOf : std::uint8_t { block, tree, file };
 
-// Throws Error "receipt.digest" where the kind is not built in, "memory.host".
+// Throws Error "receipt.digest" if the kind is not built in, or "memory.host".
 [[nodiscard]] std::unique_ptr<BlockHash> make_hash(DigestKind kind, HashOf what);
 [[nodiscard]] BlockDigest hash_block(DigestKind kind, std::span<const std::byte> bytes);
 // Hexadecimal digest of all blocks of the ranges, in their order.
 [[nodiscard]] std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
                                       std::span<const BlockDigest> blocks);
 
-// In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
+// Defined in sha256.cpp, or in sha256_absent.cpp for builds without OpenSSL.
 [[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);
 [[nodiscard]] bool has_sha256() noexcept;
 // Computes git's SHA-1 of a file of this size; the digest has 20 bytes.

@@ -29,10 +29,10 @@ class DigestTable {
   static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
   static constexpr std::size_t open_blocks_max = 1024;  // half a KiB each
 
-  // Brings bytes [begin, begin + to.size()) of the item.
+  // Reads bytes [begin, begin + to.size()) of the item.
   using Read = std::function<void(std::uint64_t begin, std::span<std::byte> to)>;
 
-  // Throws Error "receipt.digest" where the kind is not built in.
+  // Throws Error "receipt.digest" if the kind is not built in.
   explicit DigestTable(DigestKind kind, std::uint64_t waiting_bytes_max = waiting_bytes_default);
   DigestTable(const DigestTable&) = delete;
   DigestTable& operator=(const DigestTable&) = delete;
@@ -50,7 +50,7 @@ class DigestTable {
   [[nodiscard]] const std::string& digest(std::uint32_t item) const;
 
   [[nodiscard]] DigestKind kind() const noexcept { return kind_; }
-  // By complete().
+  // Bytes that complete() read again.
   [[nodiscard]] std::uint64_t bytes_read_again() const noexcept { return bytes_read_again_; }
 
  private:

@@ -6,7 +6,7 @@
 
 namespace loadstone {
 
-// In a folder that was written; next to a single file, or a set of parts, after its name.
+// File name in an output folder; next to a single file, or a set of parts, it follows that name.
 inline constexpr std::string_view receipt_file_name = "receipt.json";
 inline constexpr std::string_view receipt_suffix = ".receipt.json";
 

@@ -21,7 +21,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t hole_bytes_max = 64 << 10;
-// A tensor of which more are needed has one from its first byte to its last.
+// A tensor with more ranges gets one from its first byte to its last.
 constexpr std::size_t ranges_max = 256;
 
 void join(std::vector<ByteRange>& ranges) {

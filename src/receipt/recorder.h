@@ -1,5 +1,5 @@
-// Makes the receipt of a load or a conversion: digests of sources as they are read, and of outputs
-// as they are made.
+// Makes the receipt of a load or a conversion: hashes sources while they are read, and outputs
+// while they are made.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class ReceiptRecorder {
              std::span<const std::byte> bytes);
 
  protected:
-  // Brings bytes [begin, begin + to.size()) of an output.
+  // Reads bytes [begin, begin + to.size()) of an output.
   using Read =
       std::function<void(std::size_t output, std::uint64_t begin, std::span<std::byte> to)>;
 

@@ -1,4 +1,4 @@
-// In the place of sha256.cpp, where OpenSSL was not there to be built with.
+// Replaces sha256.cpp in builds without OpenSSL.
 #include "loadstone/error.h"
 #include "receipt/block_hash.h"
 

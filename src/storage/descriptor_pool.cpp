@@ -160,7 +160,7 @@ void DescriptorPool::close(PooledFile& file) noexcept {
   --open_;
 }
 
-// The one that was used longest ago.
+// Closes the least recently used file.
 bool DescriptorPool::close_idle() noexcept {
   PooledFile* oldest = nullptr;
   for (PooledFile* const file : files_) {

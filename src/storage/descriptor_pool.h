@@ -44,7 +44,7 @@ class DescriptorPool {
  public:
   static constexpr std::size_t open_max = 256;
 
-  // The one of this process.
+  // The pool of this process.
   [[nodiscard]] static DescriptorPool& instance();
 
   DescriptorPool() = default;

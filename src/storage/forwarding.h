@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// Thread-safe as far as the inner one is.
+// Thread-safe if the inner source is.
 class ForwardingSource : public ByteSource {
  public:
   explicit ForwardingSource(std::shared_ptr<ByteSource> inner) : inner_(std::move(inner)) {}
@@ -40,7 +40,7 @@ class ForwardingSource : public ByteSource {
   const std::shared_ptr<ByteSource> inner_;
 };
 
-// `inner` must live as long. Thread-safe as far as `inner` is.
+// `inner` must outlive it. Thread-safe if `inner` is.
 class ForwardingStorage : public Storage {
  public:
   explicit ForwardingStorage(Storage& inner) : inner_(inner) {}

@@ -1,4 +1,4 @@
-// Reads a local file through pread: there is no shared file position, so any number of threads may
+// Reads a local file through pread, without a shared file position, so any number of threads may
 // read one descriptor.
 #pragma once
 

@@ -27,7 +27,7 @@ namespace loadstone {
 
 namespace {
 
-// One call moves at most 2^31 - 4096 bytes anyhow.
+// One call moves at most 2^31 - 4096 bytes.
 constexpr std::size_t write_bytes_max = std::size_t{1} << 30;
 
 int errno_of(int result) noexcept { return result == 0 ? 0 : errno; }
@@ -73,8 +73,8 @@ class LocalSink final : public FileSink {
     if (pages == MAP_FAILED) return errno;
     memory = memory_ = static_cast<std::byte*>(pages);
     byte_count_ = static_cast<std::size_t>(byte_count);
-    // The mapping keeps the file open, and msync() reports its errors, so many files take no
-    // descriptors.
+    // The mapping keeps the file open, and msync() reports its errors, so the descriptor can be
+    // closed.
     descriptor_ = Descriptor();
     return 0;
   }
@@ -134,7 +134,7 @@ class LocalWriter final : public WritableStorage {
     return 0;
   }
 
-  // The iterators of std::filesystem end the process where memory does.
+  // The iterators of std::filesystem end the process if memory runs out.
   int try_list(const std::string& folder, std::vector<std::string>& names) override {
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
     if (!stream) return errno;
@@ -215,7 +215,7 @@ class LocalWriter final : public WritableStorage {
 
   int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) override {
     if (is_cut(path)) return EINVAL;
-    // For writing: network file systems lock only what could be written.
+    // Opened for writing: network file systems lock only writable files.
     Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (file.get() < 0 && errno == EISDIR) {
       file = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -37,7 +37,7 @@ bool is_network_file_system(std::uint32_t type) noexcept {
 
 bool is_on_network(int descriptor) noexcept {
   struct statfs system {};
-  // Its numbers have 32 bits, but their type is a signed one of any width.
+  // The magic number has 32 bits, but its type is signed and of any width.
   return ::fstatfs(descriptor, &system) == 0 &&
          is_network_file_system(static_cast<std::uint32_t>(system.f_type));
 }

@@ -11,7 +11,7 @@ namespace loadstone {
 
 // Returns true if this process may write a file of this size.
 [[nodiscard]] bool may_grow_to(std::uint64_t byte_count) noexcept;
-// Throws where it may not: passing that limit would raise a signal instead of an error.
+// Throws if the size exceeds the limit, because writing would raise a signal instead of an error.
 void check_file_limit(std::uint64_t byte_count, const std::string& path);
 
 // 16 hexadecimal digits, unique across processes, containers and machines.

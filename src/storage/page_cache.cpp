@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
-// For a larger range the kernel fetches only as much as the device's read-ahead allows.
+// The kernel truncates larger requests to the device's read-ahead.
 constexpr std::uint64_t asked_at_once = 128 << 10;
 constexpr std::uint64_t samples_max = 256;
 
@@ -31,10 +31,10 @@ struct CachePages {
   std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
 };
 
-// Returns true if the byte is cached or being read; nullopt if the system cannot tell. cachestat()
-// came with Linux 6.5 and works for files that the user may write. preadv2() works for all files,
-// but starts to read the page: a fast device may deliver it before the answer. (mincore() reports
-// pages of files that belong to others and are not writable as cached.)
+// Returns true if the byte is cached or being read; nullopt if unknown. cachestat() came with Linux
+// 6.5 and works for files that the user may write. preadv2() works for all files, but starts to
+// read the page: a fast device may deliver it before the answer. (mincore() reports pages of files
+// that belong to others and are not writable as cached.)
 std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
   const CacheRange range = {offset, 1};
   CachePages pages = {};

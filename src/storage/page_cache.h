@@ -6,7 +6,8 @@
 
 namespace loadstone {
 
-// From 0 to 1, by a sample of at most 256 pages; nullopt if the system does not report it.
+// A share from 0 to 1, from a sample of at most 256 pages; nullopt if the system does not report
+// it.
 [[nodiscard]] std::optional<double> cached_share_of(int descriptor, std::uint64_t bytes);
 
 // Asks the system to fetch the parts of a range that the cache lacks, or may lack. Checks one byte

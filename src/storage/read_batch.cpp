@@ -8,7 +8,7 @@ namespace loadstone {
 
 namespace {
 
-// One call moves at most 2^31 - 4096 bytes anyhow.
+// One call moves at most 2^31 - 4096 bytes.
 constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
 // Bytes to move afterwards, which should still be in the core's cache.
 constexpr std::size_t moved_batch_bytes_max = 256 << 10;

@@ -1,4 +1,4 @@
-// Opening files to read from, and what keeps one from being opened.
+// Opens files for reading, with the reasons why a file cannot be opened.
 #pragma once
 
 #include <sys/stat.h>

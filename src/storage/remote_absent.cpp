@@ -1,4 +1,4 @@
-// In the place of remote/, where libcurl was not there to be built with.
+// Replaces remote/ in builds without libcurl.
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "storage/forwarding.h"

@@ -13,7 +13,7 @@ inline constexpr std::uint64_t remote_buffer_bytes = 512 << 10;
 // Per request: that buffer, and as much for the connection's state and the allocator, as measured
 // with 1, 4 and 16 requests.
 inline constexpr std::uint64_t remote_request_bytes = 2 * remote_buffer_bytes;
-// Blocks for small reads: one of each of the files that were read last.
+// Blocks for small reads: one for each of the most recently read files.
 inline constexpr std::uint64_t remote_block_bytes_max = 256 << 10;
 inline constexpr std::size_t remote_blocks_max = 16;
 

@@ -21,7 +21,7 @@ void require_local(const std::string& path);
 
 // Encodes a file's name as part of a URL; keeps slashes.
 [[nodiscard]] std::string encoded_path(std::string_view name);
-// The same without slashes: one name of a path, a value of a query.
+// Also encodes slashes: for one name of a path, or a value of a query.
 [[nodiscard]] std::string encoded_name(std::string_view name);
 // The part of a path below the folder as the name of a file.
 [[nodiscard]] std::string name_below(std::string_view folder, std::string_view path);
@@ -36,7 +36,7 @@ struct HubPath {
   // A commit is immutable.
   [[nodiscard]] bool is_pinned() const noexcept;
 };
-// Throws Error "io.remote" where the path is not of that form.
+// Throws Error "io.remote" if the path does not have this form.
 [[nodiscard]] HubPath parse_hub_path(std::string_view path);
 
 }  // namespace loadstone

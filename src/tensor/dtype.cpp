@@ -17,7 +17,7 @@ struct BlockRow {
   BlockLayout layout;
 };
 
-// In the order of BlockFormat.
+// The order of BlockFormat.
 constexpr auto block_rows = std::to_array<BlockRow>({
     {"Q4_0", {32, 18}},     {"Q4_1", {32, 20}},    {"Q5_0", {32, 22}},     {"Q5_1", {32, 24}},
     {"Q8_0", {32, 34}},     {"Q8_1", {32, 36}},    {"Q2_K", {256, 84}},    {"Q3_K", {256, 110}},

@@ -70,7 +70,8 @@ bool has_plain_matrices_only(const Catalog& catalog) {
   });
 }
 
-// That weights are stored in codes, and not only that a cache is, or that they are to be rounded.
+// True if the config claims quantized weights, not only a quantized cache or rounding during a
+// load.
 bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
   if (claim.method == "compressed-tensors") return claim.bits && claim.layout != "dense";
   if (claim.method == "fp8") return claim.block.has_value();

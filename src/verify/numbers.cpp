@@ -90,8 +90,8 @@ const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
 
 // Returns the limit for all values together if no bound per value is known.
 double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
-  // GPTQ and AWQ do not take the nearest code, and E5M2 and zero points are only read here. Codes
-  // in another order have an error of about 1.4, doubled scales one of 1.
+  // GPTQ and AWQ do not choose the nearest code, and loadstone cannot encode E5M2 and zero points.
+  // Codes in a wrong order have an error of about 1.4, doubled scales one of 1.
   constexpr double usual = 0.5;
   // Blocks of two bits a number and less know little but signs: weights have up to 0.8 there.
   constexpr double of_few_bits = 0.95;
@@ -157,8 +157,8 @@ std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
 }
 
 double Numbers::tolerance_max(double of_group, double of_tensor) const noexcept {
-  // Tensors that share a scale have the largest one's; scales that are powers of two reach up to
-  // twice as far as the numbers.
+  // Tensors that share a scale have the largest one's; power-of-two scales reach up to twice as far
+  // as the values.
   constexpr double shared = 4;
   if (bound_ == nullptr) return 0;
   return bound_->constant + shared * (bound_->of_reach * of_group + bound_->of_outer * of_tensor);

@@ -42,7 +42,7 @@ class Numbers {
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Returns the tolerance of each value. Reads scales only.
   std::vector<double> tolerance(std::uint64_t begin, std::uint64_t end);
-  // The most that it can be for scales made for numbers of at most these magnitudes.
+  // The largest tolerance for scales made for values of at most these magnitudes.
   [[nodiscard]] double tolerance_max(double of_group, double of_tensor) const noexcept;
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }

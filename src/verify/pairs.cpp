@@ -32,8 +32,8 @@ bool are_floats(Encoding first, Encoding second) {
          can_cast(first.dtype(), second.dtype());
 }
 
-// Returns true if components have the same names and shapes, so that they can be compared one by
-// one.
+// Returns true if the components have the same names and shapes, so that they can be compared in
+// pairs.
 bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& second,
                  const QuantizedTensor& b) {
   return std::ranges::equal(

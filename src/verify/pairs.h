@@ -14,7 +14,7 @@
 
 namespace loadstone {
 
-// A value of one checkpoint: a tensor, a quantized tensor, or what a conversion makes of some.
+// A value of one checkpoint: a tensor, a quantized tensor, or a conversion of some.
 struct Side {
   TensorRecipe value;
   std::string encoding;  // "BF16", "nvfp4", "Q4_K"

@@ -105,7 +105,7 @@ class ScaleCheck {
     }
   }
 
-  // Describes the first wrong scale; empty if there is none.
+  // Describes the first wrong scale; empty if all are valid.
   std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements,
                       const std::atomic<bool>& stop) {
     if (largest_.empty()) return {};
@@ -138,7 +138,7 @@ class ScaleCheck {
     std::uint64_t element = 0;
   };
   static constexpr double lost = 0.25;  // as a part of the sum of squares
-  // Numbers near the least of F32 need smaller scales than there are.
+  // Values near the least F32 would need smaller scales than F32 has.
   static constexpr double least = 0x1p-120;
   static constexpr std::uint64_t part_elements = 1 << 18;
 

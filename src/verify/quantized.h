@@ -14,17 +14,18 @@
 
 namespace loadstone {
 
-// Scales that are not finite ("q.nan"), or not above zero where they divide ("q.scale_value").
+// Reports scales that are not finite ("q.nan"), or divisors that are not positive
+// ("q.scale_value").
 [[nodiscard]] std::vector<Finding> check_scales(const OpenShards& shards,
                                                 const QuantizedTensors& stored,
                                                 const std::atomic<bool>& stop);
 
-// Samples of two values of which at least one is quantized. Not thread-safe.
+// Samples of two values, at least one of them quantized. Not thread-safe.
 class Samples {
  public:
   Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop);
 
-  // Adds to `report` the pair's error, and a difference where that is more than the encoding
+  // Adds the pair's error to `report`, and a difference if the error exceeds what the encoding
   // explains.
   void compare(const Pair& pair, VerifyReport& report);
   [[nodiscard]] std::uint64_t bytes_read() const noexcept;

@@ -37,7 +37,7 @@ DistinctRanges::DistinctRanges(const Catalog& catalog)
   }
 }
 
-// By their begins. Every begin and end of a tensor is one of a range.
+// Sorted by start. Every start and end of a tensor is one of a range.
 void DistinctRanges::add_group(std::span<const std::uint32_t> group) {
   const auto& tensors = catalog_.tensors();
   std::vector<std::uint64_t> cuts;

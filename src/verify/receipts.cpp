@@ -67,9 +67,9 @@ class ReceiptHeaders {
  public:
   explicit ReceiptHeaders(Storage& storage) : storage_(storage) {}
 
-  // Adds a difference for each tensor that only one of both lists, or whose dtype, shape or place
-  // is another; `is_whole`: the receipt lists all tensors of the file. A file of which it lists no
-  // tensor has one digest of all its bytes, and is not opened.
+  // Adds a difference for each tensor that is in only one of both lists, or whose dtype, shape or
+  // offset differs; `is_whole`: the receipt lists all tensors of the file. A file without listed
+  // tensors has one digest of all its bytes, and is not opened.
   void compare(const ReceiptFile& file, const std::string& path, bool is_whole,
                std::vector<Difference>& differences);
 
@@ -130,7 +130,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
 
 // ---- digests
 
-// A digest that is to be computed again.
+// A digest to compute again.
 struct Check {
   std::shared_ptr<ByteSource> file;
   std::string name;  // of the difference
@@ -198,7 +198,7 @@ class ReceiptCheck {
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
-  // Notes each source checkpoint of the receipt behind the first `compared` ones.
+  // Notes each source checkpoint of the receipt after the first `compared` ones.
   void note_left_out(std::size_t compared) {
     std::map<std::uint32_t, std::vector<std::string>> left_out;
     for (const ReceiptFile& file : receipt_.sources) {

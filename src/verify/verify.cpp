@@ -77,7 +77,7 @@ std::optional<std::size_t> first_byte(std::span<const std::byte> left,
   return static_cast<std::size_t>(in_left - left.begin());
 }
 
-// The same for F32, with equal zeros of both signs: GGUF's 4-bit codes have one zero.
+// Compares F32 values; zeros of both signs are equal, because GGUF's 4-bit codes have one zero.
 std::optional<std::size_t> first_number(std::span<const std::byte> left,
                                         std::span<const std::byte> right) {
   for (std::size_t at = 0; const auto skipped = first_byte(left.subspan(at), right.subspan(at));) {
@@ -92,7 +92,7 @@ std::optional<std::size_t> first_number(std::span<const std::byte> left,
   return std::nullopt;
 }
 
-// The same of any dtype, where NaN is equal to every NaN: programs write different ones.
+// Compares values of any dtype; NaN equals every NaN, because programs write different ones.
 std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> left,
                                        std::span<const std::byte> right) {
   const std::size_t size = element_bytes(dtype);
@@ -253,7 +253,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;
-    // No encoder turns a number into NaN.
+    // No encoder converts a finite value to NaN.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
                                          fmt::format("{} numbers that are NaN", counts[data].nan),
                                          "none in a quantized weight"));

@@ -10,12 +10,12 @@ namespace {
 
 using namespace ::testing;
 
-// A plan and the report of a load that did all of it.
+// A plan and the report of a load that delivered every target.
 struct Load {
   Plan plan;
   Report report;
 
-  // A target of 8 bytes.
+  // Adds a target of 8 bytes.
   Provenance& add(const std::string& name, Origin origin, Delivery delivery = Delivery::none) {
     PlannedTarget& target = plan.targets.emplace_back();
     target.name = name;

@@ -45,7 +45,7 @@ bool is_code(std::string_view text) {
   });
 }
 
-// Whatever stands between two quotes and looks like a code.
+// Quoted strings in the sources that look like an error code.
 std::set<std::string> codes_in_sources() {
   const std::filesystem::path root = std::filesystem::path(LOADSTONE_HOSTILE_DIR) / "../..";
   std::set<std::string> found;
@@ -61,7 +61,7 @@ std::set<std::string> codes_in_sources() {
       }
     }
   }
-  // Files that the system names so.
+  // File names of the kernel that look like codes.
   for (const char* name : {"memory.current", "memory.limit_in_bytes", "memory.max", "memory.stat",
                            "memory.usage_in_bytes"}) {
     found.erase(name);
@@ -71,7 +71,7 @@ std::set<std::string> codes_in_sources() {
 
 TEST(Codes, ThoseOfTheSourcesAreKnown) {
   const std::set<std::string> found = codes_in_sources();
-  EXPECT_TRUE(found.contains("st.hole"));  // the search works
+  EXPECT_TRUE(found.contains("st.hole"));  // control
   EXPECT_GT(found.size(), 80u);
   for (const std::string& code : found) EXPECT_NE(find_code(code), nullptr) << code;
 }

@@ -12,8 +12,8 @@
 namespace loadstone {
 namespace {
 
-// Names that all have one hash in libstdc++, whose seed is a constant: two words of 8 bytes each
-// are replaced by others that leave its state as it was.
+// Names with equal hashes in libstdc++, whose seed is constant: two 8-byte words are replaced so
+// that the hash state stays the same.
 constexpr std::uint64_t factor = 0xc6a4a7935bd1e995u;
 
 std::uint64_t inverse(std::uint64_t odd) {
@@ -69,7 +69,7 @@ TEST(NameHash, NamesThatCollideElsewhereDoNotHere) {
     library.insert(std::hash<std::string>()(name));
     ours.insert(NameHash()(name));
   }
-  EXPECT_EQ(library.size(), 1u);  // the control: libstdc++ has one constant seed
+  EXPECT_EQ(library.size(), 1u);  // control: libstdc++ has one constant seed
   EXPECT_EQ(ours.size(), names.size());
 }
 

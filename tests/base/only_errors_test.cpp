@@ -35,7 +35,7 @@ TEST(OnlyErrors, LeaveWhatTheCallerThrewAsItIs) {
   EXPECT_THROW(only_errors([&] { throw CallerException{thrown}; }), std::out_of_range);
 }
 
-// In between somebody may catch the Error of a broken file, which this is not.
+// A caller in between may catch the Error of a broken file; std::bad_alloc must pass it.
 TEST(OnlyErrors, AreMadeByTheOutermostFunction) {
   bool was_seen = false;
   const auto work = [&] {

@@ -23,11 +23,11 @@ TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(printable("\xc2\x9b"
                       "31m"),
             "\\xc2\\x9b31m");                    // C1: another ESC [
-  EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0");  // the first after C1
+  EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0");  // first character after C1
   EXPECT_EQ(printable("\xe2\x80\xae"
                       "abc"),
             "\\xe2\\x80\\xae"
-            "abc");                                         // right to left
+            "abc");                                         // right-to-left override
   EXPECT_EQ(printable("\xe2\x81\xa6"), "\\xe2\\x81\\xa6");  // isolate
   EXPECT_EQ(printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8");  // line separator
 }
@@ -40,7 +40,6 @@ std::string utf8(std::uint32_t code) {
   return {static_cast<char>(0xf0 | (code >> 18)), tail(12), tail(6), tail(0)};
 }
 
-// Every character that there is.
 TEST(Printable, EscapesWhatNobodySees) {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
   for (std::uint32_t code = 0; code <= 0x10ffff; ++code) {
@@ -67,7 +66,7 @@ TEST(VisibleJson, IsTheSameDocument) {
   EXPECT_EQ(visible_json("{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}"), "{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}");
   EXPECT_EQ(visible_json(utf8(0x9b) + utf8(0x200b) + "x"), "\\u009b\\u200bx");
   EXPECT_EQ(visible_json(utf8(0xe0041)), "\\udb40\\udc41");
-  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // not UTF-8: as it is, and nothing beyond it is read
+  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // not UTF-8: kept, and nothing past the end is read
 }
 
 TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
@@ -75,7 +74,7 @@ TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
       {"https://h/x?sig=S", "https://h/x"},
       {"https://h/a b?sig=S T", "https://h/a b"},
       {"HTTPS://u:S@h/x#S", "HTTPS://h/x"},
-      {"'https://h/a b?sig=S T' is no size", "'https://h/a b' is no size"},
+      {"'https://h/a b?sig=S T' is not a size", "'https://h/a b' is not a size"},
       {"--html: https://h/x?sig=S not known", "--html: https://h/x not known"},
       {"[\"https://h/x?S\", 'http://g/y?S']", "[\"https://h/x\", 'http://g/y']"},
       {"socks5h://u:S@proxy:1/", "socks5h://proxy:1/"},
@@ -98,7 +97,7 @@ TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
     EXPECT_EQ(without_secrets(text), expected) << text;
     EXPECT_EQ(without_secrets(expected), expected) << text;
   }
-  // A long one is not cut so that its end is left.
+  // A long query is removed whole, including its end.
   const std::string query(5000, 'S');
   for (std::size_t path = 0; path < 300; path += 30) {
     const std::string url = "https://h/" + std::string(path, 'p') + "?" + query;

@@ -1,4 +1,3 @@
-// The sentence for a word that is not known.
 #include "base/unknown_word.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +14,7 @@ TEST(UnknownWord, NamesTheNearest) {
 
 TEST(UnknownWord, NamesAllThatAreEquallyNear) {
   EXPECT_EQ(did_you_mean("overlap", words), "; did you mean 'st.overlap' or 'gg.overlap'?");
-  EXPECT_EQ(did_you_mean("fp5", words), "; did you mean 'fp4'?");  // nearer than nf4
+  EXPECT_EQ(did_you_mean("fp5", words), "; did you mean 'fp4'?");  // closer than nf4
 }
 
 TEST(UnknownWord, NamesAllIfNoneIsNear) {

@@ -1,4 +1,4 @@
-// The check of boxes against painting every element.
+// Compares the check of boxes with painting every element.
 #include "boxes/check_boxes.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ TEST(CheckBoxes, PassesRunsThatMeet) {
 
 TEST(CheckBoxes, RefusesOverlapWithAHoleOfTheSameSize) {
   EXPECT_FALSE(passes({{0, 0, 0, {{6, 1, 1}}}, {0, 6, 5, {{4, 1, 1}}}}, 10));
-  // Columns 0 and 0 of a [5, 2] target instead of 0 and 1.
+  // Columns 0 and 0 of a [5, 2] target instead of columns 0 and 1.
   EXPECT_FALSE(passes({{0, 0, 0, {{5, 1, 2}}}, {0, 5, 0, {{5, 1, 2}}}}, 10));
   EXPECT_TRUE(passes({{0, 0, 0, {{5, 1, 2}}}, {0, 5, 1, {{5, 1, 2}}}}, 10));
 }
@@ -58,7 +58,7 @@ TEST(CheckBoxes, ASourceMayBeReadTwice) {
 }
 
 TEST(CheckBoxes, EmptyTargets) {
-  EXPECT_FALSE(passes({}, 0));  // nobody would know where it comes from
+  EXPECT_FALSE(passes({}, 0));  // an empty target still needs a source
   EXPECT_TRUE(passes({{0, 0, 0, {{0, 1, 1}}}}, 0));
   EXPECT_FALSE(passes({{0, 0, 0, {{0, 1, 1}}}}, 1));
   EXPECT_FALSE(passes({}, 1));
@@ -91,7 +91,7 @@ TEST(CheckBoxes, DeepNestsDoNotTakeTheStack) {
   EXPECT_FALSE(passes(boxes, total));
 }
 
-// Random regions, right ones (cut from a grid) and wrong ones (one number changed).
+// Random regions: valid ones cut from a grid, and invalid ones with one changed value.
 TEST(CheckBoxes, AgreesWithPaintingOnRandomBoxes) {
   std::mt19937 random(5);
   const auto below = [&](std::uint64_t bound) {
@@ -100,7 +100,7 @@ TEST(CheckBoxes, AgreesWithPaintingOnRandomBoxes) {
   std::size_t right = 0;
   std::size_t wrong = 0;
   for (int round = 0; round < 20000; ++round) {
-    // A tensor, cut and cut again along random dimensions; the pieces are the boxes.
+    // Cuts a tensor along random dimensions again and again; the pieces become the boxes.
     std::vector<std::uint64_t> extents;
     for (std::uint64_t i = 1 + below(3); i > 0; --i) extents.push_back(1 + below(6));
     std::vector<Box> boxes;

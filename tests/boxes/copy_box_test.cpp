@@ -30,7 +30,7 @@ std::uint64_t span_of(const std::vector<BoxDim>& dims, bool source) {
   return span;
 }
 
-// Copies with copy_box and one by one; what lies between the elements must stay.
+// Compares copy_box() with a loop over elements; bytes between the elements must not change.
 void compare(const std::vector<BoxDim>& dims, Dtype source, Dtype target) {
   const std::size_t from_size = element_bytes(source);
   const std::size_t to_size = element_bytes(target);
@@ -75,12 +75,12 @@ TEST(CopyBoxTest, EveryOrderOfDimensions) {
     compare(dims, Dtype::u8, Dtype::u8);
     compare(dims, Dtype::c128, Dtype::c128);
     compare(dims, Dtype::f32, Dtype::f16);
-    std::ranges::reverse(dims);  // any order is taken
+    std::ranges::reverse(dims);  // dims may come in any order
     compare(dims, Dtype::u8, Dtype::f64);
   } while (std::ranges::next_permutation(order).found);
 }
 
-// A width that nobody thought of is copied like the others.
+// Covers widths without a special case.
 TEST(CopyBoxTest, EveryWidthIsTransposed) {
   for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);

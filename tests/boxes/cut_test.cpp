@@ -1,4 +1,4 @@
-// Cutting and joining against the elements that boxes write.
+// Compares cutting and joining with the elements that boxes write.
 #include "boxes/cut.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@ namespace loadstone::test {
 namespace {
 
 TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
-  // [4, 3, 5], written in another order than it is read.
+  // [4, 3, 5], written in a different order than it is read.
   Box box = {.source = 0, .dims = {{3, 5, 5}, {5, 1, 1}, {4, 15, 15}}};
   ASSERT_TRUE(order_to_cut(box));
   const Elements whole = written({box}, {60});
@@ -25,7 +25,7 @@ TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
   }
 }
 
-// Dimensions that do not nest, which no view makes but a plan may hold.
+// No view makes dimensions that do not nest, but a plan may contain them.
 TEST(CutBox, CutsAtAnyElementOfDimensionsThatDoNotNest) {
   const Box box = {.source = 0, .target_offset = 3, .dims = {{2, 10, 3}, {3, 1, 2}}};
   for (std::uint64_t begin = 0; begin < 14; ++begin) {
@@ -76,7 +76,7 @@ TEST(BoxDims, JoinsNeighboursThatRunOnAsTheListDoes) {
   for (const BoxDim& dim : dims) ASSERT_TRUE(same.append(dim));
   same.sort_by_target();
   EXPECT_THAT(same.dims(), testing::ElementsAreArray(joined));
-  // A product that does not fit is no reason to join.
+  // Products that overflow must not look joinable.
   std::vector<BoxDim> huge = {{UINT64_MAX, 4, 4}, {UINT64_C(1) << 62, 4, 4}};
   normalise(huge);
   EXPECT_EQ(huge.size(), 2u);

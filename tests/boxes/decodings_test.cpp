@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using Value = RecipeBuilder::Value;
 
-// Two experts in FP8 with their scales, a plain tensor, and one shape's worth of MXFP4.
+// Two FP8 experts with scales, a plain tensor, and one MXFP4 tensor.
 class Decodings : public testing::Test {
  protected:
   Decodings() {
@@ -118,7 +118,7 @@ TEST_F(Decodings, MisusesAreRefused) {
 TEST_F(Decodings, APlanCountsAndNamesAllSources) {
   const Plan made = plan();
   EXPECT_TRUE(made.ok());
-  // Weights and scales are used, none is left over; BF16 to F32 is the only cast.
+  // The decodings use weights and scales, so nothing is left over; BF16 to F32 is the only cast.
   ASSERT_EQ(made.findings.size(), 1u);
   EXPECT_EQ(made.findings[0].code, "plan.cast");
   EXPECT_EQ(made.bytes_to_read, 2u * (8 + 24) + 48 + 96 + 6);
@@ -165,7 +165,7 @@ TEST_F(Decodings, KernelsRoundToWhatIsWanted) {
   builder.add("a1", builder.cast(builder.slice(a, 0, 1, 1), Dtype::bf16));
   builder.add("b0", builder.cast(builder.slice(b, 0, 0, 1), Dtype::f16));
   builder.add("b1", builder.slice(b, 0, 1, 1));
-  builder.add("c", numbers("c", {256}));  // the model wants it narrower than the recipe says
+  builder.add("c", numbers("c", {256}));  // the model wants a narrower dtype than the recipe
   PlanOptions options;
   options.recipes = builder.finish();
   const Plan made = make_plan(
@@ -174,7 +174,7 @@ TEST_F(Decodings, KernelsRoundToWhatIsWanted) {
                    target_of("b0", {1, 256}, Dtype::f16), target_of("b1", {1, 256}),
                    target_of("c", {256}, Dtype::bf16)}),
       options);
-  EXPECT_TRUE(made.findings.empty());  // no cast is left
+  EXPECT_TRUE(made.findings.empty());  // no cast remains
   const auto index = [&](const char* name) { return planned(made, name).recipe.boxes[0].decoding; };
   const auto dtype = [&](const char* name) { return made.decodings.at(index(name)).dtype; };
   EXPECT_EQ(index("a0"), index("a1"));
@@ -261,7 +261,7 @@ TEST_F(Decodings, PlansThatLieAreRefused) {
   EXPECT_EQ(code("\"decoding\": 1", "\"decoding\": 1,\"source\": 1"), "plan.json");
   EXPECT_EQ(code("\"decoding\": 1", "\"source\": 1"), "plan.box");
   EXPECT_EQ(code("\"decodings\"", "\"decoding\""), "plan.json");
-  // The control: without a change it is a plan.
+  // Control: the unchanged text is a plan.
   EXPECT_EQ(code_of([&] { (void)plan_from_json(text, options_); }), "");
 }
 

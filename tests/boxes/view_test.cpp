@@ -1,4 +1,4 @@
-// Views against the same operations written out element by element.
+// Compares views with the same operations written out element by element.
 #include "boxes/view.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 namespace loadstone::test {
 namespace {
 
-// A view and what it should be.
+// A view and its expected elements.
 struct Pair {
   View view;
   Elements elements;
@@ -146,7 +146,7 @@ class Chain {
     return slice;
   }
 
-  // Of each of several equal groups, by dimension.
+  // Slice of each of several equal groups, per dimension.
   Slice some_slice_of_groups(const Shape& whole) {
     Slice slice;
     std::vector<std::uint64_t> extents;
@@ -275,7 +275,7 @@ TEST(View, RandomChainsMoveEachElementToItsPlace) {
     const Pair pair = Chain(seed).run();
     expect_equal(pair);
     if (testing::Test::HasFatalFailure()) return;
-    // And the check that guards plans agrees.
+    // The check of plans must agree.
     const auto boxes = boxes_of(pair.view);
     std::vector<TensorInfo> sources(16);
     for (TensorInfo& source : sources) source.shape = Shape{1u << 30};

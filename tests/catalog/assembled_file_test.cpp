@@ -1,4 +1,4 @@
-// Tensors in pieces: a range of one is asked for, released and read where its pieces lie.
+// Tensors in pieces: each range is requested, released and read where its pieces are stored.
 #include "catalog/assembled_file.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace loadstone::test {
 namespace {
 
-// A file in memory that notes which of its bytes it was asked for and which were released.
+// A file in memory that records the requested and the released bytes.
 class Noted final : public ForwardingSource {
  public:
   Noted(std::string path, std::string bytes)
@@ -44,7 +44,7 @@ class NotedStorage final : public Storage {
   std::map<std::string, std::shared_ptr<Noted>> files;
 };
 
-// A matrix of bytes in tiles, each in a file of its own, behind bytes of others.
+// A matrix of bytes in tiles, each in its own file, at an offset.
 class Tiles : public testing::Test {
  protected:
   void make(std::mt19937& random) {
@@ -93,7 +93,7 @@ class Tiles : public testing::Test {
 
   using Places = std::set<std::pair<std::string, std::uint64_t>>;
 
-  // Of the tensor's bytes, and those of a file that lie between two of them.
+  // Places of the tensor's bytes, including the file's bytes between two of them.
   [[nodiscard]] Places places(std::size_t begin, std::size_t end) const {
     std::map<std::string, ByteRange> ranges;
     for (std::size_t i = begin; i < end; ++i) {
@@ -108,7 +108,7 @@ class Tiles : public testing::Test {
     return found;
   }
 
-  // Of what was noted; no byte is there twice.
+  // Recorded places; expects no byte twice.
   [[nodiscard]] Places noted(std::vector<ByteRange> Noted::*member) {
     Places found;
     for (auto& [path, file] : storage_.files) {
@@ -126,7 +126,7 @@ class Tiles : public testing::Test {
   std::size_t rows_ = 0;
   std::size_t columns_ = 0;
   std::string tensor_;
-  std::vector<std::pair<std::string, std::uint64_t>> place_;  // of each byte
+  std::vector<std::pair<std::string, std::uint64_t>> place_;  // one for each byte
   NotedStorage storage_;
   std::shared_ptr<ByteSource> file_;
 };

@@ -1,4 +1,4 @@
-// The one sentence for tensors that numbered series lack.
+// The message for tensors that a numbered series lacks.
 #include "catalog/lacking.h"
 
 #include <fmt/format.h>

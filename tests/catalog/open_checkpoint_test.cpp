@@ -1,4 +1,4 @@
-// What a path means: files, folders, patterns, lists, indexes and splits.
+// Meaning of a path: files, folders, patterns, lists, indexes and split files.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -155,7 +155,7 @@ TEST_F(Open, ANumberMissingFromAFolderIsAMissingShard) {
   EXPECT_THAT(problem->what(), HasSubstr("model-00002-of-00003.safetensors"));
 }
 
-// Only the file's number shows that there are others.
+// Only the number in the file name shows that other shards exist.
 TEST_F(Open, OneOfSeveralNumberedFilesIsNoWholeModel) {
   const std::string pickled = torch_bytes(pickle::dict({pickle::text("a"), pickle::tensor()}));
   const std::map<std::string, std::string> files = {
@@ -174,7 +174,7 @@ TEST_F(Open, OneOfSeveralNumberedFilesIsNoWholeModel) {
       EXPECT_THAT(named->findings()[0].sources, Contains(absent)) << name;
     }
   }
-  storage.add_file("/all/model-00001-of-00001.safetensors", one("a"));  // the control
+  storage.add_file("/all/model-00001-of-00001.safetensors", one("a"));  // control
   EXPECT_THAT(open("/all")->findings(), IsEmpty());
   EXPECT_THAT(open("/all/model-00001-of-00001.safetensors")->findings(), IsEmpty());
 }
@@ -208,7 +208,7 @@ TEST_F(Open, ContentTellsWhereTheNameDoesNot) {
   storage.add_file("/b/two", gguf("g"));
   storage.add_file("/b/zip.pt", std::string("PK\3\4\x14\0\0\0\x08\0abcdefghijkl", 22));
   storage.add_file("/b/pickle.bin", std::string("\x80\2}q\0X\6\0\0\0weight", 16));
-  storage.add_file("/b/other", "what is this? it is no checkpoint");
+  storage.add_file("/b/other", "some text, not a checkpoint");
   storage.add_file("/b/nothing", "");
   storage.add_file("/b/x.bin.index.json", "{}");
   EXPECT_THAT(names(*open("/b/one")), ElementsAre("a"));
@@ -253,7 +253,7 @@ TEST_F(Open, WeightsOfOtherFormatsAreListed) {
     for (const char* const other : {"training_args.bin", "optimizer.pt", "rng_state.pth"}) {
       storage.add_file(fmt::format("{}/{}", folder, other), "x");
     }
-    EXPECT_THAT(open(folder)->findings(), IsEmpty()) << name;  // the control
+    EXPECT_THAT(open(folder)->findings(), IsEmpty()) << name;  // control
     storage.add_file(folder + "/pytorch_model.bin", "x");
     const auto catalog = open(folder);
     ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored")) << name;
@@ -276,7 +276,7 @@ TEST_F(Open, ACheckpointThatALibraryReadsInsteadIsAWarning) {
         const std::string folder = fmt::format("/{} with {}", instead, name);
         storage.add_file(folder + "/" + name, content);
         if (name.ends_with(".json")) storage.add_file(folder + "/s.fp16.safetensors", one("a"));
-        EXPECT_THAT(open(folder)->findings(), IsEmpty()) << folder;  // the control
+        EXPECT_THAT(open(folder)->findings(), IsEmpty()) << folder;  // control
         storage.add_file(folder + "/" + instead, "x");
         const auto catalog = open(folder);
         EXPECT_THAT(names(*catalog), ElementsAre("a"));
@@ -292,11 +292,11 @@ TEST_F(Open, ACheckpointThatALibraryReadsInsteadIsAWarning) {
   }
 }
 
-// transformers reads the model that the adapter's config names.
+// transformers loads the model that the adapter's config names.
 TEST_F(Open, AModelNextToAnAdapterIsListed) {
   storage.add_file("/a/adapter_model.safetensors", one("lora"));
   storage.add_file("/a/pytorch_model.bin", torch("a"));
-  EXPECT_EQ(open("/a")->findings().at(0).severity, Severity::warning);  // the control
+  EXPECT_EQ(open("/a")->findings().at(0).severity, Severity::warning);  // control
   storage.add_file("/a/adapter_config.json", "{}");
   EXPECT_EQ(open("/a")->findings().at(0).severity, Severity::info);
 }
@@ -362,7 +362,7 @@ TEST_F(Open, ANumberMissingFromAListIsTold) {
   EXPECT_THAT(codes(*catalog), ElementsAre("ix.gap"));
 }
 
-// ---- links and what is no file
+// ---- links and other special files
 
 TEST_F(Open, AHubCacheOpens) {
   const std::string snapshot = "/hub/models--a--b/snapshots/0123abc";
@@ -381,7 +381,7 @@ TEST_F(Open, AHubCacheOpens) {
   EXPECT_THAT(names(*open(snapshot + "/unet")), ElementsAre("a"));
   storage.add_link("/short", snapshot);
   EXPECT_THAT(names(*open("/short")), ElementsAre("a", "b"));
-  // Only its own blobs.
+  // Only the model's own blobs are allowed.
   storage.add_file("/hub/models--other/blobs/zzz", one("z"));
   storage.add_link(snapshot + "/z.safetensors", "../../../models--other/blobs/zzz");
   EXPECT_EQ(code(snapshot + "/z.safetensors"), "ix.path_escape");
@@ -405,7 +405,7 @@ TEST_F(Open, LinksStayInTheFolderUnlessAllowed) {
     EXPECT_THAT(names(*open(path, true)), ElementsAre("a"));
   }
   EXPECT_EQ(code("/m/nowhere.safetensors"), "io.not_found");
-  // A folder whose name begins like the checkpoint's is another folder.
+  // A folder whose name only starts with the checkpoint's name is a different folder.
   storage.add_file("/m-other/x.safetensors", one("a"));
   storage.add_link("/m/neighbour.safetensors", "../m-other/x.safetensors");
   EXPECT_EQ(code("/m/neighbour.safetensors"), "ix.path_escape");
@@ -446,7 +446,7 @@ TEST_F(Open, AnIndexedCheckpointReadsHeadersOnly) {
     }
   }
   EXPECT_GE(of_shards, 2u);
-  // A control: the log sees a read of data.
+  // Control: the log records a read of data.
   std::vector<std::byte> byte(1);
   logged.open(catalog->shards()[0].path)->read(catalog->shards()[0].data_begin, byte);
   EXPECT_EQ(logged.accesses().back().offset, catalog->shards()[0].data_begin);

@@ -41,7 +41,7 @@ class QuantizedTensorsTest : public ::testing::Test {
     catalog_ = open_checkpoint(folder_.write("file.safetensors", safetensors_bytes(tensors)));
     return find_quantized_tensors(*catalog_);
   }
-  // "name: encoding, kernel"
+  // Formats "name: encoding, codec".
   static std::vector<std::string> lines(const QuantizedTensors& found) {
     std::vector<std::string> lines;
     for (const QuantizedTensor& value : found.tensors()) {
@@ -63,7 +63,7 @@ std::string state(const std::string& more = "") {
 const std::string nested = R"(, "nested_blocksize": 256, "nested_dtype": "float32",)"
                            R"( "nested_offset": 0.25)";
 
-// Tensors beside codes that change what they mean, so that nothing here may decode them.
+// Extra tensors next to quantized data change its meaning, so loadstone must not decode it.
 TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
   const FileTensor codes = tensor("a.weight", "F8_E4M3", {8, 64}, 1);
   const FileTensor scale = tensor("a.weight_scale", "F32", {8, 1}, 4);
@@ -114,11 +114,11 @@ TEST_F(QuantizedTensorsTest, ATileOfAnOldGpuIsRefused) {
   }
 }
 
-// 192 rows are two blocks of 96, or one of 128 and a cut one: only the config tells.
+// 192 rows are two blocks of 96, or one block of 128 and a cut block: only the config decides.
 TEST_F(QuantizedTensorsTest, ConfigsTellTheSizeOfBlocks) {
   struct Case {
     const char* config;
-    const char* kernel;  // or the code of the error
+    const char* kernel;  // or the error code
   };
   const Case cases[] = {
       {"", "fp8_block_128"},
@@ -210,12 +210,12 @@ TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
   const std::string marker = R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})";
   const QuantizedTensors found = find({
       tensor("scaled_fp8", "F8_E4M3", {2}, 1), tensor("a.attn.k_scale", "F32", {}, 4),
-      tensor("a.attn.v_scale", "F32", {8}, 4),  // learned, perhaps: it is not cast, and stays
+      tensor("a.attn.v_scale", "F32", {8}, 4),  // may be a learned parameter: kept, not cast
       tensor("a.attn.q.weight", "F8_E4M3", {8, 16}, 1),
       tensor("a.attn.q.weight_scale", "F32", {}, 4), text_tensor("a.attn.q.comfy_quant", marker),
       tensor("a.attn.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
       tensor("b.up_scale", "F32", {2, 1, 1}, 4), tensor("b.up_input_scale", "F32", {}, 4),
-      tensor("b.k_scale", "F32", {}, 4), tensor("c.input_scale", "F32", {}, 4),  // of no codes
+      tensor("b.k_scale", "F32", {}, 4), tensor("c.input_scale", "F32", {}, 4),  // no data
   });
   ASSERT_THAT(found.tensors(), SizeIs(2));
   const auto names = [&](const std::vector<std::uint32_t>& indices) {
@@ -279,7 +279,7 @@ TEST_F(QuantizedTensorsTest, WhatIsBrokenIsNamed) {
   expect({packed}, "q.scale_missing", "k.weight.quant_state");
 }
 
-// A config decides whether scales are lost or were never there.
+// The config decides whether scales are lost or never existed.
 TEST_F(QuantizedTensorsTest, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
   const std::vector<FileTensor> tensors = {tensor("a.weight", "F8_E4M3", {200, 300}, 1)};
   const auto codes = [&] {
@@ -357,7 +357,7 @@ TEST_F(QuantizedTensorsTest, TablesOfCodesAreThoseOfTheEncoding) {
   EXPECT_THAT(codes(own, nested_own, beyond), ElementsAre("q.quant_state"));
 }
 
-// ModelOpt writes the scales of blocks with an axis of 1 inside each block.
+// ModelOpt writes block scales with an axis of 1 inside each block.
 TEST_F(QuantizedTensorsTest, ScalesOfBlocksMayHaveAxesOfOne) {
   const FileTensor weight = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
   const QuantizedTensors found = find({weight, tensor("a.weight_scale", "F32", {2, 1, 3, 1}, 4)});
@@ -375,8 +375,7 @@ TEST_F(QuantizedTensorsTest, AScaleOfNothingIsAWarning) {
 
 // ---- where it is read from
 
-// Files that are nowhere but in a storage of the caller's: who is given the catalog has the
-// storage.
+// Files that exist only in the caller's storage: the catalog keeps that storage.
 TEST_F(QuantizedTensorsTest, ACatalogIsReadThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file(
@@ -391,10 +390,10 @@ TEST_F(QuantizedTensorsTest, ACatalogIsReadThroughItsStorage) {
   EXPECT_THAT(lines(catalog_->quantized()), ElementsAre("a.weight: nf4, bnb_nf4"));
   LoggingStorage other(storage);
   EXPECT_THAT(find_quantized_tensors(*catalog_, &other).tensors(), SizeIs(1));
-  EXPECT_THAT(other.accesses(), SizeIs(2));  // the state and the table of codes
+  EXPECT_THAT(other.accesses(), SizeIs(2));  // the state and the code table
 }
 
-// The same of what verifies and what loads.
+// The same for verify and load.
 TEST_F(QuantizedTensorsTest, ACatalogIsUsedThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file("/nowhere/file.safetensors",

@@ -1,4 +1,4 @@
-// The rules of an index and its shards, and of the parts of a split GGUF.
+// Rules of an index and its shards, and of the parts of a split GGUF file.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -68,7 +68,7 @@ TEST_F(Sharded, MetadataThatDifferAreNamed) {
   EXPECT_THAT(open()->findings().front().message, HasSubstr(std::string(shard_2)));
   EXPECT_THAT(codes_with({{"k", "1"}}, {{"k", "1"}, {"other", "2"}}), IsEmpty());
   EXPECT_THAT(codes_with({{"DCP_SHARDING_INFO", "{}"}}, {{"DCP_SHARDING_INFO", "[]"}}), IsEmpty());
-  // One finding, however many files differ.
+  // One finding, no matter how many files differ.
   const auto part = [](int i) { return fmt::format("model-0000{}-of-00003.safetensors", i); };
   for (int i = 1; i <= 3; ++i) {
     storage.add_file("/n/" + part(i),
@@ -208,7 +208,7 @@ TEST_F(Sharded, ShardsThatAreNoFilesAreRefused) {
   storage.add_link("/m/link.safetensors", "../outside.safetensors");
   EXPECT_EQ(error()->code(), "ix.path_escape");
   EXPECT_THAT(error()->what(), HasSubstr("weight_map"));
-  // A folder that is a link leads out as well.
+  // A link to a folder outside the checkpoint leads out as well.
   index(index_json({{"a", shard_1}, {"b", "away/x.safetensors"}}));
   storage.add_file("/elsewhere/x.safetensors", one("b"));
   storage.add_link("/m/away", "/elsewhere");
@@ -285,7 +285,7 @@ TEST_F(Split, OpensAllPartsFromAnyOfThem) {
   EXPECT_EQ(catalog->shards()[0].relative_path, "x-00001-of-00003.gguf");
 }
 
-// llama.cpp reads the keys of the first part alone.
+// llama.cpp reads only the keys of the first part.
 TEST_F(Split, MetadataAreThoseOfTheFirstPart) {
   const auto with_key = [](unsigned number, const std::string& key, const std::string& value) {
     return part(number, 3, 3, fmt::format("t{}", number), {{key, value}});
@@ -293,7 +293,7 @@ TEST_F(Split, MetadataAreThoseOfTheFirstPart) {
   const auto findings = [&] { return open_checkpoint("/m", {.storage = &storage})->findings(); };
   add(0, with_key(0, "x.word", "first"));
   EXPECT_THAT(findings(), IsEmpty());
-  add(1, with_key(1, "x.word", "first"));  // the control
+  add(1, with_key(1, "x.word", "first"));  // control
   EXPECT_THAT(findings(), IsEmpty());
   add(1, with_key(1, "x.word", "second"));
   add(2, with_key(2, "x.other", "third"));
@@ -315,10 +315,10 @@ TEST_F(Split, AListIsPutInOrder) {
 }
 
 TEST_F(Split, PartsThatDoNotBelongTogetherAreRefused) {
-  const std::vector<std::string> wrong = {part(0, 3, 3, "t1"),  // a number twice
-                                          part(1, 2, 3, "t1"),  // another count
-                                          part(1, 3, 4, "t1"),  // another total
-                                          part(3, 3, 3, "t1"),  // a number that there is not
+  const std::vector<std::string> wrong = {part(0, 3, 3, "t1"),  // duplicate number
+                                          part(1, 2, 3, "t1"),  // different count
+                                          part(1, 3, 4, "t1"),  // different total
+                                          part(3, 3, 3, "t1"),  // number out of range
                                           GgufWriter().tensor("t1", {1}, 0, "1234").bytes()};
   for (const std::string& bytes : wrong) {
     add(1, bytes);
@@ -354,7 +354,7 @@ TEST_F(Split, APartUnderAnotherNameIsRefused) {
   EXPECT_EQ(error("/n/model.gguf")->code(), "gg.split");
   storage.add_file("/n/x-00001-of-00002.gguf", part(0, 3, 3, "t0"));
   EXPECT_EQ(error("/n/x-00001-of-00002.gguf")->code(), "gg.split");
-  // One part of one is whole, whatever its name.
+  // A single part of one is complete, no matter its name.
   storage.add_file("/n/whole.gguf", part(0, 1, 1, "t0"));
   EXPECT_EQ(tensors("/n/whole.gguf"), 1u);
   storage.add_file("/n/second.gguf", part(1, 1, 1, "t0"));

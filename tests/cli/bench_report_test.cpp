@@ -54,7 +54,7 @@ TEST(BenchReport, IdleThreadsFarFromTheLimitWait) {
   EXPECT_EQ(disk_verdict(idle)->bound, Bound::waiting);
 }
 
-// The disk is no bound of a load that is as slow without it.
+// If a cached load is equally slow, the disk is not the limit.
 TEST(BenchReport, ALoadThatIsAsQuickFromTheDiskIsBoundByWhatBoundsItAnyway) {
   BenchFigures same = figures(0.5, 0.49, 0.2);
   EXPECT_EQ(disk_verdict(same)->bound, Bound::waiting);

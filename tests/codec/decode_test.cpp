@@ -1,5 +1,5 @@
-// Decoding against the definition written out element by element. That the definition is what
-// transformers computes is shown by python/tests/convert/test_decode.py.
+// Compares decoding with its definition, written out element by element.
+// python/tests/convert/test_decode.py compares the definition with transformers.
 #include "codec/decode.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ Made made_of(const Case& c, Dtype dtype, unsigned seed) {
   return made;
 }
 
-// One element, from its coordinates.
+// Value of one element, from its coordinates.
 float element_of(const Case& c, const Made& made, std::uint64_t index) {
   float value = 0;
   if (c.weight == Dtype::f8_e4m3 || c.weight == Dtype::f8_e5m2) {
@@ -104,7 +104,7 @@ float element_of(const Case& c, const Made& made, std::uint64_t index) {
   return is_mxfp4 ? std::ldexp(value, exponent) : value * std::ldexp(1.0f, exponent);
 }
 
-// NaNs are any: which one comes out is compared with torch.
+// Any NaN equals any other; the Python tests compare the payload with torch.
 bool same(Dtype dtype, const std::byte* a, const std::byte* b) {
   const float left = as_f32(dtype, a, 0);
   const float right = as_f32(dtype, b, 0);
@@ -135,7 +135,7 @@ TEST(Decode, IsTheDefinitionElementByElement) {
   }
 }
 
-// Any part by itself, from the bytes that it says it needs and no others.
+// Decodes each part from just the bytes that the decoder requests.
 TEST(Decode, PartsAreThoseOfTheWhole) {
   std::mt19937 random(3);
   for (const Case& c : cases()) {
@@ -153,7 +153,7 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
       const auto scales = form.part_bytes(1, begin, end);
       ASSERT_LE(weights.end, made.weights.size());
       ASSERT_LE(scales.end, made.scales.size());
-      // Copies, so that a sanitizer sees what is read beside them.
+      // Copies let a sanitizer detect reads outside of them.
       const Bytes some_weights(made.weights.begin() + static_cast<std::ptrdiff_t>(weights.begin),
                                made.weights.begin() + static_cast<std::ptrdiff_t>(weights.end));
       const Bytes some_scales(made.scales.begin() + static_cast<std::ptrdiff_t>(scales.begin),

@@ -1,5 +1,5 @@
-// Decoding of weights with more parts than scales, and of blocks that are cut at the edges, against
-// their definitions element by element.
+// Compares decoding of weights with more parts than scales, and of blocks cut at the edges, with
+// their definitions.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return bytes;
 }
 
-// Codes of finite numbers.
+// Random codes of finite values.
 Bytes random_codes(std::uint64_t count, unsigned seed, unsigned highest = 0x7e) {
   std::mt19937 random(seed);
   Bytes bytes(count);
@@ -55,7 +55,7 @@ PreparedDecoder form_of(const char* kernel, const std::vector<Input>& inputs, co
   return form;
 }
 
-// From copies of just the bytes that the range says it needs, so that a sanitizer sees more.
+// Decodes from copies of just the requested bytes, so a sanitizer detects other reads.
 std::vector<float> decoded(const PreparedDecoder& form, const std::vector<Input>& inputs,
                            std::uint64_t begin, std::uint64_t end) {
   std::vector<Bytes> copies;
@@ -92,7 +92,7 @@ TEST(DecodeUnits, Nvfp4HasTwoScalesAndOneOfThemForAMatrix) {
   constexpr std::array<float, 8> values = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   for (const bool divided : {false, true}) {
     for (const std::uint64_t globals : {1u, 3u}) {
-      const Shape shape = {3, 5, 40};  // 2 blocks and a half
+      const Shape shape = {3, 5, 40};  // 2.5 blocks
       const std::vector<Input> inputs = {
           {Dtype::u8, {3, 5, 20}, random_codes(300, 1, 255)},
           {Dtype::f8_e4m3, {3, 5, 3}, random_codes(45, 2)},

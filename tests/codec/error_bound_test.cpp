@@ -1,4 +1,4 @@
-// The bounds hold for each number of what encoders write, and what is wrong goes beyond them.
+// Error bounds hold for every value that encoders write, and damaged data exceeds them.
 #include "codec/error_bound.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ struct Sample {
   std::function<float(std::size_t place)> number;
 };
 
-// Ordinary weights, and those that no encoding is made for.
+// Ordinary weights, and extremes that suit no encoding.
 std::vector<Sample> samples() {
   static std::mt19937 random(5);
   static std::normal_distribution<float> normal;
@@ -69,7 +69,7 @@ std::vector<float> widened(const Bytes& bytes, Dtype dtype) {
   return wide;
 }
 
-// The parts that a kernel is given.
+// Inputs of a decoder.
 struct Stored {
   const DecodeKernel* kernel;
   PreparedDecoder form;
@@ -83,7 +83,7 @@ struct Stored {
     decode(form, 0, count, from, reinterpret_cast<std::byte*>(wide.data()));
     return wide;
   }
-  // As if all bytes of some parts were these.
+  // Decodes as if some components consisted of these bytes.
   [[nodiscard]] std::vector<float> with_bytes(std::initializer_list<std::byte> bytes) const {
     Stored other = *this;
     std::size_t part = 0;
@@ -110,7 +110,7 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
   EXPECT_EQ(quantize_window(form, 0, count, numbers.data(), places, amax, scratch.data()), count);
   finish_quantized(form, places, amax, scratch.data());
   float offset = 0;
-  if (form.nested) {  // files hold the offset in a state, and the table of the scales
+  if (form.nested) {  // files store the offset in a state, with the table of scales
     std::memcpy(&offset, made.parts[3].data(), sizeof(offset));
     const auto map = std::as_bytes(bnb_dynamic_map());
     made.parts[3].assign(map.begin(), map.end());
@@ -122,7 +122,7 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
   return made;
 }
 
-// Of each number, as verify computes it.
+// Bounds of each value, computed as verify does.
 std::vector<double> bounds(const Stored& stored, const std::vector<float>& numbers) {
   const ErrorBound& bound = *stored.kernel->error;
   const std::vector<float> reach = stored.with_bytes({bound.top_code});
@@ -155,7 +155,7 @@ std::vector<double> errors(const Stored& stored, const std::vector<float>& numbe
 std::vector<Quantization> quantizations() {
   std::vector<Quantization> all;
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (each->is_gguf()) continue;  // least squares decide, so no number's error has a bound
+    if (each->is_gguf()) continue;  // least squares: single values have no bound
     const std::string name(each->name);
     all.push_back({.encoding = name, .nested_offset = {}});
     if (each->is_bitsandbytes()) {
@@ -199,7 +199,7 @@ TEST(ErrorBound, HoldsForEachNumber) {
   }
 }
 
-// Not so large that it hides something: a few times the error of ordinary weights.
+// The bound must not be so large that it hides damage: at most a few times the usual error.
 TEST(ErrorBound, IsNearTheError) {
   for (const Quantization& quantization : quantizations()) {
     const Bytes bytes = numbers_of(samples().front(), Dtype::bf16);
@@ -212,8 +212,8 @@ TEST(ErrorBound, IsNearTheError) {
   }
 }
 
-// Scales in one of their components times a power of two, whatever they stand in. Returns false
-// where the dtype cannot hold it.
+// Multiplies the scales in one component by a power of two, in any dtype. Returns false if the
+// dtype cannot represent the result.
 void scale_by(Stored& stored, const Quantization& quantization, int power) {
   QuantizedLayout form;
   ASSERT_FALSE(prepare_quantization(quantization, {rows, columns}, Dtype::bf16, form));
@@ -246,7 +246,7 @@ TEST(ErrorBound, IsExceededByWrongScalesAndOrders) {
     };
     EXPECT_FALSE(is_found(good)) << text(quantization);
     for (const int power : {1, -1, 3, -3}) {
-      // Nested scales are most of all their offset, which is no tensor.
+      // Nested scales depend mostly on their offset, which is not a tensor.
       if (quantization.nested) continue;
       Stored bad = good;
       scale_by(bad, quantization, power);

@@ -42,7 +42,7 @@ TEST(Convert, ShardsAndBackGiveTheSameBytes) {
   EXPECT_THAT(names_in(folder.path()), SizeIs(3 + 1 + 4));
 }
 
-// The control of the above: compare() sees one other byte.
+// Control for the test above: compare() detects one changed byte.
 TEST(Convert, AnotherByteIsSeen) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.safetensors", mixed_file());
@@ -66,7 +66,7 @@ TEST(Convert, WideElementsComeFirstAndStandAligned) {
   EXPECT_EQ(std::get<std::string>(catalog->metadata().at("note").value), "a \"quoted\" note");
 }
 
-// A Q8_0 tensor, one that is turned, and what ggml calls a scalar key.
+// A GGUF file with a Q8_0 tensor, a transposed tensor and a scalar key.
 std::string gguf_file() {
   GgufWriter writer;
   writer.entry_text("general.architecture", "wan")
@@ -80,7 +80,7 @@ std::string gguf_file() {
   return writer.bytes();
 }
 
-// What the tensor's blocks stand for.
+// Decoded values of the tensor's blocks.
 std::vector<std::byte> decoded(const Catalog& catalog, const std::string& file,
                                const std::string& name, Dtype dtype) {
   const TensorInfo& tensor = catalog.tensors()[*catalog.find(name)];
@@ -147,7 +147,7 @@ TEST(Convert, MetadataIsCarriedOverAsText) {
   EXPECT_THAT(conversion.plan.findings[0].sources, ElementsAre("tokens"));
 }
 
-// Narrow floats without their scales are no numbers to be cast.
+// Narrow floats have no meaning without their scales, so loadstone must not cast them.
 TEST(Convert, ADtypeIsForWideFloatsOnly) {
   const TemporaryFolder folder;
   const auto catalog = open_checkpoint(folder.write("source.safetensors", mixed_file()));
@@ -174,11 +174,11 @@ Rules some_rules() {
   return rules_from_json(R"([
     {"op": "concat", "dim": 0, "sources": ["layers\\.(\\d+)\\.q", "layers\\.(\\d+)\\.k"],
      "targets": ["model.layers.$1.qk"]},
-    {"op": "transpose", "dims": [0, 1], "sources": ["norm"], "targets": ["turned"]},
+    {"op": "transpose", "dims": [0, 1], "sources": ["norm"], "targets": ["transposed"]},
     {"op": "split", "dim": 0, "sources": ["scale"], "targets": ["scale.a", "scale.b"]}])");
 }
 
-// What rules make of a checkpoint is what a load with the same rules gives.
+// A conversion with rules gives the same tensors as a load with these rules.
 TEST(Convert, RulesMakeWhatALoadMakes) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.safetensors", mixed_file());
@@ -199,7 +199,7 @@ TEST(Convert, RulesMakeWhatALoadMakes) {
         holds(value_in(target, plan.targets[i].name), {value.data, value.data + value.byte_count}))
         << plan.targets[i].name;
   }
-  EXPECT_EQ(made->tensors()[*made->find("turned")].shape, (Shape{301, 300}));
+  EXPECT_EQ(made->tensors()[*made->find("transposed")].shape, (Shape{301, 300}));
 }
 
 TEST(Convert, MemoryAndThreadsChangeNoByte) {
@@ -214,7 +214,7 @@ TEST(Convert, MemoryAndThreadsChangeNoByte) {
                     {.rules = some_rules(), .staging_bytes_max = staging, .threads = threads});
       EXPECT_TRUE(read_file(folder / "out.safetensors") == expected);
       EXPECT_GE(report.bytes_read, 540'000u);
-      // What is turned is read again where there is little room.
+      // A small staging budget makes the reader read transposed data again.
       EXPECT_EQ(report.bytes_read > 600'000u, staging < 1'000'000u) << report.bytes_read;
     }
   }
@@ -298,7 +298,7 @@ TEST(Convert, RecipesAloneDecideWhatThereIs) {
   converted(source, target, {.recipes = recipes, .dtype = Dtype::f64});
   EXPECT_EQ(value_in(target, "table").size(), 24u);
   EXPECT_EQ(value_in(target, "top").size(), 150u * 256 * 8);
-  // With rules, too, what recipes leave over is there.
+  // Rules must not drop tensors that recipes leave over.
   const Rules rules = {{.sources = {"blocks\\.norm"}, .targets = {"norm"}}};
   EXPECT_EQ(make_conversion(catalog, {.rules = rules, .recipes = recipes}).plan.targets.size(), 4u);
 }

@@ -1,4 +1,4 @@
-// Experts that are not whole, and headers that claim more of them than there are.
+// Incomplete experts, and headers that claim more experts than the file contains.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -19,11 +19,11 @@ using ::testing::HasSubstr;
 constexpr std::string_view prefix = "model.layers.5.mlp.experts";
 
 struct Sample {
-  std::set<std::string> lost{};   // "1.up_proj"
-  std::set<std::string> stray{};  // the same
+  std::set<std::string> lost{};   // such as "1.up_proj"
+  std::set<std::string> stray{};  // same notation
 };
 
-// Three experts of 32 by 64 each.
+// Three experts of 32 x 64 each.
 std::vector<FileTensor> experts(const Sample& sample = {}) {
   std::set<std::string> names = sample.stray;
   for (const int e : {0, 1, 2}) {
@@ -57,7 +57,7 @@ ConvertOptions option(const char* what) {
 
 constexpr const char* all_options[] = {"keep", "fused", "separate", "nvfp4"};
 
-// In one file, or in one for each tensor.
+// Writes one file, or one file per tensor.
 std::string written(const TemporaryFolder& folder, const std::vector<FileTensor>& tensors,
                     bool shards) {
   if (!shards) return folder.write("source.safetensors", safetensors_bytes(tensors));
@@ -141,7 +141,7 @@ TEST(ConvertExperts, TwoSetsOfNamesAreNotFused) {
   EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
-// Whoever converts one shard of several has not lost anything; it cannot be fused, though.
+// One shard of several is not incomplete, but it cannot be fused.
 TEST(ConvertExperts, OneShardOfSeveralIsCopiedWithAWarning) {
   const TemporaryFolder folder;
   const std::string source = folder.write("model-00002-of-00003.safetensors",
@@ -153,7 +153,7 @@ TEST(ConvertExperts, OneShardOfSeveralIsCopiedWithAWarning) {
   EXPECT_EQ(code_of([&] { converted(source, folder / "fused", option("fused")); }), "plan.missing");
 }
 
-// An expert need not have what others have beside their weights.
+// Experts may lack companions that other experts have.
 TEST(ConvertExperts, ScalesOfActivationsAreNoPartOfTheSeries) {
   const TemporaryFolder folder;
   auto tensors = experts();

@@ -1,4 +1,4 @@
-// Small files that stand beside the model's.
+// Small files next to the model's.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -86,7 +86,7 @@ TEST_F(Extras, AreRegularFilesAndNoLinks) {
   fs::resize_file(folder / "large", (1u << 30) + 1);
   EXPECT_EQ(copy(folder / "large"), "convert.extra");
   EXPECT_FALSE(fs::exists(target));
-  EXPECT_EQ(copy(tokenizer), "");  // the control
+  EXPECT_EQ(copy(tokenizer), "");  // control
 }
 
 TEST_F(Extras, HaveNamesOfTheirOwn) {
@@ -116,33 +116,33 @@ TEST_F(Extras, MayBeInFolders) {
     EXPECT_TRUE(read_file(target + "/2_Dense/model.safetensors") == mixed_file()) << what;
     EXPECT_EQ(read_file(target + "/1_Pooling/a/config.json"), "{}") << what;
     EXPECT_THAT(local_storage().list(folder.path()), ElementsAre("in", "out"))
-        << what;  // nothing is left over
+        << what;  // no file is left over
   };
   const auto report = convert(plan(modules), target, {.receipt = DigestKind::xxh3_128});
   EXPECT_THAT(report.outputs, ::testing::Contains(target + "/2_Dense/model.safetensors"));
   expect_all("new");
-  // An older output is replaced in one step, with its folders.
+  // An older output is replaced in one step, including its folders.
   folder.write("out/2_Dense/model.safetensors", "older");
   folder.write("out/notes.md", "text");
   convert(plan(modules), target);
   expect_all("again");
   EXPECT_EQ(read_file(target + "/notes.md"), "text");
-  // A file of somebody else's in one of them keeps it.
+  // An unknown file in an output folder prevents the replacement.
   folder.write("out/2_Dense/notes.md", "text");
   EXPECT_EQ(code_of([&] { convert(plan(modules), target); }), "convert.target");
   EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
-  // Without an older model, the output is put next to it.
+  // Without an older model, the files are added to the folder.
   fs::remove(target + "/model.safetensors");
   fs::remove_all(target + "/1_Pooling");
   convert(plan(modules), target);
-  expect_all("beside others");
+  expect_all("among others");
   EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
   fs::remove_all(target);
   folder.write("out/2_Dense", "a file");
   EXPECT_EQ(code(modules[2]), "convert.target");
 }
 
-// Returns the code of `work` through a storage whose calls of this name fail for such paths.
+// Returns the code of `work` when calls of this name fail for such paths.
 template <typename Work>
 std::string code_of_fault(std::string_view name, std::string_view path_end, const Work& work) {
   FaultyFiles files([&](const FileCall& call) {
@@ -190,7 +190,7 @@ TEST_F(Extras, ComeWithTheLastStep) {
   auto other = both;
   other[0].text = "{}";
   EXPECT_EQ(finished(other), "convert.state");
-  // Its bytes count, and not its time.
+  // Its bytes count; its time does not.
   const std::string bytes = read_file(tokenizer);
   std::ofstream(tokenizer, std::ios::app) << ' ';
   EXPECT_EQ(finished(both), "convert.state");

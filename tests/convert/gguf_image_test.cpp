@@ -1,4 +1,4 @@
-// Models of images and video: which one it is, and which of its tensors get which type.
+// Image and video models: detection of the architecture, and the type of each tensor.
 #include "convert/choose/gguf_image.h"
 
 #include <gmock/gmock.h>
@@ -90,7 +90,7 @@ TEST(GgufImage, TypesFollowThePartOfABlock) {
   EXPECT_THAT(
       image_types(*find_mix("q4_k_m"), tensors),
       ElementsAre(Block::q6_k, Block::q6_k, Block::q6_k, Block::q6_k, Block::q5_k, Block::q4_k));
-  // The first two in the order of the blocks, 1 and 2, not 1 and 10.
+  // Block order is numeric: 1, 2, 10.
   EXPECT_THAT(
       image_types(*find_mix("q3_k_m"), tensors),
       ElementsAre(Block::q4_k, Block::q5_k, Block::q5_k, Block::q4_k, Block::q4_k, Block::q3_k));
@@ -104,7 +104,7 @@ TEST(GgufImage, RowsThatAreNoWholeBlocksGetSmallerOnes) {
               ElementsAre(BlockFormat::q5_0, Dtype::bf16));
 }
 
-// The finding about the architecture, without one that the caller gives.
+// The finding about a detected architecture.
 Finding finding_for(const std::shared_ptr<const Catalog>& catalog) {
   const Conversion conversion = make_conversion(catalog, {.format = FileFormat::gguf});
   for (const Finding& finding : conversion.plan.findings) {

@@ -1,5 +1,5 @@
-// llama.cpp's choice of types. Its own tests hold what it chooses for published models
-// (tests/snapshots); the digests below are of those texts, in our order of mixes.
+// Type mixes of llama.cpp. Its tests/snapshots contain the choices for published models; the
+// digests below are of these texts, in our order of mixes.
 #include "convert/choose/gguf_mix.h"
 
 #include <fmt/format.h>
@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, Encoding>> types_of(const Model& model, const
   return named;
 }
 
-// As llama.cpp's tests write it: tensors that have another type than most, in its order.
+// Lists tensors that differ from the default type, in the format and order of llama.cpp's tests.
 std::string text_of(const Model& model) {
   std::string text;
   for (const Mix& mix : mixes()) {
@@ -65,7 +65,8 @@ struct Sizes {
   std::uint64_t layers, embd, heads, kv_heads, head, ff;
 };
 
-// Attention and feed-forward of most models. Norms and biases are never quantized, and are there.
+// Attention and feed-forward tensors of most models, with norms and biases, which are never
+// quantized.
 Model plain_model(const std::string& architecture, const Sizes& sizes, bool has_output) {
   Model model = {.facts = {.architecture = architecture,
                            .layers = sizes.layers,
@@ -98,13 +99,13 @@ TEST(GgufMix, PublishedModelsGetLlamaCppsTypes) {
             "5e48b97e8f0fe1b8df980d88bc14a462de2f341cd48e6a1a8460874b157ec085");
 }
 
-// The control of the above: one head less for keys and values is another model.
+// Control for the test above: one key/value head less changes the digest.
 TEST(GgufMix, AnotherModelHasOtherTypes) {
   EXPECT_NE(digest_of(plain_model("llama", {80, 8192, 64, 64, 128, 28672}, true)),
             "890d3e2dada26681f5acc33f536ed14049c5096dd34b687bdfbb92fa812ba494");
 }
 
-// gpt-oss-120b: rows of 2880 are no whole blocks of 256, so that all types fall back.
+// gpt-oss-120b: rows of 2880 are not whole blocks of 256, so all types fall back.
 TEST(GgufMix, ExpertsWhoseRowsFallBack) {
   Model model = {
       .facts = {
@@ -124,8 +125,8 @@ TEST(GgufMix, ExpertsWhoseRowsFallBack) {
   EXPECT_EQ(digest_of(model), "f0702072c280c31ec7460c0476cf5bdd0c803b4a14d22b3eb5320ffde915ec24");
 }
 
-// DeepSeek-V3.1: latent attention, whose projections are stacks too; three dense layers, then
-// experts beside a shared one.
+// DeepSeek-V3.1: latent attention with stacked projections, three dense layers, then routed and
+// shared experts.
 TEST(GgufMix, LatentAttentionAndSharedExperts) {
   Model model = {
       .facts = {
@@ -165,7 +166,7 @@ Encoding type_in(const Model& model, std::string_view mix, std::string_view name
   return Dtype::boolean;
 }
 
-// Worked out by hand from llama-quant.cpp.
+// Expected values derived by hand from llama-quant.cpp.
 TEST(GgufMix, EightExpertsFalconAndImportance) {
   Model mixtral = plain_model("llama", {32, 4096, 32, 8, 128, 14336}, true);
   mixtral.facts.experts = 8;
@@ -192,7 +193,7 @@ TEST(GgufMix, WhichTensorsAreQuantizedAtAll) {
   EXPECT_TRUE(is_mixed("blk.0.ffn_up_exps.weight", {8, 256, 256}, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q.bias", matrix, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {256}, "llama"));
-  EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {1, 256}, "llama"));  // one dim to ggml
+  EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {1, 256}, "llama"));  // ggml sees one dim
   EXPECT_FALSE(is_mixed("blk.0.ffn_gate_inp.weight", matrix, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q_norm.weight", matrix, "llama"));
   EXPECT_FALSE(is_mixed("position_embd.weight", matrix, "bert"));
@@ -208,12 +209,12 @@ TEST(GgufMix, FactsComeFromMetadata) {
   EXPECT_FALSE(mix_model(metadata).has_value());
   metadata.emplace("llama.block_count", number(32));
   metadata.emplace("llama.attention.head_count", number(24));
-  EXPECT_EQ(mix_model(metadata)->kv_heads, 24u);  // every head has its own
+  EXPECT_EQ(mix_model(metadata)->kv_heads, 24u);  // one per head
   MetadataArray heads(MetadataType::i32);
   heads.assign_numbers({std::byte{6}, {}, {}, {}, std::byte{9}, {}, {}, {}});
   metadata.emplace("llama.attention.head_count_kv",
                    MetadataValue{.value = heads, .type = MetadataType::array});
-  EXPECT_EQ(mix_model(metadata)->kv_heads, 6u);  // of the first layer
+  EXPECT_EQ(mix_model(metadata)->kv_heads, 6u);  // from the first layer
   EXPECT_EQ(mix_model(metadata)->experts, 0u);
 }
 

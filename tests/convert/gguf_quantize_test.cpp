@@ -1,5 +1,5 @@
-// Names, types and keys of GGUF files that are quantized on their way. The bytes of blocks are the
-// kernels' business (tests/kernels/gguf_encode_test.cpp), the rules of mixes gguf_mix_test.cpp's.
+// Names, types and keys of quantized GGUF output. tests/kernels/gguf_encode_test.cpp tests the
+// bytes of blocks, gguf_mix_test.cpp the type mixes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace ::testing;
 
-// Finite numbers of BF16 around one.
+// Finite BF16 values around 1.
 std::string numbers(std::uint64_t count, unsigned seed) {
   std::string bytes = some_bytes(count * 2, seed);
   for (std::size_t i = 1; i < bytes.size(); i += 2) {
@@ -125,8 +125,8 @@ TEST_F(GgufQuantize, AMixGivesLlamaCppsTypes) {
   EXPECT_THAT(conversion.plan.findings[0].message, HasSubstr("do not fill whole blocks of Q4_K"));
 }
 
-// Tensors whose numbers became others are told, and those that are only wider are no difference;
-// blocks are compared as numbers.
+// verify reports changed values; a wider dtype is not a difference, and blocks are compared after
+// decoding.
 TEST_F(GgufQuantize, VerifyTellsTheModelFromAnother) {
   convert(planned(llama_options("q4_k_m")), out_);
   const auto source = open_checkpoint(source_);
@@ -169,7 +169,7 @@ TEST_F(GgufQuantize, ThreadsAndMemoryChangeNoByte) {
 }
 
 TEST_F(GgufQuantize, AnEncodingIsForAllAndPatternsGoFirst) {
-  ConvertOptions options = llama_options("q5_k");  // no mix: one type for all
+  ConvertOptions options = llama_options("q5_k");  // not a mix: one type for all tensors
   options.quantize.formats.insert(
       options.quantize.formats.begin(),
       {format_for("attn_v", "q8_0"), format_for("up", "none"), format_for("token_embd", "f32")});
@@ -194,7 +194,7 @@ TEST_F(GgufQuantize, AMixOfNumbers) {
                           "blk.0.odd.weight F16", "blk.1.attn_v.weight F16", "ids I64"));
 }
 
-// One step from BF16 is what two steps are: numbers are exact on the way.
+// Two steps through BF16 equal one step, because BF16 values stay exact.
 TEST_F(GgufQuantize, QuantizingAWrittenFileGivesTheSameBytes) {
   convert(planned(llama_options("q4_k_m")), out_);
   ConvertOptions plain = llama_options("f32");
@@ -257,7 +257,7 @@ TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_EQ(refused(options), "plan.options");
   options = llama_options("q8_0");
   options.quantize.formats.insert(options.quantize.formats.begin(), format_for("up", "q4_k_m"));
-  EXPECT_EQ(refused(options), "plan.options");  // a mix knows no pattern
+  EXPECT_EQ(refused(options), "plan.options");  // a mix takes no patterns
   options = llama_options("q4_k_m");
   options.metadata.erase("llama.block_count");
   EXPECT_EQ(refused(options), "plan.options");
@@ -299,7 +299,7 @@ TEST(GgufQuantizeImages, AMixGivesComfysTypes) {
                           "head.head.weight BF16", "blocks.0.modulation F32"));
 }
 
-// A model that nobody knows has the rules of other quantizations, and no mixes.
+// Unknown image models follow the plain rules, without mixes.
 TEST(GgufQuantizeImages, AnotherModelHasPlainTypes) {
   EXPECT_THAT(types_of_image("another", "q8_0"),
               ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.self_attn.v.weight Q8_0",
@@ -383,7 +383,7 @@ TEST_F(GgufQuantize, KeysAreThoseOfLlamaQuantize) {
   EXPECT_FALSE(planned(llama_options("q8_0")).metadata.contains("quantize.imatrix.file"));
 }
 
-// Of mixes some rules ask whether there is an importance, not of which tensors.
+// Some rules of mixes depend on whether an importance exists, not on its tensors.
 TEST_F(GgufQuantize, TypesDependOnWhetherThereIsAnImportance) {
   ConvertOptions options = weighed_options("q4_0", llama_importance());
   options.metadata["llama.block_count"] = number(8);
@@ -402,7 +402,7 @@ TEST_F(GgufQuantize, EntriesThatFitNoTensorAreTold) {
   };
   ImportanceMatrix matrix = llama_importance();
   EXPECT_THAT(found(matrix), ElementsAre());
-  // Nothing is measured of what is looked up, and of norms nothing is used.
+  // Embedding lookups are not measured, and norms are not quantized.
   matrix.entries["token_embd.weight"] = rising(24);
   matrix.entries["output_norm.weight"] = rising(3);
   EXPECT_THAT(found(matrix), ElementsAre());
@@ -430,7 +430,7 @@ TEST_F(GgufQuantize, BlocksOfTheFewestBitsNeedAnImportance) {
   EXPECT_THAT(
       needing(llama_options("q2_k_s")),
       HasSubstr("convert.importance: 'blk.0.attn_q.weight' and 3 others would become Q2_K"));
-  EXPECT_EQ(needing(llama_options("q2_k")), "");  // the same blocks in another mix
+  EXPECT_EQ(needing(llama_options("q2_k")), "");  // same blocks in a different mix
   EXPECT_EQ(needing(weighed_options("q2_k_s", llama_importance())), "");
   ImportanceMatrix matrix = llama_importance();
   matrix.entries.erase("blk.0.ffn_up.weight");

@@ -1,9 +1,9 @@
-// The bytes of conversions, held from outside: small checkpoints from fixed seeds, a table of
-// conversions, and what each wrote and reported, as digests in tests/golden/conversions.txt. A
-// section has a row for the findings of each code or for the error (severity, code, how many,
-// digest of their texts), one for what becomes of which tensor and why, and one for each file
-// (name, bytes, digest), or without files one for the values of each and for the configs next to
-// them. If other bytes are meant, write the rows again with
+// Pinned results of conversions: small checkpoints from fixed seeds, a table of conversions, and
+// digests of what each wrote and reported, in tests/golden/conversions.txt. A section has a row for
+// the findings of each code or for the error (severity, code, count, digest of their texts), one
+// for the origin of each tensor, and one for each file (name, bytes, digest), or without files one
+// for the values of each tensor and for the configs next to them. After an intended change, write
+// the rows again with
 //   LOADSTONE_WRITE_GOLDENS=1 build/release/bin/convert_test --gtest_filter='Golden.*'
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -113,12 +113,12 @@ class Conversions {
 
   [[nodiscard]] const std::string& text() const { return text_; }
 
-  // `source`: names below the folder, with + between those that are joined.
+  // `source`: names below the folder, joined by +.
   void plan(const std::string& name, const std::string& source,
             const std::vector<Change>& changes) {
     add(name, source, changes, What::plan);
   }
-  // The values of tensors, which no file gets.
+  // Digests values of tensors that no file receives.
   void values(const std::string& name, const std::string& source,
               const std::vector<Change>& changes) {
     add(name, source, changes, What::values);
@@ -174,7 +174,7 @@ class Conversions {
     return options;
   }
 
-  // The digest of a text that may name the folder.
+  // Digest of a text, with the folder's path replaced.
   [[nodiscard]] std::string text_digest(std::string text) const {
     const std::string path = folder_.path().string();
     for (auto at = text.find(path); at != std::string::npos; at = text.find(path, at)) {
@@ -183,7 +183,7 @@ class Conversions {
     return digest(text);
   }
 
-  // One row for all of a code.
+  // One row per code.
   void add_findings(const std::vector<Finding>& findings) {
     for (auto first = findings.begin(); first != findings.end();) {
       const auto last = std::find_if(first, findings.end(), [&](const Finding& each) {

@@ -1,4 +1,4 @@
-// A conversion whose files are made in memory has the bytes of the one that writes them.
+// A conversion to memory gives the bytes of a conversion to files.
 #include <gtest/gtest.h>
 
 #include <cstddef>

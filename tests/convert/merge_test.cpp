@@ -33,7 +33,7 @@ constexpr std::uint64_t rows = 5;
 constexpr std::uint64_t columns = 70;
 constexpr std::uint64_t rank = 3;
 
-// A base, another model, and the matrices of a product.
+// A base, a second model, and the matrices of a product.
 class Merges : public ::testing::Test {
  protected:
   Merges() {
@@ -145,7 +145,7 @@ TEST_F(Merges, QuantizedTensorsOfEachCheckpointAreFound) {
   EXPECT_EQ(quantized.tensors()[1].decoding.sources[1], joined.find("q.weight_scale", 2));
 }
 
-// GPTQ's codes in the first one, and in the other one scales of nothing.
+// The first model has GPTQ codes, and the second has scales without codes.
 TEST_F(Merges, ScalesBelongToCodesOfTheirOwnCheckpoint) {
   const auto open = [&](const char* file, const std::vector<FileTensor>& tensors) {
     return open_checkpoint(folder_.write(file, safetensors_bytes(tensors)));
@@ -209,7 +209,7 @@ TEST_F(Merges, ItsOptionsAreThoseOfTheCatalog) {
   EXPECT_EQ(refused({.weights = {nan, 1}, .adapters = {{}}}), "plan.options");
 }
 
-// Each breaks one rule; nothing of it may be believed.
+// Each change breaks one rule; loadstone must reject it.
 TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
   using Change = std::function<void(Merge&)>;
   const auto product = [](Merge& merge) -> LowRank& { return *merge.terms[1].low_rank; };
@@ -223,7 +223,7 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
       {"terms[0].boxes", [](Merge& m) { m.terms[0].boxes[0].dims[0].extent += 1; }},
       {"terms[1]", [](Merge& m) { m.row_elements = 0; }},
       {"row_elements", [](Merge& m) { m.row_elements = columns - 1; }},
-      // Without a product too: pieces would have no elements, and the last one never come.
+      // Also without a product: pieces would have no elements, so the loop would never end.
       {"row_elements", [](Merge& m) { m.row_elements = 1ULL << 40, m.terms.pop_back(); }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = 1; }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = UINT64_MAX; }},
@@ -253,13 +253,13 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
     Plan changed = good;
     changed.targets[0].recipe.merge = std::make_shared<const Merge>(bad);
     const HostMemory memory(good);
-    // A source that is not there is met before, when its file is to be opened.
+    // A missing source is detected earlier, when its file is opened.
     EXPECT_THAT(code_of([&] { (void)execute(changed, memory.destinations()); }),
                 AnyOf("plan.box", "internal"));
   }
 }
 
-// A thread keeps the largest region of each kind, and they may be of different targets.
+// A thread keeps the largest region of each kind, possibly from different targets.
 TEST(MergeMemory, IsNoMoreThanThePlanSays) {
   const TemporaryFolder folder;
   const auto catalog = open_checkpoint(folder.write(
@@ -307,7 +307,7 @@ TEST(MergeMemory, IsNoMoreThanThePlanSays) {
   EXPECT_LE(report.staging_bytes_peak + 440'000 * sizeof(float), plan.peak_bytes.at("cpu"));
 }
 
-// One number that is none would spoil a row or a column, and nothing else would tell.
+// One non-finite value would damage a row or column without any other sign.
 TEST_F(Merges, AnAdaptersNumbersAreFinite) {
   for (const char* const name : {"left", "right"}) {
     for (const float wrong :
@@ -393,7 +393,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   };
   EXPECT_EQ(code("\"left\": [", "\"left\": [],\"lost\": ["), "plan.json");
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 3"), "plan.json");
-  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // no 'w' in there
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // no 'w' in this file
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 4294967296"), "plan.json");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 4"), "plan.box");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 18446744073709551615"), "plan.box");
@@ -405,7 +405,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"slurp\""), "plan.json");
   EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"differences\""), "plan.json");
   EXPECT_EQ(code("\"source\": 1", "\"source\": 9"), "plan.box");
-  EXPECT_EQ(code("\"source\": 3", "\"source\": 2"), "plan.box");  // of other extents
+  EXPECT_EQ(code("\"source\": 3", "\"source\": 2"), "plan.box");  // different extents
   EXPECT_EQ(code("\"other_checkpoints\": [", "\"other_checkpoints\": [1,"), "plan.json");
   EXPECT_EQ(code("c.safetensors\"", "b.safetensors\""), "io.changed");
 }
@@ -419,11 +419,11 @@ TEST_F(Merges, HaveARootForEachCheckpoint) {
     });
   };
   EXPECT_EQ(code({root(1), root(2)}), "");
-  EXPECT_EQ(code({}), "");  // the very files
+  EXPECT_EQ(code({}), "");  // the original files
   EXPECT_EQ(code({root(1), root(2), root(2)}), "plan.options");
 }
 
-// Adapters of one base have the same names, shapes and sizes, and so have tunings of it.
+// Adapters of one base have equal names, shapes and sizes, and so have fine-tuned models.
 TEST(SavedMerges, TakeNoOtherFileThatStandsBesideThePlan) {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& name, unsigned seed) {

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace ::testing;
 
-// Numbers of BF16 between -size and size.
+// BF16 values between -size and size.
 std::string numbers(std::size_t count, float size, unsigned seed) {
   std::string bytes;
   std::uint32_t state = seed * 2654435761u + 1;
@@ -45,7 +45,7 @@ struct Matrix {
   float size;
 };
 
-// Two layers' worth of names, those of partners in different shards.
+// Two layers; partners are in different shards.
 const std::vector<Matrix>& matrices() {
   static const std::vector<Matrix> all = {
       {"model.embed_tokens.weight", 64, 128, 1},
@@ -68,7 +68,7 @@ std::string value_of(std::size_t index) {
   return numbers(matrix.rows * matrix.columns, matrix.size, static_cast<unsigned>(index));
 }
 
-// A folder of two shards and a config.
+// A folder with two shards and a config.
 std::string model_folder(const TemporaryFolder& folder) {
   std::vector<FileTensor> shards[2];
   std::map<std::string, std::string> index;
@@ -113,7 +113,7 @@ float largest_of(const std::string& value) {
   return largest;
 }
 
-// The parts of a matrix in one go, with a scale for this largest magnitude.
+// Components of a matrix encoded in one call, with a scale for this largest magnitude.
 std::vector<std::string> parts_by_hand(std::size_t index, const Quantization& quantization,
                                        float amax) {
   const Matrix& matrix = matrices()[index];
@@ -149,13 +149,13 @@ TEST(QuantizeFiles, PartnersInDifferentShardsShareTheirScale) {
       EXPECT_TRUE(part_of(*catalog, name) == parts[0]) << name;
       EXPECT_TRUE(part_of(*catalog, name + "_scale") == parts[1]) << name;
       EXPECT_TRUE(part_of(*catalog, name + "_scale_2") == parts[2]) << name;
-      // The control: with its own largest magnitude only, another scale.
+      // Control: its own largest magnitude alone gives a different scale.
       const auto alone =
           parts_by_hand(i, options.quantize.formats[0].quantization, largest_of(value_of(i)));
       EXPECT_EQ(alone[2] == parts[2], largest_of(value_of(i)) == amax) << name;
     }
   }
-  for (const std::size_t i : {0, 3, 9, 10}) {  // the last but one: 100 columns are no blocks of 16
+  for (const std::size_t i : {0, 3, 9, 10}) {  // [9] has 100 columns, not whole blocks
     EXPECT_TRUE(part_of(*catalog, matrices()[i].name) == value_of(i)) << matrices()[i].name;
   }
 }
@@ -189,7 +189,7 @@ TEST(QuantizeFiles, BytesDependOnNeitherMemoryNorThreads) {
   }
 }
 
-// So that a shard can be made without any other.
+// This makes each shard independent of the others.
 TEST(QuantizeFiles, PartnersAndPartsStandInOneFile) {
   const TemporaryFolder folder;
   const std::string source = model_folder(folder);
@@ -208,7 +208,7 @@ TEST(QuantizeFiles, PartnersAndPartsStandInOneFile) {
 
 TEST(QuantizeFiles, NumbersThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
-  for (const std::uint64_t rows : {32u, 40000u}) {  // in one go, and measured before
+  for (const std::uint64_t rows : {32u, 40000u}) {  // in one window, and measured in a first pass
     std::string value = numbers(rows * 64, 1, 1);
     value.replace(2 * 1000, 2, "\xc0\x7f", 2);
     const std::string source =
@@ -273,7 +273,7 @@ TEST(QuantizeFiles, StacksOfExpertsBecomeTheirWeights) {
       safetensors_bytes({{"layers.0.mlp.experts.gate_up_proj", "BF16", {3, 64, 32}, gate_up}}));
   converted(source, folder / "out", quantizing("int8", source));
   const auto catalog = open_checkpoint(folder / "out");
-  EXPECT_EQ(catalog->tensors().size(), 18u);  // three experts, two weights, three parts
+  EXPECT_EQ(catalog->tensors().size(), 18u);  // three experts, two weights, three components
   const std::string rows = gate_up.substr(2 * (2 * 64 + 32) * 32, 2 * 32 * 32);
   const std::string alone =
       folder.write("alone.safetensors",
@@ -341,7 +341,7 @@ TEST(QuantizeFiles, MembersOfAConfigAreChangedInPlace) {
   EXPECT_EQ(value_at<std::uint64_t>(text, "/b"), 2u);
 }
 
-// Python's json writes words that JSON does not have: for the limits of time steps, say.
+// Python's json writes literals that JSON lacks, such as NaN.
 TEST(QuantizeFiles, ConfigsOfPythonAreRead) {
   const std::string text =
       R"({"limit": [0.0, Infinity], "least": -Infinity, "no": NaN, "b": "NaN \" Infinity",)"

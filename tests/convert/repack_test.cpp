@@ -1,4 +1,4 @@
-// The one number of a repacked weight that is computed: the global scale of NVFP4.
+// The only computed value of a repacked weight: the global scale of NVFP4.
 #include "convert/repack.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(Repack, AnInverseChangesNoScaleOrThereIsNone) {
       ASSERT_EQ(scale(code) * *back, scale(code) * factor) << factor;
     }
   }
-  EXPECT_GT(found, count / 20);  // of most numbers there is none
+  EXPECT_GT(found, count / 20);  // most values have no exact inverse
   EXPECT_LT(found, count / 2);
 }
 

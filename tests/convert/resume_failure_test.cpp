@@ -1,4 +1,4 @@
-// Conversions that failed, and are taken up again.
+// Failed conversions that are resumed.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -31,8 +31,8 @@ constexpr ConvertRun part(std::uint32_t index, std::uint32_t count) {
   return {.part = ConvertPart{.index = index, .count = count}};
 }
 
-// Codes of runs of one conversion, where the last value of one of two shards is wrong once it is
-// cast or quantized.
+// Codes of several runs of one conversion, where the last value in one of two shards becomes
+// invalid once it is cast or quantized.
 std::vector<std::string> codes_of(float wrong, const std::string& to,
                                   const std::vector<ConvertRun>& runs) {
   const TemporaryFolder folder;
@@ -68,12 +68,12 @@ TEST(ResumeAfterAFailure, AFileWithAWrongValueIsNeverFinished) {
     EXPECT_THAT(codes_of(wrong, to, {resume, resume}), ElementsAre(code, code));
     EXPECT_THAT(codes_of(wrong, to, {part(1, 2), part(2, 2), finish}),
                 ElementsAre("", code, "convert.incomplete"));
-    // The control: values that fit.
+    // Control: values that fit.
     EXPECT_THAT(codes_of(1, to, {part(1, 2), part(2, 2), finish}), ElementsAre("", "", ""));
   }
 }
 
-// Asks for the end once `reads` are under a shard that an earlier run finished.
+// Cancels after `reads` reads of a shard that an earlier run finished.
 class KeptObserver final : public Observer {
  public:
   bool on_progress(const Progress& progress) override {
@@ -84,7 +84,7 @@ class KeptObserver final : public Observer {
   std::atomic<int> reads = 0;
 };
 
-// Three shards of four blocks and a header each.
+// Three shards, each with four blocks and a header.
 TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
   const TemporaryFolder folder;
   std::vector<FileTensor> tensors;
@@ -114,7 +114,7 @@ TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
   EXPECT_EQ(convert(plan, target, finish).outputs.size(), 4u);
 }
 
-// Blocks that were not hashed as they passed are read again by the thread that finishes a file.
+// The thread that finishes a file reads blocks again that were not hashed while they passed.
 TEST(ResumeCancelled, WhileAReceiptReadsAgain) {
   const TemporaryFolder folder;
   const std::vector<FileTensor> tensors = {{"a", "U8", {4 << 20}, some_bytes(4 << 20)}};

@@ -1,4 +1,4 @@
-// Conversions that are ended and taken up again, or done in parts.
+// Conversions that are interrupted and resumed, or done in parts.
 #include <gmock/gmock.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -35,7 +35,7 @@ constexpr ConvertRun part(std::uint32_t index, std::uint32_t count) {
   return {.part = ConvertPart{.index = index, .count = count}};
 }
 
-// Ten tensors of 60'000 bytes.
+// Ten tensors of 60,000 bytes.
 std::string even_file() {
   std::vector<FileTensor> tensors;
   for (unsigned i = 0; i < 10; ++i) {
@@ -48,7 +48,7 @@ class Resume : public ::testing::Test {
  protected:
   void SetUp() override { convert(plan(), folder / "whole"); }
 
-  // Five shards, one after the other.
+  // Five shards, in sequence.
   [[nodiscard]] ConvertOptions options() const {
     return {.one_file = false, .shard_bytes_max = 130'000, .threads = 1};
   }
@@ -57,7 +57,7 @@ class Resume : public ::testing::Test {
     return make_conversion(open_checkpoint(source), options);
   }
 
-  // Ends as by kill -9, when so many bytes of the source have been read by then.
+  // Simulates kill -9 once this many bytes of the source have been read.
   void killed(const Conversion& conversion, std::uint64_t bytes, const ConvertRun& run = {}) const {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -133,7 +133,7 @@ TEST_F(Resume, ARunThatBeginsAnewRemovesWhatWasLeft) {
   convert(other, target);
   EXPECT_THAT(names_in(target), ElementsAre("other.safetensors"));
   EXPECT_FALSE(fs::exists(work));
-  // One file: its work folder is another one.
+  // A single file has a different work folder.
   const auto one = make_conversion(open_checkpoint(source), {.threads = 1});
   target = folder / "one.safetensors";
   killed(one, 300'000);
@@ -142,7 +142,7 @@ TEST_F(Resume, ARunThatBeginsAnewRemovesWhatWasLeft) {
   EXPECT_FALSE(fs::exists(folder / ".loadstone-one.safetensors.part"));
 }
 
-// A failure is no kill: who began with `resume` keeps what is finished, who did not has nothing.
+// After a failure a run with `resume` keeps its finished shards; a run without keeps nothing.
 TEST_F(Resume, AFailureKeepsWhatItWasToldToKeep) {
   FaultyStorage faulty(local_storage(),
                        {.path_end = "source.safetensors", .offset_begin = 300'000});
@@ -205,7 +205,7 @@ TEST_F(Resume, AShardThatIsNotWholeIsMadeAgain) {
   const std::string shard = files + "model-00001-of-00005.safetensors";
   const std::string bytes = read_file(shard);
   const auto kept = [&] {
-    killed(plan(), 330'000, resume);  // reads kept shards too; the last one is still to come
+    killed(plan(), 330'000, resume);  // reads kept shards too; the last shard is still missing
     return fs::exists(shard) && read_file(shard) == bytes;
   };
   fs::resize_file(shard, bytes.size() - 1);
@@ -229,12 +229,12 @@ TEST_F(Resume, AStateThatIsNoneIsRefused) {
     EXPECT_EQ(code(resume), "convert.state") << text;
     EXPECT_EQ(code(finish), "convert.state");
   }
-  folder.write(".loadstone-out.part/state.json", state);  // the control
+  folder.write(".loadstone-out.part/state.json", state);  // control
   EXPECT_EQ(code(resume), "");
   expect_whole();
   killed(plan(), 300'000);
   folder.write(".loadstone-out.part/state.json", "{");
-  EXPECT_EQ(code({}), "");  // who begins anew needs none
+  EXPECT_EQ(code({}), "");  // a new run needs no state
   expect_whole();
 }
 
@@ -249,7 +249,7 @@ TEST_F(Resume, PartsTogetherAreTheWhole) {
       EXPECT_FALSE(fs::exists(target));
     }
     EXPECT_EQ(bytes, plan().bytes_to_write);
-    // Done again it is done already.
+    // A second run finds the part finished.
     const auto again = convert(plan(), target, part(1, count));
     EXPECT_EQ(again.bytes_read, 0u);
     EXPECT_GT(again.bytes_kept, 0u);
@@ -293,12 +293,12 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   const auto third = convert(plan(), target, part(3, 3));
   fs::resize_file(third.outputs.front(), 100);
   EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
-  EXPECT_EQ(code({}), "convert.state");  // nobody throws them away by mistake
+  EXPECT_EQ(code({}), "convert.state");  // nothing discards them by mistake
   killed(plan(), 0, part(3, 3));
   EXPECT_EQ(code(part(3, 3)), "");
   EXPECT_EQ(code(finish), "");
   expect_whole();
-  // Parts are resumed by one run as well.
+  // One run can resume finished parts as well.
   convert(plan(), folder / "out", part(2, 3));
   EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_whole();
@@ -334,7 +334,7 @@ TEST_F(Resume, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(names_in(folder / "in"), ElementsAre("source.safetensors"));
 }
 
-// From inside a run that reads: what another process would be told.
+// Runs inside a run that reads, and sees what a second process would see.
 TEST_F(Resume, TwoDoNotDoTheSame) {
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;
@@ -365,7 +365,7 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
   expect_whole();
 }
 
-// ---- the moments in which names are given
+// ---- interrupted renames
 
 TEST_F(Resume, EndedWhenANewTargetHadItsName) {
   convert(plan(), target, part(1, 1));
@@ -373,7 +373,7 @@ TEST_F(Resume, EndedWhenANewTargetHadItsName) {
   fs::copy_file(folder / "whole" + index, files + index);
   fs::rename(work + "/files", target);
   fs::resize_file(target + index, 10);
-  EXPECT_EQ(code(finish), "convert.incomplete");  // the control
+  EXPECT_EQ(code(finish), "convert.incomplete");  // control
   fs::copy_file(folder / "whole" + index, target + index, fs::copy_options::overwrite_existing);
   const auto report = convert(plan(), target, finish);
   EXPECT_THAT(report.outputs, SizeIs(6));
@@ -388,7 +388,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
     return std::to_string(status.st_ino);
   };
   for (const bool exchanged : {false, true}) {
-    // The same names, sizes and headers, and other values.
+    // The same names, sizes and headers, but different values.
     fs::copy(folder / "whole", target);
     const std::string first = "/model-00001-of-00005.safetensors";
     std::string older = read_file(target + first);
@@ -411,7 +411,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
   }
 }
 
-// A folder that holds folders cannot be exchanged: files get their names one by one.
+// A folder that contains folders cannot be exchanged atomically: loadstone renames each file.
 TEST_F(Resume, EndedWhileNamesWereGiven) {
   work = target + "/.loadstone-out.part";
   files = work + "/files/";
@@ -437,7 +437,7 @@ TEST_F(Resume, EndedWhileNamesWereGiven) {
   begin(true);
   EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_named();
-  // A run that begins anew takes back what is no whole output, and leaves what is one.
+  // A new run removes an incomplete output and keeps a complete one.
   for (const bool all : {false, true}) {
     begin(all);
     std::string state = read_file(work + "/state.json");
@@ -484,7 +484,7 @@ TEST_F(Resume, RoomIsAskedForWhatIsStillToCome) {
   EXPECT_EQ(code_of([&] { check_target(plan(), target, resume); }), "");
   EXPECT_EQ(code(resume), "");
   expect_whole(target);
-  // The control: beside the old one there is no room for another.
+  // Control: the disk cannot store a second output next to the old one.
   EXPECT_EQ(code(resume), "io.no_space");
   EXPECT_EQ(code(part(1, 1)), "io.no_space");
   EXPECT_EQ(code_of([&] { check_target(plan(), target, part(1, 9)); }), "io.no_space");

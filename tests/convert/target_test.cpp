@@ -1,4 +1,4 @@
-// Where a conversion may write, and what is there when it ends early.
+// Allowed targets of a conversion, and their state when it ends early.
 #include <gmock/gmock.h>
 #include <sys/mount.h>
 
@@ -45,7 +45,7 @@ TEST_F(Target, TheSourceIsNeverWritten) {
   EXPECT_EQ(code(folder / "in"), "convert.target");
   EXPECT_EQ(code((folder / "in") + "/../in/."), "convert.target");
   EXPECT_TRUE(read_file(source) == bytes);
-  // A neighbour of a single file is something else.
+  // A neighbour of a single file is unrelated.
   EXPECT_EQ(code(folder / "in/other.safetensors"), "");
 }
 
@@ -73,7 +73,7 @@ TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
   EXPECT_THAT(names_in(folder / "named"), ElementsAre("diffusion_pytorch_model.safetensors"));
 }
 
-// The older output goes in the moment in which the new one is there; what is beside it stays.
+// Replaces the older output atomically; other files in the folder stay.
 TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   converted(source, folder / "out", {.one_file = false, .shard_bytes_max = 150000});
   folder.write("out/config.json", "{}");
@@ -85,7 +85,7 @@ TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", {.storage = &faulty}); }), "io.read");
   EXPECT_EQ(names_in(folder / "out"), before);
-  // What comes into the folder meanwhile is not lost.
+  // Files that appear in the folder meanwhile survive.
   LoggingStorage watched(local_storage());
   watched.watch().before_read = [&](const Access& access) {
     if (access.offset > 10'000) folder.write("out/late.txt", "late");
@@ -132,7 +132,7 @@ class Stopper final : public Observer {
   bool on_progress(const Progress& /*progress*/) override { return false; }
 };
 
-// Whatever ends it early: no file under any name, and an old target as it was.
+// No matter how it ends early: no new file under any name, and an old target unchanged.
 TEST_F(Target, AFailureLeavesNothing) {
   folder.write("old.safetensors", "old");
   folder.write("joined/config.json", "{}");
@@ -162,7 +162,7 @@ TEST_F(Target, AChangedSourceIsFound) {
   const Conversion conversion = make_conversion(open_checkpoint(source));
   fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(1));
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out.safetensors"); }), "io.changed");
-  // While it is read.
+  // The source changes while it is read.
   const Conversion again = make_conversion(open_checkpoint(source));
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;
@@ -183,7 +183,7 @@ TEST_F(Target, AFullDiskIsFoundBeforeAnythingIsWritten) {
   EXPECT_EQ(code(folder / "disk/out.safetensors"), "io.no_space");
   EXPECT_EQ(code(folder / "disk/out"), "io.no_space");
   EXPECT_THAT(names_in(folder / "disk"), IsEmpty());
-  // The control: a smaller one fits.
+  // Control: a smaller model fits.
   const std::string small =
       folder.write("small.safetensors", safetensors_bytes({{"a", "U8", {9}, some_bytes(9)}}));
   EXPECT_EQ(code(folder / "disk/out.safetensors", small), "");

@@ -1,4 +1,4 @@
-// Copies by CUDA's driver, against one without a GPU.
+// Copies by CUDA's driver API, against a fake driver.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class Cuda : public ::testing::Test {
 TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
   {
     const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
-    EXPECT_EQ(fake_cuda_calls("cuDevicePrimaryCtxRetain"), 0);  // nothing is touched yet
+    EXPECT_EQ(fake_cuda_calls("cuDevicePrimaryCtxRetain"), 0);  // no context is created yet
     std::byte* const pinned = device->allocate("cuda:1", 128);
     EXPECT_EQ(fake_cuda_calls("cuDevicePrimaryCtxRetain"), 1);
     std::memset(pinned, 7, 128);
@@ -48,7 +48,7 @@ TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
     EXPECT_EQ(second_[63], std::byte{7});
     EXPECT_EQ(first_[32], std::byte{0});
     device->wait(3);
-    device->wait(17);  // never used
+    device->wait(17);  // an unused stream
     EXPECT_EQ(first_[63], std::byte{7});
     std::array<std::byte, 4> back = {};
     device->read("cuda:1", second_.data() + 60, back);
@@ -59,7 +59,7 @@ TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
   EXPECT_EQ(fake_cuda_live(), 0);
 }
 
-// Copies of the first device's memory, 8 bytes each: in pairs that follow each other.
+// Copies to the first device's memory, 8 bytes each, in contiguous pairs.
 std::vector<DeviceCopy> pairs(std::byte* to, const std::byte* from) {
   std::vector<DeviceCopy> copies;
   for (const std::size_t at : {0u, 8u, 24u, 32u, 48u, 56u})
@@ -97,7 +97,7 @@ TEST_F(Cuda, ManyCopiesAreOneCallWhereTheDriverHasIt) {
   }
 }
 
-// Neighbours of two allocations stay two copies: the control of the fake says why.
+// A copy must not span two allocations: here the fake driver would record a violation.
 TEST_F(Cuda, NoCopyGoesFromOneAllocationToTheNext) {
   fake_cuda_reset();
   fake_cuda_register(first_.data(), 16, 0);
@@ -113,7 +113,7 @@ TEST_F(Cuda, NoCopyGoesFromOneAllocationToTheNext) {
   device->wait(0);
   EXPECT_EQ(fake_cuda_calls("cuMemcpyHtoDAsync_v2"), 2);
   EXPECT_EQ(std::ranges::count(first_, std::byte{7}), 64);
-  // Where the driver does not say what is one allocation, nothing is joined.
+  // If the driver cannot report allocations, copies are not joined.
   fake_cuda_fail("cuMemGetAddressRange_v2", fake_cuda_calls("cuMemGetAddressRange_v2"), 1);
   device->copy_all(0, "cuda:0", std::span(copies).first(2), failed);
   device->wait(0);
@@ -143,13 +143,13 @@ TEST_F(Cuda, TheCopyThatFailsIsKnownWhereTheDriverSaysIt) {
                        }).value();
     EXPECT_EQ(error.code(), "device.driver");
     EXPECT_EQ(failed, expected[version]);
-    device->wait(0);  // those before it had begun
+    device->wait(0);  // the copies before it had started
     device->free(pinned);
     EXPECT_STREQ(fake_cuda_violations(), "");
   }
 }
 
-// An implementation of before copy_all().
+// An implementation without copy_all().
 class OneByOne final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t) override { return nullptr; }
@@ -193,7 +193,7 @@ TEST_F(Cuda, WhatFailsIsNamed) {
                 .value()
                 .code(),
             "memory.device");
-  device->copy(1, "cuda:0", first_.data(), {pinned, 64});  // the next try has a stream
+  device->copy(1, "cuda:0", first_.data(), {pinned, 64});  // the next attempt has a stream
   device->wait(1);
   device->free(pinned);
   for (const char* name : {"cuda:2", "cuda:x", "cuda:", "cuda:1 ", "xpu:0", "cpu", ""}) {
@@ -224,7 +224,7 @@ TEST_F(Cuda, ALibraryThatIsNoDriverIsRefused) {
               HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
 }
 
-// Controls: the fake sees what it is there to see.
+// Controls: the fake detects the misuse that a driver punishes.
 TEST_F(Cuda, TheFakeSeesWhatADriverWouldPunish) {
   const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
   std::byte* const pinned = device->allocate("cuda:0", 64);
@@ -247,7 +247,7 @@ TEST_F(Cuda, TheFakeSeesWhatADriverWouldPunish) {
 }
 
 TEST_F(Cuda, TheFakeSeesWrongBatches) {
-  const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);  // keeps a context
+  const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);  // retains a context
   std::byte* const pinned = device->allocate("cuda:0", 64);
   const CudaDriver driver(LOADSTONE_FAKE_CUDA_13);
   CUcontext context = nullptr;
@@ -278,7 +278,7 @@ TEST_F(Cuda, TheFakeSeesWrongBatches) {
   const std::vector<std::pair<const char*, Arguments>> wrong = {
       {"legacy stream", {}},
       {"batch of nothing", {.count = 0, .stream = stream}},
-      {"that are none", {.attributes = {}, .stream = stream}},
+      {"that are missing", {.attributes = {}, .stream = stream}},
       {"without an order", {.attributes = {{}}, .stream = stream}},
       {"unknown flags", {.attributes = {{.srcAccessOrder = 1, .flags = 2}}, .stream = stream}},
       {"ascend from 0", {.first = {1}, .stream = stream}},

@@ -1,4 +1,4 @@
-// Loads to devices, which a driver without a GPU plays: see fake_cuda.h.
+// Loads to devices with the fake driver, see fake_cuda.h.
 #include "loadstone/device.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Memory for each target of a plan where it names a device, told to the fake driver.
+// Memory for the targets of a plan; the fake driver registers memory for devices.
 class DeviceMemory {
  public:
   explicit DeviceMemory(const Plan& plan) : host_(plan), destinations_(host_.destinations()) {
@@ -48,7 +48,7 @@ class DeviceMemory {
   std::vector<Destination> destinations_;
 };
 
-// By the newest driver, or another version of it.
+// Loads with the newest driver, or a given version.
 Report load(const Plan& plan, const DeviceMemory& memory, ExecuteOptions options,
             const char* driver = LOADSTONE_FAKE_CUDA_13) {
   const auto device = open_cuda(driver);
@@ -61,10 +61,10 @@ void expect_clean() {
   EXPECT_EQ(fake_cuda_live(), 0);
 }
 
-// Of one thread: two of the smallest windows.
+// Bytes per thread: two of the smallest windows.
 constexpr std::uint64_t ring_bytes_least = 64 << 10;
 
-// Returns how many targets were on a device.
+// Returns the number of targets on a device.
 std::size_t load_random_plan(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -128,7 +128,7 @@ const std::vector<Quantization>& quantizations() {
   return all;
 }
 
-// A matrix of several windows, quantized on its way.
+// A matrix of several windows that is quantized during the load.
 Plan quantizing_plan(PlanBuilder& builder, const Quantization& quantization) {
   builder.add_shard();
   for (const char* name : {"v", "w"}) {
@@ -178,7 +178,7 @@ Plan matrix_plan(PlanBuilder& builder, const char* device = "cuda:0") {
   return plan;
 }
 
-// Between the copy from a slot and the wait for it, another window is read.
+// Expects a read of the next window between the copy from a slot and the wait for it.
 void expect_overlap(std::size_t copies_least) {
   const std::string order = fake_cuda_order();
   std::size_t overlapped = 0;
@@ -187,13 +187,13 @@ void expect_overlap(std::size_t copies_least) {
        at = order.find("copy ", at + 1)) {
     const std::string stream = order.substr(at + 5, order.find('\n', at) - at - 5);
     const std::size_t wait = order.find("wait " + stream + "\n", at);
-    ASSERT_NE(wait, std::string::npos);  // nothing is left under way
+    ASSERT_NE(wait, std::string::npos);  // nothing is left in flight
     const std::size_t read = order.find("read\n", at);
     ++copies;
     if (read < wait) ++overlapped;
   }
   EXPECT_GE(copies, copies_least);
-  EXPECT_GE(overlapped, copies - 2);  // the last ones have nothing behind them
+  EXPECT_GE(overlapped, copies - 2);  // no window follows the last ones
 }
 
 TEST(Devices, CopiesGoOnWhileOthersAreRead) {
@@ -208,7 +208,7 @@ TEST(Devices, CopiesGoOnWhileOthersAreRead) {
   expect_overlap(20);
 }
 
-// Values that fill more than half of a slot, and less than a batch.
+// Values that fill more than half of a slot, but are smaller than a batch.
 TEST(Devices, CopiesOfHalvesOfSlotsGoOnToo) {
   for (const std::uint64_t bytes : {140'000, 200'000, 250'000}) {
     SCOPED_TRACE(bytes);
@@ -229,7 +229,7 @@ TEST(Devices, CopiesOfHalvesOfSlotsGoOnToo) {
   }
 }
 
-// So many values of 1000 bytes, which take 1024 in a slot.
+// `count` values of 1000 bytes, which take 1024 bytes each in a slot.
 Plan small_values(PlanBuilder& builder, unsigned count, unsigned threads) {
   builder.add_shard();
   for (unsigned i = 0; i < count; ++i) {
@@ -250,11 +250,11 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
       const Plan plan = small_values(builder, count, threads);
       const DeviceMemory memory(plan);
       const Report report = load(plan, memory, {.storage = &builder.storage}, driver);
-      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes are left over
+      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes remain
       const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
       const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
       if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {
-        // What a thread has left at the end may be one value.
+        // A thread may end with a single value.
         EXPECT_LE(copies, static_cast<int>(threads));
         EXPECT_GE(copies + batches, slots);
         EXPECT_LE(copies + batches, slots + static_cast<int>(threads));
@@ -271,7 +271,7 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
   }
 }
 
-// The slots of a few small values are not larger than these.
+// Slots are not larger than a few small values need.
 TEST(Devices, FewSmallValuesPinLittle) {
   PlanBuilder builder;
   const Plan plan = small_values(builder, 40, 2);
@@ -294,7 +294,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
     const bool is_known = std::string(driver) == LOADSTONE_FAKE_CUDA_12_8;
     EXPECT_EQ(error.code(), "device.driver");
     EXPECT_EQ(error.where().field, "cuda:0");
-    // A slot is full when less than 4096 bytes are left.
+    // A slot is full when less than 4096 bytes remain.
     const std::uint64_t before = batch_bytes / 1024 - 3;
     EXPECT_EQ(error.where().tensor, "t" + std::to_string(before + (is_known ? 10 : 0)));
     EXPECT_EQ(error.message().find("at once") == std::string::npos, is_known) << error.what();
@@ -302,7 +302,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
   }
 }
 
-// Throws an int.
+// A device that throws an int.
 class Thrower final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t bytes) override {
@@ -328,8 +328,7 @@ TEST(Devices, WhatIsNoExceptionEndsTheLoadToo) {
   EXPECT_EQ(error.code(), "internal");
 }
 
-// Values larger than a batch do not wait for others, and those that are left over are sent at
-// last.
+// Values larger than a batch do not wait for others; the remaining ones are sent at the end.
 TEST(Devices, LargeAndSmallValuesShareARing) {
   PlanBuilder builder;
   builder.add_shard();
@@ -360,7 +359,7 @@ TEST(Devices, LargeAndSmallValuesShareARing) {
   expect_clean();
 }
 
-// Ranks of a machine pin together what one may; what one rank has stays as it was.
+// The ranks of a machine share the limit of pinned memory; a single rank keeps its own.
 TEST(Devices, RanksShareWhatMayBePinned) {
   PlanBuilder builder;
   builder.staging_bytes_max = 8 << 20;
@@ -380,14 +379,14 @@ TEST(Devices, RanksShareWhatMayBePinned) {
     EXPECT_EQ(value_of(memory.destinations()[0]), expected_value(builder, plan.targets[0]));
     expect_clean();
   }
-  EXPECT_GT(alone, plan.staging_bytes_max / 4);  // the control
+  EXPECT_GT(alone, plan.staging_bytes_max / 4);  // control
 }
 
 TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
   for (const bool is_quantized : {false, true}) {
     PlanBuilder builder;
     Plan plan = is_quantized ? quantizing_plan(builder, quantizations()[4]) : matrix_plan(builder);
-    if (!is_quantized) {  // a cast, so that the digest is not the file's
+    if (!is_quantized) {  // a cast, so the digest differs from the file's
       plan.targets[0].dtype = Dtype::bf16;
     }
     for (PlannedTarget& target : plan.targets) target.device = "cpu";
@@ -408,7 +407,7 @@ TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
   }
 }
 
-// Whatever call fails: tensor and device are named, and nothing is kept or under way.
+// Whichever call fails, the error names tensor and device, and nothing is leaked or in flight.
 TEST(Devices, AFailingCallEndsTheLoad) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuMemHostAlloc", "cuStreamCreate", "cuEventCreate",
@@ -423,7 +422,7 @@ TEST(Devices, AFailingCallEndsTheLoad) {
         fake_cuda_fail(function, number, 700);
         try {
           const Report report = load(plan, memory, {.storage = &builder.storage});
-          EXPECT_LE(fake_cuda_calls(function), number) << function;  // never called so often
+          EXPECT_LE(fake_cuda_calls(function), number) << function;  // called fewer times than that
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), "device.driver") << error.what();
           EXPECT_EQ(error.where().field, "cuda:1") << error.what();
@@ -478,7 +477,7 @@ TEST(Devices, MemoryAndPlanAgree) {
   const Error error = error_of([&] { execute(plan, destinations, {.storage = &builder.storage}); });
   EXPECT_EQ(error.code(), "plan.destination");
   EXPECT_EQ(error.where().tensor, "w");
-  // What is planned for a device can be had on the host, without a driver.
+  // A plan for a device can be loaded to the host without a driver.
   PlanBuilder other;
   const Plan on_device = matrix_plan(other, "cuda:0");
   const HostMemory host(on_device);

@@ -10,7 +10,7 @@
 namespace loadstone::test {
 namespace {
 
-// Of the calling thread; -1 where the system does not say it.
+// Memory policy of the calling thread; -1 if the system does not report it.
 int policy() {
   int mode = -1;
   return ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 ? mode : -1;
@@ -27,7 +27,7 @@ TEST(Interleave, IsThePolicyOfThatThreadAlone) {
   if (!is_done) GTEST_SKIP() << "this system has no policy of memory nodes for processes";
   EXPECT_EQ(in_thread, MPOL_INTERLEAVE);
   EXPECT_EQ(policy(), before);
-  EXPECT_NE(before, MPOL_INTERLEAVE);  // the control
+  EXPECT_NE(before, MPOL_INTERLEAVE);  // control
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which bytes of the files a run reads, as the system is asked for them before.
+// The byte ranges that a run will read, used for requests to the system ahead of reads.
 #include <gmock/gmock.h>
 
 #include "engine/box_read.h"
@@ -19,7 +19,7 @@ constexpr std::uint64_t rows = 3;
 
 class PlannedReadsTest : public ::testing::Test {
  protected:
-  // Some columns of rows of 1 MiB.
+  // Adds some columns of rows of 1 MiB.
   void add_columns(std::uint64_t begin, std::uint64_t count, Dtype dtype) {
     const auto source = builder.add_tensor("w", Dtype::u8, {rows, mib}, pattern(rows * mib, 1));
     builder.add_target(
@@ -27,7 +27,7 @@ class PlannedReadsTest : public ::testing::Test {
         {{.source = source, .source_offset = begin, .dims = {{rows, mib, count}, {count, 1, 1}}}});
   }
 
-  // Of the first shard's data. What is planned, and so asked for, and what a load reads.
+  // Loads, compares, and returns the planned ranges within the first shard's data.
   std::vector<ByteRange> asked() {
     const Plan plan = builder.build();
     const Report report = load_and_compare(builder, plan);
@@ -60,7 +60,7 @@ TEST_F(PlannedReadsTest, ShortPiecesFarApartAreLeftToTheReaders) {
 }
 
 TEST_F(PlannedReadsTest, WhatIsReadOverIsAskedFor) {
-  add_columns(100, mib - 50'000, Dtype::i32);  // cast, so staged with the holes
+  add_columns(100, mib - 50'000, Dtype::i32);  // cast, so staged including the holes
   EXPECT_THAT(asked(), ElementsAre(ByteRange{100, rows * mib - 50'000 + 100}));
 }
 
@@ -73,7 +73,7 @@ TEST_F(PlannedReadsTest, NeighboursAreOneUnlessALargerHoleIsBetweenThem) {
   EXPECT_THAT(asked(), ElementsAre(ByteRange{0, 4296}, ByteRange{8393, 8493}));
 }
 
-// A plan that is carried out in parts, as that of one rank among others.
+// A plan that is executed in parts, as by one of several ranks.
 TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   builder.add_plain("a", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 1));
   builder.add_plain("b", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 2));
@@ -86,7 +86,7 @@ TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   EXPECT_EQ(report.bytes_read_ahead, mib);
 }
 
-// Whoever reads it refuses it.
+// Planning ignores such a box; the reader rejects it.
 TEST_F(PlannedReadsTest, ABoxThatLeavesItsSourceIsNobodys) {
   add_columns(mib / 2, mib / 4, Dtype::u8);
   Plan plan = builder.build();

@@ -1,4 +1,4 @@
-// Random boxes against a copier that moves one element after the other.
+// Compares random boxes with a copier that moves one element after the other.
 #include "support/random_plan.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 
 using Ranges = std::map<std::string, std::vector<ByteRange>>;
 
-// Of what the storage noted, or of a plan: sorted and joined where they meet.
+// Sorts ranges and joins adjacent ones.
 Ranges joined(Ranges ranges) {
   for (auto& [path, of_file] : ranges) {
     std::ranges::sort(of_file, {}, &ByteRange::begin);
@@ -45,8 +45,8 @@ Ranges ranges_of(const std::vector<ReadEvent>& events) {
   return joined(ranges);
 }
 
-// What is planned is asked for ahead, and nothing else; and that is what is read, but for what is
-// read over between two pieces.
+// The run requests exactly the planned ranges ahead, and reads exactly these, except for small
+// holes between two pieces.
 void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   std::vector<std::uint32_t> all(plan.targets.size());
   std::iota(all.begin(), all.end(), 0U);
@@ -70,7 +70,7 @@ void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   }
 }
 
-// Digests that depend on the order in which the engine reads are not those of the bytes.
+// Digests must not depend on the engine's read order.
 void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory& memory) {
   for (const ReceiptFile& file : receipt.sources) {
     const auto source = builder.storage.open(file.path);
@@ -87,7 +87,7 @@ void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory&
   }
 }
 
-// Every second load takes a receipt.
+// A receipt for every second load.
 std::optional<DigestKind> digest_of_seed(unsigned seed) {
   if (seed % 2 == 0) return std::nullopt;
   const bool is_slow = seed % 8 == 1 && can_digest(DigestKind::sha256_tree);
@@ -116,7 +116,7 @@ void load_random_plan(unsigned seed) {
   ASSERT_EQ(report.receipt != nullptr, seed % 2 == 1);
   if (report.receipt != nullptr) expect_true(*report.receipt, builder, memory);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    // Not EXPECT_EQ: it would print megabytes.
+    // Not EXPECT_EQ, which would print megabytes.
     EXPECT_TRUE(value_of(memory.destinations()[i]) == expected_value(builder, plan.targets[i]))
         << plan.targets[i].name;
     EXPECT_EQ(report.provenance[i].bytes_written, plan.targets[i].byte_count());
@@ -127,7 +127,7 @@ TEST(RandomPlanTest, GivesTheSameBytesAsThePlainCopier) {
   for (unsigned seed = 0; seed < 1500 && !HasFailure(); ++seed) load_random_plan(seed);
 }
 
-// Rows of a column slice, with 3 KiB between them: more holes than a reader has room for at once.
+// Rows of a column slice with gaps of 3 KiB: more holes than a reader can hold at once.
 TEST(RandomPlanTest, ADigestHasEachOfManyHoles) {
   for (const std::uint64_t chunk : {std::uint64_t{40'000}, std::uint64_t{8} << 20}) {
     for (const unsigned threads : {1u, 3u}) {
@@ -143,13 +143,12 @@ TEST(RandomPlanTest, ADigestHasEachOfManyHoles) {
                                      .storage = &builder.storage,
                                      .receipt = DigestKind::xxh3_128});
       expect_true(*report.receipt, builder, memory);
-      // The holes are read together with the rows: without that, this test shows nothing.
+      // This test is meaningless unless the holes are read together with the rows.
       EXPECT_LT(builder.storage.reads().size(), 150u);
     }
   }
 }
 
-// The control: the comparison sees one wrong byte.
 TEST(RandomPlanTest, TheComparisonSeesOneWrongByte) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::f32, Dtype::f32, {1000}, pattern(4000, 1));

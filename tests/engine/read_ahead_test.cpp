@@ -1,4 +1,4 @@
-// What the system is asked for ahead of reads: planned bytes, each once, and before they are read.
+// Requests ahead of reads: planned bytes only, each byte once, and before its read.
 #include "engine/read_ahead.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-// Notes what it is asked for; holds no bytes. Thread-safe.
+// Records requests; contains no bytes. Thread-safe.
 class Asked final : public ByteSource {
  public:
   [[nodiscard]] const std::string& path() const noexcept override { return path_; }
@@ -39,7 +39,6 @@ class ReadAheadTest : public testing::Test {
  protected:
   void read(const ReadAhead& ahead, std::uint32_t shard, std::uint64_t offset,
             std::uint64_t bytes) const {
-    // Nobody writes to it.
     std::byte* const none = nullptr;
     ahead.sources()[shard]->read(offset, std::span(none, bytes));
   }
@@ -69,7 +68,7 @@ TEST_F(ReadAheadTest, AsksForWhatFollowsInThePlan) {
   EXPECT_EQ(files[0]->reads, 3u);
 }
 
-// A rank's slices, tensors of other components: what lies between is nobody's to ask for.
+// A rank's slices, or tensors of other components: bytes in between must not be requested.
 TEST_F(ReadAheadTest, LeavesOutWhatIsNotPlannedAndGoesOnInTheNextShard) {
   ReadAhead ahead(std::vector<ShardRange>{{0, {0, mib}}, {0, {50 * mib, 51 * mib}}, {1, {7, 9}}},
                   shards(), 16 * mib);
@@ -78,7 +77,7 @@ TEST_F(ReadAheadTest, LeavesOutWhatIsNotPlannedAndGoesOnInTheNextShard) {
   EXPECT_THAT(asked(1), testing::ElementsAre(ByteRange{7, 9}));
 }
 
-// What is read first may lie last in the files: scales, adapters.
+// The first reads may be at the end of the files: scales, adapters.
 TEST_F(ReadAheadTest, AReadFarAheadTakesNothingFromThoseBefore) {
   ReadAhead ahead(std::vector<ShardRange>{{0, {0, 400 * mib}}, {1, {0, mib}}}, shards(), 16 * mib);
   read(ahead, 1, 0, mib);
@@ -91,9 +90,9 @@ TEST_F(ReadAheadTest, AReadFarAheadTakesNothingFromThoseBefore) {
 
 TEST_F(ReadAheadTest, ReadsOutsideThePlanAskForNothingOfTheirOwn) {
   ReadAhead ahead(std::vector<ShardRange>{{0, {10 * mib, 11 * mib}}}, shards(), 16 * mib);
-  read(ahead, 0, 0, 100);  // before all
+  read(ahead, 0, 0, 100);  // at the start
   EXPECT_THAT(asked(0), testing::ElementsAre(ByteRange{10 * mib, 11 * mib}));
-  read(ahead, 0, 300 * mib, 100);  // behind all
+  read(ahead, 0, 300 * mib, 100);  // at the end
   read(ahead, 1, 0, 100);
   EXPECT_EQ(ahead.bytes_asked(), mib);
 }
@@ -106,7 +105,7 @@ TEST_F(ReadAheadTest, NothingIsAskedWhereItIsOffOrNothingIsPlanned) {
   ReadAhead none({}, shards(), 16 * mib);
   read(none, 0, 0, mib);
   EXPECT_EQ(files[0]->ranges.size(), 0u);
-  // The control.
+  // Control.
   ReadAhead on(reads, shards(), 16 * mib);
   read(on, 0, 0, mib);
   EXPECT_EQ(files[0]->ranges.size(), 1u);
@@ -120,7 +119,7 @@ TEST_F(ReadAheadTest, ShardsThatAreNotOpenAreLeftOut) {
   EXPECT_EQ(ahead.bytes_asked(), mib);
 }
 
-// Four readers over random plans: each planned byte is asked for once, and no other.
+// Four readers of random plans.
 TEST_F(ReadAheadTest, EachPlannedByteOnceWhateverTheOrder) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);

@@ -1,4 +1,4 @@
-// Readers join while that makes a load faster, and no longer.
+// Readers are added while each addition makes the load faster.
 #include "engine/reader_growth.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace loadstone::test {
 namespace {
 
-// A second in which each reader kept `busy` of a core.
+// One second in which each reader used the fraction `busy` of a core.
 WorkPeriod period(double bytes_per_second, double busy) {
   return {.seconds = 1,
           .processor_seconds = busy,
@@ -29,7 +29,7 @@ TEST(ReaderGrowth, GoesOnWhileTheRateGrows) {
   EXPECT_EQ(growth.after(period(9e9, 0.6)), 16u);
 }
 
-// A disk that gives no more.
+// A saturated disk.
 TEST(ReaderGrowth, EndsForGoodWhereTheLastOnesWereOfNoUse) {
   ReaderGrowth growth(2, 16, 8);
   EXPECT_EQ(growth.after(period(1e9, 0.2)), 3u);
@@ -37,7 +37,7 @@ TEST(ReaderGrowth, EndsForGoodWhereTheLastOnesWereOfNoUse) {
   EXPECT_EQ(growth.after(period(3e9, 0.2)), 3u);
 }
 
-// Two cores that copy from the page cache have nothing left for a third reader.
+// Two cores that copy from the page cache cannot run a third reader.
 TEST(ReaderGrowth, BusyCoresGetNoMoreReadersUnlessTheyWaitLater) {
   ReaderGrowth growth(2, 16, 2);
   EXPECT_EQ(growth.after(period(3e9, 1.9)), 2u);
@@ -52,13 +52,13 @@ TEST(ReaderGrowth, MoreCoresThanReadersAreTried) {
   EXPECT_EQ(growth.after(period(12.5e9, 9)), 9u);
 }
 
-// What busy readers of the cache showed says nothing of a disk that they wait for.
+// Measurements of busy readers of the cache do not apply to a disk.
 TEST(ReaderGrowth, BeginsAnewWhereTheCachedPartEnds) {
   ReaderGrowth growth(4, 16, 64);
   EXPECT_EQ(growth.after(period(8e9, 4)), 6u);
   EXPECT_EQ(growth.after(period(1e9, 0.5)), 6u);
   EXPECT_EQ(growth.after(period(1e9, 0.5)), 9u);
-  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);  // a disk that more readers make slower
+  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);  // a disk that more readers slow down
   EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);
 }
 
@@ -76,7 +76,7 @@ TEST(ReaderGrowth, ShortPeriodsSayNothing) {
   EXPECT_TRUE(growth.is_enough({.seconds = 0.2, .bytes = 64 << 20}));
 }
 
-// Readers that sleep as those of a slow file system do. Ends by itself where none joins.
+// Readers sleep, as on a slow file system. Ends on its own if no reader joins.
 TEST(ReaderGrowth, ThreadsJoinTheWorkThatGoesOn) {
   const auto readers_of = [](ReaderGrowth growth) {
     std::atomic<bool> stop = false;
@@ -97,7 +97,7 @@ TEST(ReaderGrowth, ThreadsJoinTheWorkThatGoesOn) {
     return seen.size();
   };
   EXPECT_GT(readers_of(ReaderGrowth(1, 8, 2)), 1u);
-  EXPECT_EQ(readers_of(ReaderGrowth(1, 1, 2)), 1u);  // the control
+  EXPECT_EQ(readers_of(ReaderGrowth(1, 1, 2)), 1u);  // control
 }
 
 }  // namespace

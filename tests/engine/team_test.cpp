@@ -1,4 +1,4 @@
-// Threads that cannot be started, and work that fails where there is no memory to say so.
+// Threads that cannot be started, and work that fails without memory for a message.
 #include "engine/team.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 namespace loadstone::test {
 namespace {
 
-// Starts so many threads and no more.
+// Starts `count` threads, then throws.
 template <typename Exception>
 Team::Starter starts(unsigned count, Exception exception) {
   return [count, exception](Team::Work work) mutable {
@@ -29,7 +29,7 @@ std::system_error no_thread() {
 
 class TeamTest : public testing::Test {
  protected:
-  // How many of `wanted` threads did the work.
+  // Returns how many of `wanted` threads did the work.
   unsigned done_by(unsigned wanted, Team::Starter starter) {
     std::atomic<unsigned> done = 0;
     Team team(stop, std::move(starter));
@@ -68,7 +68,7 @@ TEST_F(TeamTest, NobodyJoinsWorkThatIsDone) {
   EXPECT_EQ(team.add(1), 0u);
 }
 
-// A thread that is started and has no place would end the process.
+// A started thread without an entry in the list would end the process.
 TEST_F(TeamTest, NobodyJoinsWhereThereIsNoMemory) {
   unsigned added = 1;
   std::thread([&] {
@@ -88,7 +88,7 @@ TEST_F(TeamTest, NoThreadAtAllIsAnError) {
   EXPECT_EQ(code_of([&] { (void)done_by(2, starts(0, std::bad_alloc())); }), "memory.host");
 }
 
-// Where nothing can be allocated, neither can the message of an error.
+// If no allocation succeeds, neither does the allocation of an error's message.
 TEST_F(TeamTest, WorkThatFindsNoMemoryIsAnError) {
   Team team(stop);
   team.start(2, [] {

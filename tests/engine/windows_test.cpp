@@ -1,4 +1,4 @@
-// Values that are quantized on their way have the bytes of encoding them whole, however they are
+// Values quantized during a load have the bytes of quantizing them whole, no matter how they are
 // cut, moved and read.
 #include <gmock/gmock.h>
 
@@ -28,7 +28,7 @@ bool is_encodable(const PlannedTarget& target, const Quantization& quantization)
          !prepare_quantization(quantization, target.shape, target.dtype, form);
 }
 
-// All parts, one after the other, of numbers that are there as a whole. `others` share their scale.
+// All components in sequence, from the complete values. `others` share their scale.
 std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget& target,
                            const Bytes& numbers, const std::vector<Bytes>& others = {}) {
   QuantizedLayout form;
@@ -66,7 +66,7 @@ const std::vector<Quantization>& quantizations() {
   return all;
 }
 
-// Returns how many of its targets were quantized.
+// Returns the number of quantized targets.
 std::size_t quantize_random_plan(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -126,7 +126,7 @@ TEST(Windows, WindowsDoNotMatter) {
   EXPECT_GT(count, 250u);
 }
 
-// A BF16 matrix of normal numbers, of several windows.
+// A BF16 matrix of normal values, of several windows.
 constexpr std::uint64_t rows = 300;
 constexpr std::uint64_t columns = 257;
 
@@ -174,7 +174,7 @@ TEST(Windows, NumbersThatAreNotFiniteAreNamed) {
     EXPECT_EQ(report.findings[0].target, "w");
     EXPECT_THAT(report.findings[0].message, ::testing::HasSubstr("element 50001 "));
   }
-  PlanBuilder builder;  // the control
+  PlanBuilder builder;  // control
   const Plan plan = matrix_plan(builder, quantizations()[0], normal_numbers());
   const HostMemory memory(plan);
   const Report report = execute(plan, memory.destinations(), {.storage = &builder.storage});
@@ -192,7 +192,8 @@ TEST(Windows, EachByteIsReadOnceAndStagingIsBounded) {
   EXPECT_LT(report.bytes_written, rows * columns);
 }
 
-// Matrices of BF16, each three times as large as the one before, of one group but for the last.
+// BF16 matrices, each with values three times as large as the one before; all but the last form a
+// group.
 struct Partners {
   PlanBuilder builder;
   std::vector<Bytes> numbers;
@@ -247,7 +248,7 @@ TEST(Windows, AGroupSharesItsScale) {
           return Bytes(part.begin(), part.end());
         };
         EXPECT_EQ(scale(0), scale(2));
-        EXPECT_NE(scale(0), scale(3));  // the control
+        EXPECT_NE(scale(0), scale(3));  // control
       }
     }
   }
@@ -268,7 +269,7 @@ TEST(Windows, AFailureWhileOthersMeasureEndsAll) {
   }
 }
 
-// Rows without numbers have scales, which are zeros and not what was in the memory before.
+// Rows without values still have scales: zeros, not uninitialized memory.
 TEST(Windows, NoPartOfAnEmptyValueIsLeftAsItWas) {
   for (const Quantization& quantization : quantizations()) {
     QuantizedLayout form;
@@ -345,7 +346,7 @@ struct CountingSink final : ValueSink {
   void finish(std::uint32_t) override {}
 };
 
-// A load without other windows has no memory for them, and fills need none.
+// A load without other windows allocates none, and fills do not need them.
 TEST(Windows, FillsAndConstantsAreWrittenInLargeSteps) {
   PlanBuilder builder;
   (void)matrix_plan(builder, quantizations()[0], normal_numbers());

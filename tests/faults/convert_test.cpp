@@ -1,5 +1,5 @@
-// A conversion whose every call of the system fails once, in every way, or is the process's last:
-// the target is the old one or the new one, nothing is left open, and the next try works.
+// A conversion in which every system call fails once, in every way, or is the last call of the
+// process: the target is the old or the new one, nothing stays open, and the next attempt works.
 #include "loadstone/convert.h"
 
 #include <gmock/gmock.h>
@@ -37,14 +37,14 @@ std::string file_of(unsigned seed) {
   return safetensors_bytes(tensors);
 }
 
-// The state of the target's path before a run.
+// State of the target's path before a run.
 enum class Place : std::uint8_t {
   new_file,
   older_file,
   new_folder,
-  older_folder,       // that is replaced in one step
-  older_no_exchange,  // on a file system that cannot do that
-  linked_folder,      // that cannot be replaced, and holds other files
+  older_folder,       // replaced in one step
+  older_no_exchange,  // on a file system without atomic exchange
+  linked_folder,      // not replaceable, with other files in it
 };
 
 class ConvertFaults : public ::testing::TestWithParam<Place> {
@@ -77,7 +77,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     convert(conversion("newer.safetensors"), target(), {.resume = resumes, .storage = &files});
   }
 
-  // All files of the target, what is not whole left out.
+  // All complete files of the target.
   [[nodiscard]] Files files_in(const fs::path& path) const {
     Files files;
     if (fs::is_regular_file(path)) files[""] = read_file(path);
@@ -123,7 +123,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     return cannot ? FileFault{.problem = EINVAL} : fault;
   }
 
-  // The target and its folder after a whole run.
+  // Records the target and its folder after a complete run.
   void learn() {
     reset();
     before_ = files();
@@ -147,7 +147,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
   }
 
   void expect_second_try(bool resumes, const std::string& what) {
-    // A whole model in a folder that cannot be replaced stays.
+    // A complete model in a folder that cannot be replaced stays.
     if (GetParam() == Place::linked_folder && files() == after_) return;
     try {
       run(sound_, resumes);
@@ -199,7 +199,7 @@ TEST_P(ConvertFaults, EveryCallFailsOnceInEveryWay) {
       ++tries;
     }
   }
-  EXPECT_GT(tries, 5u * 20);  // the control: there are calls that fail
+  EXPECT_GT(tries, 5u * 20);  // control: some calls fail
 }
 
 TEST_P(ConvertFaults, RandomOnes) {
@@ -230,7 +230,7 @@ TEST_P(ConvertFaults, AKillAtEveryCall) {
       run(storage, number % 2 == 0);
     });
     const std::string what = "killed at call " + std::to_string(number);
-    // In a folder that cannot be exchanged names are given one by one, the index last, and for one
+    // In a folder that cannot be exchanged, loadstone renames each file, the index last, and for a
     // moment an older folder has no name: the next run completes both.
     const bool is_in_steps =
         GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange;

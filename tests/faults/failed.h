@@ -1,4 +1,4 @@
-// The ways in which work may fail.
+// Expected failures under faults.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,7 @@
 
 namespace loadstone::test {
 
-// Returns true if the work fails, by the file system or for want of memory. Other codes fail the
-// test.
+// Returns true if the work fails with an I/O or memory error. Other codes fail the test.
 template <typename Work>
 bool failed(const std::string& what, const Work& work) {
   try {

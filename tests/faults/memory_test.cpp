@@ -1,5 +1,5 @@
-// Memory that ends at each single allocation of a piece of work: it must succeed all the same, or
-// throw Error, and work when it is done again.
+// Memory runs out at each single allocation: the work must succeed or throw Error, and succeed when
+// repeated.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ Skeleton model() {
 
 class MemoryFaults : public testing::Test {
  protected:
-  // Does the work again and again, each time with another allocation that fails. `step`: between
-  // those; more than 1 where a run takes long.
+  // Repeats the work, each time with a different failing allocation. `step`: distance between
+  // these; more than 1 if a run takes long.
   template <typename Work>
   void walk(const Work& work, std::uint64_t step = 1) {
     work();
@@ -60,7 +60,7 @@ class MemoryFaults : public testing::Test {
       runs_ = number;
     }
     EXPECT_THAT(codes, ElementsAre("memory.host"));
-    EXPECT_GT(runs_, 20u * step);  // allocations are counted at all
+    EXPECT_GT(runs_, 20u * step);  // control: allocations are counted
     work();
   }
 

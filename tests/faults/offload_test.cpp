@@ -1,6 +1,6 @@
-// An offload whose every call of the system fails once, in every way, or is the process's last: the
-// folder holds the old values or the new ones, nothing is left open or lying about, and the next
-// try works.
+// An offload in which every system call fails once, in every way, or is the last call of the
+// process: the folder contains the old or the new values, nothing stays open or is left behind, and
+// the next attempt works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ constexpr FileFault no_memory = {.is_memory = true};
 
 using Values = std::map<std::string, Bytes>;
 
-// A model whose values all follow from a seed; sizes are the same for all seeds.
+// A model with values from a seed; the seed does not change sizes.
 class Model {
  public:
   explicit Model(std::uint64_t seed, const fs::path& folder) {
@@ -91,7 +91,7 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
  protected:
   [[nodiscard]] fs::path path() const { return fs::path(folder_ / "offload"); }
 
-  // The folder as it is before each try: of an older load, or not there.
+  // Restores the folder before each attempt: an older load, or no folder.
   void reset() {
     fs::remove_all(path());
     if (!GetParam()) return;
@@ -105,14 +105,14 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(found == before_ || found == model.values()) << what;
   }
 
-  // The next try works, and leaves nothing but the new values.
+  // Expects success, and only the new values.
   void expect_second_try(Model& model, const std::string& what) {
     model.load();
     EXPECT_EQ(offload_values(path()), model.values()) << what;
     EXPECT_EQ(names_in(path()).size(), 2u) << what;  // index.json and one data file
   }
 
-  // Whether the fault has come about.
+  // Returns true if the fault occurred.
   bool try_once(Model& model, const FaultyFiles::Choose& choose, bool removals_work,
                 const std::string& what) {
     reset();
@@ -158,14 +158,14 @@ TEST_P(OffloadFaults, EveryCallFailsOnceInEveryWay) {
       ++tries;
     }
   }
-  EXPECT_GT(tries, 5u * 20);  // the control: there are calls that fail
+  EXPECT_GT(tries, 5u * 20);  // control: some calls fail
 }
 
 TEST_P(OffloadFaults, InterruptedCallsAndShortWritesAreNoErrors) {
   Model model(200, path());
   for (const FileFault fault : {interrupted, short_write}) {
     reset();
-    // Every second call, so that the next one succeeds.
+    // Every second call, so the next one succeeds.
     FaultyFiles files(
         [&](const FileCall& call) { return call.number % 2 == 1 ? fault : FileFault(); },
         model.storage());

@@ -1,4 +1,4 @@
-// Documents replace older documents, and no other file.
+// A document may replace an older document, but no other file.
 #include "formats/document.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Importance matrices: what both formats say, and each rule broken.
+// Importance matrices in both formats, and each rule broken.
 #include "formats/imatrix.h"
 
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ TEST(Imatrix, SumsOfTheOldFormatAreDividedByCalls) {
   const ImportanceMatrix matrix = read(binary_control());
   EXPECT_EQ(matrix.entries.size(), 2u);
   EXPECT_THAT(entry(matrix, "blk.0.attn_q.weight"), ElementsAre(0.25f, 0.5f, 0.75f, 2.5f));
-  // As they are: there is nothing to divide by.
+  // Unchanged, because its count is 0.
   EXPECT_THAT(entry(matrix, "blk.0.ffn_up.weight"), ElementsAre(5, 0.5f));
   EXPECT_EQ(matrix.dataset, "wiki.txt");
   EXPECT_EQ(matrix.chunks, 7u);
@@ -85,7 +85,7 @@ TEST(Imatrix, TensorsOfOtherNamesAndDatasetsOfNoneAreLeftOut) {
   writer.entry_number("imatrix.chunk_count", GgufWriter::u32, std::uint32_t{0});
   writer.entry_number("imatrix.chunk_size", GgufWriter::u32, std::uint32_t{0});
   writer.tensor("other", {1}, 0, raw(1.0f));
-  add_imatrix_entry(writer, "a", {6}, {2.4f});  // counts are whole numbers, kept as F32
+  add_imatrix_entry(writer, "a", {6}, {2.4f});  // counts are integers, stored as F32
   const ImportanceMatrix matrix = read(writer.bytes());
   EXPECT_FALSE(matrix.dataset);
   EXPECT_EQ(matrix.entries.size(), 1u);
@@ -96,7 +96,7 @@ struct Bad {
   std::string what;
   std::string bytes;
   std::string code;
-  std::string says;  // beside the file's path: entry and field, or place
+  std::string says;  // in addition to the file's path: entry and field, or place
 };
 
 void PrintTo(const Bad& each, std::ostream* out) { *out << each.what; }
@@ -151,7 +151,7 @@ std::vector<Bad> bad_old_files() {
   };
 }
 
-// The keys of an importance matrix but for one, which is another.
+// Keys of an importance matrix, one of them replaced.
 GgufWriter other_key(std::string_view other, std::uint32_t type, const std::string& value) {
   GgufWriter writer;
   const auto add = [&](std::string_view key, std::uint32_t its_type, const std::string& its_value) {
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Old, BadImatrix, ::testing::ValuesIn(bad_old_files()),
 INSTANTIATE_TEST_SUITE_P(Gguf, BadImatrix, ::testing::ValuesIn(bad_gguf_files()),
                          [](const auto& each) { return each.param.what; });
 
-// What any bytes come to: an Error of the formats', or importances that encoders take.
+// Any bytes give an Error of the formats, or importances that encoders accept.
 std::string outcome(const std::string& bytes) {
   const auto error = error_of([&] {
     for (const auto& [name, numbers] : read(bytes).entries) {
@@ -271,7 +271,7 @@ TEST(Imatrix, CutOrChangedFilesAreRefusedOrRead) {
     for (std::size_t length = 0; length < bytes.size(); ++length) {
       cut += outcome(bytes.substr(0, length)).empty() ? 0 : 1;
     }
-    // All but: the old format without its end, with no dataset; padding behind the last tensor.
+    // Exceptions: the old format without its optional end, and padding after the last tensor.
     EXPECT_GE(cut + 32, bytes.size());
     std::mt19937 random(7);
     for (int i = 0; i < 4000; ++i) {

@@ -1,5 +1,5 @@
-// The rules of the format, each broken in ways that the files of tests/hostile do not show: in
-// other fields, in the second tensor, under unusual names.
+// Rules of the format, broken in ways that the files of tests/hostile do not cover: in other
+// fields, in the second tensor, under unusual names.
 #include "formats/safetensors.h"
 
 #include <fmt/format.h>
@@ -418,7 +418,7 @@ TEST(Safetensors, OtherFilesAreToldByName) {
     EXPECT_EQ(error->code(), "st.not_safetensors") << word;
     EXPECT_THAT(error->what(), HasSubstr(word));
   }
-  // A control: a good header whose length reads as the begin of a zip archive is no archive.
+  // Control: a valid header whose length looks like the start of a zip archive.
   const std::uint64_t zip_like = 0x04034b50;
   EXPECT_EQ(code_of([&] { (void)read(raw(zip_like) + "{}"); }), "st.header_len");
 }

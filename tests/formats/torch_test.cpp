@@ -1,5 +1,5 @@
-// Torch files opcode by opcode; whole files of torch itself are compared in the Python tests, and
-// the malformed ones of the manifest in tests/hostile.
+// Torch files at the level of opcodes. The Python tests compare files that torch wrote, and
+// tests/hostile has the malformed ones.
 #include "formats/torch.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace loadstone::test {
 
 namespace {
 
-using namespace pickle;  // NOLINT: the words of the tests
+using namespace pickle;  // NOLINT: opcode names
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -61,7 +61,7 @@ TensorInfo only_tensor(const std::string& bytes) {
 
 std::string with_w(const std::string& value) { return dict({text("w"), value}); }
 
-// ---- what a good file says
+// ---- contents of valid files
 
 TEST(Torch, ATensorIsARangeOfTheFile) {
   const std::string bytes = torch_bytes(with_w(tensor({.offset = 1, .size = {3}, .stride = {1}})));
@@ -92,7 +92,7 @@ TEST(Torch, AViewKeepsItsStrides) {
   const TensorInfo each_second = strided({.size = {2}, .stride = {2}});
   EXPECT_THAT(each_second.strides, ElementsAre(2));
   EXPECT_EQ(each_second.byte_count(), 12u);
-  // Strides of dims of 1 mean nothing, and without elements none do.
+  // The strides of dims of 1 have no meaning; without elements no stride has.
   EXPECT_THAT(strided({.size = {1, 4}, .stride = {77, 1}}).strides, IsEmpty());
   const TensorInfo none = strided({.offset = 3, .size = {0, 4}, .stride = {9, 9}});
   EXPECT_THAT(none.strides, IsEmpty());
@@ -134,7 +134,7 @@ TEST(Torch, TheDtypeIsThatOfTheStorageOrOfTheCall) {
   EXPECT_EQ(code_of_value(with_w(tensor({.type = "UntypedStorage", .numel = 16}))), "pt.arguments");
 }
 
-// ---- which dict is the state dict
+// ---- choice of the state dict
 
 TEST(Torch, UsualWrappersAreTakenOff) {
   const std::string state = dict({text("a.w"), tensor()});
@@ -147,7 +147,7 @@ TEST(Torch, UsualWrappersAreTakenOff) {
   }
   EXPECT_THAT(names_of_value(dict({text("model"), dict({text("state_dict"), state})})),
               ElementsAre("a.w"));
-  // The dict that holds a tensor itself is the one; and a wrapper without tensors is none.
+  // A dict that contains a tensor directly is the state dict; a wrapper without tensors is not.
   EXPECT_THAT(names_of_value(dict({text("model"), state, text("b"), tensor()})),
               ElementsAre("b", "model.a.w"));
   EXPECT_THAT(
@@ -155,7 +155,7 @@ TEST(Torch, UsualWrappersAreTakenOff) {
       ElementsAre("net.a.w"));
 }
 
-// A file with two sets of weights: the finding names the one that is read and the other.
+// A file with two sets of weights: the finding names the chosen set and the other.
 TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
   const std::string state = dict({text("a.w"), tensor()});
   const std::string others = dict({text("b"), tensor()});
@@ -177,7 +177,7 @@ TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
   EXPECT_EQ(severity("state_dict", "model", state), Severity::warning);
   EXPECT_EQ(severity("module", "ema", dict({text("shadow"), state})), Severity::warning);
   EXPECT_EQ(severity("model", "callbacks", list({others, state})), Severity::warning);
-  // The controls: other names, and a state of each parameter.
+  // Controls: different names, and optimizer state per parameter.
   EXPECT_EQ(severity("model", "optimizer", others), Severity::info);
   EXPECT_EQ(severity("model", "optimizer", dict({text("a.w"), others})), Severity::info);
   EXPECT_EQ(severity("model", "epoch", integer(3)), Severity::info);
@@ -193,7 +193,7 @@ TEST(Torch, ExtraStateThatIsNoTensorIsNamed) {
     EXPECT_EQ(header.findings[0].severity, Severity::info);
     EXPECT_THAT(header.findings[0].sources, ElementsAre("a._extra_state"));
   }
-  for (const std::string& value : {tensor(), std::string("N")}) {  // the control
+  for (const std::string& value : {tensor(), std::string("N")}) {  // control
     EXPECT_THAT(codes(header_of(
                     torch_bytes(dict({text("w"), tensor(), text("a._extra_state"), value, text("b"),
                                       integer(1), text("my_extra_state"), integer(1)})))),
@@ -210,7 +210,7 @@ TEST(Torch, WhatIsNestedIsJoinedWithDots) {
             "pt.duplicate");
 }
 
-// 20 dicts of two keys each that both mean the next: a million tensors in a kilobyte.
+// 20 nested dicts, each with two keys for the next: a million tensors in a kilobyte.
 TEST(Torch, ManyNamesOfOneDictAreNotMultiplied) {
   std::string value = with_w(tensor()) + "q" + '\0';
   for (char i = 1; i <= 20; ++i) {
@@ -239,12 +239,12 @@ TEST(Torch, NothingForeignIsTakenForATensor) {
   EXPECT_EQ(code_of_value(foreign), "pt.global_refused");
   EXPECT_EQ(code_of_value(with_w(call("torch._utils", "_rebuild_qtensor", {}))), "pt.unsupported");
   EXPECT_EQ(code_of_value(text("w")), "pt.top_level");
-  // Beside the state dict it hurts nobody: it is never called.
+  // Next to the state dict the global is harmless: it is never called.
   const FileHeader header =
       header_of(torch_bytes(dict({text("state_dict"), with_w(tensor()), text("hook"), foreign})));
   EXPECT_THAT(names(header), ElementsAre("w"));
   EXPECT_THAT(codes(header), ElementsAre("pt.ignored"));
-  // A foreign object may be filled; a global, a number or a tensor may not.
+  // A foreign object may receive items; a global, an integer or a tensor may not.
   EXPECT_EQ(code_of_value(dict({text("state_dict"), with_w(tensor()), text("deque"),
                                 call("collections", "deque", {}) + integer(1) + "a"})),
             "");
@@ -275,7 +275,7 @@ TEST(TorchZip, TheControlsOpen) {
   EXPECT_EQ(code(zip_bytes(good_entries(), {.zip64 = true})), "");
   EXPECT_EQ(code(zip_bytes(good_entries(), {.comment = "a comment"})), "");
   auto entries = good_entries();
-  std::ranges::swap(entries[0], entries[1]);  // the pickle behind the data
+  std::ranges::swap(entries[0], entries[1]);  // the pickle after the data
   const FileHeader header = header_of(zip_bytes(entries));
   EXPECT_LT(header.shard.data_begin, header.shard.tail_begin);
 }
@@ -310,7 +310,7 @@ TEST(TorchZip, RecordsThatSayTwoThingsAreRefused) {
   EXPECT_EQ(code(zip_bytes(good_entries()) + "x"), "pt.zip");
 }
 
-// A record inside another: each header is sound, and their bytes are the same ones.
+// A record inside a record: each header is valid, but they share bytes.
 TEST(TorchZip, TwoRecordsOfTheSameBytesAreRefused) {
   auto entries = good_entries();
   const std::string inner = zip_bytes({{.name = "x/data/2", .bytes = "abcd"}});
@@ -318,7 +318,7 @@ TEST(TorchZip, TwoRecordsOfTheSameBytesAreRefused) {
   entries.push_back({.name = outer_name, .bytes = inner});
   entries.push_back({.name = "x/data/2", .bytes = "abcd"});
   EXPECT_EQ(code(zip_bytes(entries)), "");
-  // Back over the inner archive, to the header that it begins with.
+  // Points back over the inner archive, to its first header.
   entries[3].header_shift = static_cast<std::uint32_t>(-static_cast<std::int32_t>(inner.size()));
   EXPECT_EQ(code(zip_bytes(entries)), "pt.zip");
 }

@@ -19,9 +19,9 @@ namespace loadstone::test {
 namespace {
 
 struct Node {
-  std::string text;  // of a value that is no object or array
+  std::string text;  // of a scalar
   char bracket = 0;
-  std::vector<std::pair<std::string, Node>> items;  // keys are JSON; of arrays they are empty
+  std::vector<std::pair<std::string, Node>> items;  // keys are JSON; empty for arrays
 };
 
 Node node_of(simdjson::dom::element value) {
@@ -135,7 +135,7 @@ class Changes {
     return "is read";
   }
 
-  // Leaves out items that are like one before.
+  // Omits items equal to an earlier one.
   void end_line(const std::string& path) {
     std::string line = path.empty() ? "(root)\n" : path + "\n";
     for (const auto& [outcome, changes] : outcomes_) {

@@ -1,5 +1,4 @@
-// The JSON of each struct as it is, byte for byte, and what readers say of text that is not like
-// it.
+// JSON of each struct, byte for byte, and the readers' errors for damaged text.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -115,7 +114,7 @@ std::shared_ptr<const Merge> some_differences() {
                                              .is_mean = true});
 }
 
-// Sources and decodings are used in their order, so that they have the same numbers in the JSON.
+// Sources and decodings are numbered in order of use, so the JSON has the same indices.
 Plan full_plan() {
   Plan plan;
   plan.catalog = base_and_adapter();
@@ -171,7 +170,7 @@ Plan default_plan() {
   return plan;
 }
 
-// What is read of a plan's text, with the catalog of the plan.
+// Reads a plan with its catalog and writes it again.
 std::string written_again(const std::string& text, const std::shared_ptr<const Catalog>& catalog) {
   SavedPlan saved = read_plan(text);
   Plan plan = std::move(saved.plan);
@@ -204,7 +203,7 @@ TEST(JsonGolden, Plan) {
   expect_golden("plan.errors.txt", errors_of(text, "plan.json", [](const auto& changed) {
                   (void)read_plan(changed);
                 }));
-  // A numeric importance is not in the text.
+  // The text omits a numeric importance.
   plan.targets[0].quantization->importance =
       std::make_shared<const std::vector<float>>(std::vector<float>{1, 2});
   const std::string weighed = to_json(plan);
@@ -240,7 +239,7 @@ TEST(JsonGolden, Page) {
   expect_golden("page.defaults.json", page_data(default_plan(), {}));
 }
 
-// Of FP8 with block scales, which are checked.
+// FP8 with block scales, which the reader checks.
 std::shared_ptr<const Catalog> catalog_of_codes(std::vector<Finding> findings = {}) {
   const MetadataValue number = {std::uint64_t{large}, MetadataType::u64};
   return catalog_of("/m", {shard_of("a.safetensors", {.bytes = 9999})},

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes casts.txt: a fingerprint of torch's result for each pair of dtypes.
+"""Write casts.txt: a fingerprint of torch's result for each pair of dtypes.
 
-The inputs are made by the same integer arithmetic here and in tests/kernels/cast_test.cpp, so only
-fingerprints need to be kept: all values of the dtypes of one and two bytes, and for the wider ones
-every exponent with mantissas around each place where a narrower float rounds, NaNs with payloads,
-and pseudo-random bits. Floats that an integer cannot hold are left out: torch's result for them
-depends on the machine.
+This script and tests/kernels/cast_test.cpp generate the inputs with the same integer arithmetic, so
+only fingerprints are stored: all values of the dtypes of one and two bytes, and for the wider ones
+every exponent with mantissas around each rounding threshold of a narrower float, NaNs with
+payloads, and pseudo-random bits. Floats out of an integer's range are excluded: torch's result for
+them depends on the machine.
 
 Usage: make_cast_goldens.py > casts.txt        (needs torch and numpy)
 """
@@ -40,7 +40,7 @@ RANDOM_COUNT = 20000
 
 
 def splitmix(count: int, seed: int) -> np.ndarray:
-    """Pseudo-random 64-bit words."""
+    """Return pseudo-random 64-bit words."""
     with np.errstate(over="ignore"):
         word = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         word += np.uint64(seed)
@@ -50,14 +50,14 @@ def splitmix(count: int, seed: int) -> np.ndarray:
 
 
 def fingerprint(data: bytes) -> int:
-    """The sum of each byte plus one times a word of its place."""
+    """Return the sum over all bytes of (byte + 1) times a word of its place."""
     octets = np.frombuffer(data, np.uint8).astype(np.uint64) + np.uint64(1)
     with np.errstate(over="ignore"):
         return int((octets * splitmix(len(octets), 99)).sum(dtype=np.uint64))
 
 
 def wide_floats(mantissa_bits: int, exponent_bits: int) -> np.ndarray:
-    """Patterns of a float: every sign and exponent, with telling mantissas."""
+    """Return patterns of a float: every sign and exponent, mantissas near rounding thresholds."""
     mantissas = []
     for kept in KEPT_BITS:
         if kept >= mantissa_bits:
@@ -71,7 +71,7 @@ def wide_floats(mantissa_bits: int, exponent_bits: int) -> np.ndarray:
 
 
 def inputs(name: str) -> torch.Tensor:
-    """All values that a dtype is tested with."""
+    """Return all inputs of a dtype."""
     size = DTYPES[name].itemsize
     if name == "BOOL":
         words = np.arange(256, dtype=np.uint64) % np.uint64(2)
@@ -92,11 +92,11 @@ def inputs(name: str) -> torch.Tensor:
 
 
 def fits(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    """Which floats the integer dtype can hold, cut towards zero."""
+    """Return a mask of the floats that fit the integer dtype, truncated towards zero."""
     wide = values.to(torch.float64)
     limits = torch.iinfo(target)
     whole = wide.trunc()
-    # As doubles, so that the bounds are exact: 2^63 itself does not fit.
+    # Doubles make the bounds exact: 2^63 itself does not fit.
     return (
         wide.isfinite()
         & (whole >= float(limits.min))
@@ -105,7 +105,7 @@ def fits(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
 
 
 def main() -> None:
-    """Prints `SOURCE TARGET fingerprint` for each pair; for the inputs the target is `-`."""
+    """Print `SOURCE TARGET fingerprint` for each pair; for the inputs the target is `-`."""
     warnings.filterwarnings("ignore")
     for source in DTYPES:
         values = inputs(source)

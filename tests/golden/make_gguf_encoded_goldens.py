@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes gguf_encoded.txt: fingerprints of the blocks that ggml's reference makes of numbers.
+"""Write gguf_encoded.txt: fingerprints of blocks that ggml's reference encodes.
 
-The numbers are made by the same integer arithmetic here and in tests/kernels/gguf_encode_test.cpp,
-so only fingerprints need to be kept.
+This script and tests/kernels/gguf_encode_test.cpp generate the inputs with the same integer
+arithmetic, so only fingerprints are stored.
 
 Usage: make_gguf_encoded_goldens.py LIBRARY > gguf_encoded.txt
-       (LIBRARY: what tools/ggml_oracle.py built; needs torch, whose casts stand beside)
+       (LIBRARY: built by tools/ggml_oracle.py; needs torch, for reference casts)
 """
 
 import sys
@@ -22,32 +22,32 @@ COUNT = 65536
 COLUMNS = 1024
 FORMATS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
 FORMATS += ["iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4"]
-# As many rows of each case are encoded by formats of grids, which take long.
+# Rows per case for grid formats, which are slow.
 GRID_ROWS = 16
-# An importance of each column goes with these.
+# Cases that use an importance for each column.
 WEIGHTED = ["normal", "scales", "sparse", "integers", "outliers"]
 
 
 def normal(words: np.ndarray) -> np.ndarray:
-    """Sums of four uniform numbers, between -1 and 1: no rounding is in them."""
+    """Return sums of four uniform values, between -1 and 1, without any rounding."""
     fields = sum((words >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4))
     return ((fields.astype(np.int64) - 131070).astype(np.float32)) * np.float32(2.0**-17)
 
 
 def of_bits(bits: np.ndarray) -> np.ndarray:
-    """F32 with these bits; infinite and NaN patterns become subnormal ones."""
+    """Return F32 with these bits; infinite and NaN patterns become subnormal ones."""
     bits = bits.astype(np.uint32)
     finite = np.where((bits >> 23) & 0xFF == 0xFF, bits & np.uint32(0x807FFFFF), bits)
     return finite.astype(np.uint32).view(np.float32)
 
 
 def spread(count: int, size: int, seed: int) -> np.ndarray:
-    """A word for each run of `size` numbers."""
+    """Return one word for each run of `size` values."""
     return np.repeat(splitmix(count // size, seed), size)
 
 
 def cases() -> dict[str, np.ndarray]:
-    """The numbers, by name."""
+    """Return the inputs by name."""
     words = splitmix(COUNT, 5)
     plain = normal(words)
     shifts = (spread(COUNT, 16, 6) % np.uint64(40)).astype(np.int32)
@@ -73,19 +73,19 @@ def cases() -> dict[str, np.ndarray]:
 
 
 def importance() -> np.ndarray:
-    """Of each column: a number from 0 to 4, and 0 for one of eight."""
+    """Return an importance per column: a value from 0 to 4, and 0 for one of eight."""
     words = splitmix(COLUMNS, 11)
     some = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-22)
     return np.where(words % np.uint64(8) == 0, np.float32(0), some)
 
 
 def show(name: str, case: str, blocks: np.ndarray) -> None:
-    """Prints a line."""
+    """Print one line."""
     print(name.upper(), case, f"{fingerprint(blocks.tobytes()):016x}")
 
 
 def show_grids(oracle: Oracle, case: str, numbers: np.ndarray) -> None:
-    """Prints a line for each format of a grid; none where ggml does not encode all blocks."""
+    """Print a line for each grid format; none if ggml does not encode all blocks."""
     rows = numbers.reshape(-1, COLUMNS)[:GRID_ROWS]
     weights = {case: None, f"{case}-weighted": importance()}
     for name in GRIDS:
@@ -98,7 +98,7 @@ def show_grids(oracle: Oracle, case: str, numbers: np.ndarray) -> None:
 
 
 def main() -> None:
-    """Prints `FORMAT CASE fingerprint` for each; for the numbers the format is `-`."""
+    """Print `FORMAT CASE fingerprint` for each; for the inputs the format is `-`."""
     oracle = Oracle(Path(sys.argv[1]))
     for case, numbers in cases().items():
         print("-", case, f"{fingerprint(numbers.tobytes()):016x}")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes gguf.txt: fingerprints of what gguf-py makes of blocks of each format, and diffusers.
+"""Write gguf.txt: fingerprints of blocks of each format decoded by gguf-py and diffusers.
 
-The blocks are made by the same integer arithmetic here and in tests/kernels/gguf_test.cpp, so only
-fingerprints need to be kept: pseudo-random bytes, in which each of the 65536 patterns of F16 stands
-in each place for one, and each pattern of a byte in each place for a scale of 8 bits. F32 are
-gguf-py's values; BF16 and F16 are torch's roundings of them. The rows of `half` are the values of
-the functions that diffusers ships, in F16 or F32 as these return them, and torch's casts of them.
+This script and tests/kernels/gguf_test.cpp generate the blocks with the same integer arithmetic, so
+only fingerprints are stored: pseudo-random bytes that contain each of the 65536 patterns of F16 in
+each F16 field, and each pattern of a byte in each 8-bit scale. F32 are gguf-py's values; BF16 and
+F16 are torch's roundings of them. The rows of `half` are the values of diffusers' functions, in
+their output dtype F16 or F32, and torch's casts of them.
 
 Usage: make_gguf_goldens.py > gguf.txt        (needs gguf, torch, diffusers)
 """
@@ -28,35 +28,35 @@ TARGETS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def fingerprint(data: bytes) -> int:
-    """The sum of each word of 8 bytes plus one times an odd word of its place."""
+    """Return the sum over all 8-byte words of (word + 1) times an odd word of its place."""
     words = np.frombuffer(data, np.uint64) + np.uint64(1)
     with np.errstate(over="ignore"):
         return int((words * (splitmix(len(words), 99) | np.uint64(1))).sum(dtype=np.uint64))
 
 
 def blocks(name: str, count: int = BLOCK_COUNT) -> np.ndarray:
-    """Blocks of a format, one a row."""
+    """Return blocks of a format, one per row."""
     size = GGML_QUANT_SIZES[GGMLQuantizationType[name]][1]
     words = splitmix((count * size + 7) // 8, 7)
     rows = words.view(np.uint8)[: count * size].reshape(count, size).copy()
     patterns = np.arange(count, dtype=np.uint64)
     for place, at in enumerate(HALVES[name]):
-        # Odd factors, so that all patterns come, and in another order in each place.
+        # Odd factors produce every pattern, in a different order for each field.
         half = (patterns * np.uint64((1, 40503)[place])).astype(np.uint16)
         rows[:, at : at + 2] = half.view(np.uint8).reshape(count, 2)
     return rows
 
 
 def exact(name: str, rows: np.ndarray) -> torch.Tensor:
-    """gguf-py's values."""
+    """Decode with gguf-py."""
     return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[name])).flatten()
 
 
 def half(name: str, rows: np.ndarray) -> torch.Tensor:
-    """The values of diffusers' function.
+    """Decode with diffusers' function.
 
-    Which of two NaNs a sum in F16 takes depends on the machine and the shape: where one of two
-    scales is NaN, the other is made 1.
+    An F16 sum of two NaNs returns one that depends on the machine and the shape: if one of two
+    scales is NaN, the other becomes 1.
     """
     kind = GGMLQuantizationType[name]
     if len(HALVES[name]) == 2:
@@ -69,7 +69,7 @@ def half(name: str, rows: np.ndarray) -> torch.Tensor:
 
 
 def main() -> None:
-    """Prints `FORMAT MODE TARGET fingerprint` for each; for the blocks mode and target are `-`."""
+    """Print `FORMAT MODE TARGET fingerprint` for each; for the blocks mode and target are `-`."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     for name in (each for each in HALVES if each not in YOUNGER):

@@ -22,8 +22,7 @@ void* counted(std::size_t bytes, std::size_t alignment) noexcept {
     memory = nullptr;
   }
   if (memory != nullptr) {
-    // As asked for, not as the system rounds; on freeing the latter is all that is known, so both
-    // sides use it.
+    // The usable size, not the requested one: only the former is known on freeing.
     const std::size_t now = in_use += ::malloc_usable_size(memory);
     std::size_t highest = in_use_max;
     while (highest < now && !in_use_max.compare_exchange_weak(highest, now)) {

@@ -1,12 +1,11 @@
-// Counts what is allocated through operator new, in this whole binary.
+// Counts allocations through operator new in this whole binary.
 #pragma once
 
 #include <cstddef>
 
 namespace loadstone::test {
 
-// The highest sum of memory in use since reset(), above what was in use then.
-// Thread-safe but for reset().
+// Peak of memory in use since reset(), above the level at reset(). Thread-safe except for reset().
 class AllocationPeak {
  public:
   static void reset() noexcept;

@@ -1,4 +1,4 @@
-// Small inputs that ask for much: what they are given is in proportion to what they are.
+// Small inputs that request much memory: the cost must stay proportional to the input.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -18,8 +18,7 @@ namespace {
 using ::testing::StartsWith;
 
 constexpr std::size_t constant_bytes = 1 << 20;
-// An opcode of one byte may make a node, its place on the stack and an item of a list; growing
-// doubles them.
+// One opcode byte may create a node, a stack slot and a list item; growth doubles them.
 constexpr std::size_t per_file_byte = 128;
 
 std::vector<HostileCase> bombs() {
@@ -44,7 +43,7 @@ TEST_P(Bomb, TakesMemoryInProportionToTheFile) {
 INSTANTIATE_TEST_SUITE_P(Manifest, Bomb, ::testing::ValuesIn(bombs()),
                          [](const auto& each) { return each.param.name; });
 
-// Their caches would hold 4 MiB each.
+// Their caches would take 4 MiB each.
 TEST(RuleBomb, ManyPatternsShareOneBudget) {
   std::mt19937_64 random(1);
   std::string name;
@@ -61,7 +60,7 @@ TEST(RuleBomb, ManyPatternsShareOneBudget) {
   RuleMatch match;
   EXPECT_FALSE(compiled.match(name, match));
   EXPECT_LE(AllocationPeak::bytes(), patterns_memory_max + constant_bytes);
-  // The control: the same patterns by themselves take all that one may take.
+  // Control: each pattern alone uses the full budget.
   AllocationPeak::reset();
   const CompiledRules one({rules.front()});
   EXPECT_FALSE(one.match(name, match));

@@ -1,6 +1,6 @@
-// Every file of the manifest through the whole library, whatever its flaw: opened, planned for,
-// verified, converted, with what that costs beside what the file has. Nothing but an Error comes
-// out, and its code is a known one.
+// Runs every file of the manifest through the whole library: open, plan, verify, convert, with
+// bounds on memory and reads relative to the file size. Only an Error may be thrown, with a known
+// code.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -27,17 +27,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Per byte of the file, as SECURITY.md says. A plan and a conversion hold a few texts for each
-// tensor besides.
+// Per byte of the file, as SECURITY.md documents. A plan and a conversion also need a few texts per
+// tensor.
 constexpr std::size_t open_per_byte = 128;
 constexpr std::size_t plan_per_byte = 512;
 constexpr std::size_t constant_bytes = 1 << 20;
-// One thread of verify_values, and what a conversion has for bytes on their way.
+// Buffers of one thread of verify_values, and of a conversion.
 constexpr std::size_t verify_bytes = 8 << 20;
 constexpr std::size_t convert_bytes = 4 << 20;
-// One number that stands for many is a large output; more than this is not written here.
+// A stride-0 tensor expands to a large output; larger ones are not written here.
 constexpr std::uint64_t written_bytes_max = 64 << 20;
-// Headers, then values: twice where a scale is found first. A read has a page at least.
+// Headers and values; twice if a scale is needed first. A read takes at least a page.
 constexpr std::uint64_t reads_per_byte = 4;
 constexpr std::uint64_t reads_constant = 64 << 10;
 
@@ -59,7 +59,7 @@ std::vector<HostileCase> all_cases() {
 
 class HostileBounds : public ::testing::TestWithParam<HostileCase> {
  protected:
-  // Runs it, and expects a known code of what it throws and no more memory than that.
+  // Runs the action, and expects a known code and no more memory than the bound.
   template <typename Action>
   void within(std::size_t memory_bytes_max, const char* what, Action action) {
     SCOPED_TRACE(what);
@@ -73,7 +73,7 @@ class HostileBounds : public ::testing::TestWithParam<HostileCase> {
     }
     std::uint64_t read = 0;
     for (const Access& access : storage_.accesses()) read += access.bytes;
-    // Tensors of a torch file may overlap, and each is read as numbers of its own (SECURITY.md).
+    // Tensors of a torch file may overlap, and each is read separately (SECURITY.md).
     const std::uint64_t listed = catalog_ == nullptr ? 0 : catalog_->total_bytes();
     EXPECT_LE(read, reads_per_byte * std::max(file_bytes_, listed) + reads_constant);
   }
@@ -125,7 +125,7 @@ TEST_P(HostileBounds, HoldForAllThatTheLibraryDoes) {
 INSTANTIATE_TEST_SUITE_P(Manifest, HostileBounds, ::testing::ValuesIn(all_cases()),
                          [](const auto& each) { return each.param.name; });
 
-// The control: a reader that takes a gigabyte for a small file would be seen.
+// Control: a reader that takes a gigabyte for a small file is detected.
 TEST(HostileBoundsControl, MemoryOfOtherThreadsIsCounted) {
   AllocationPeak::reset();
   std::thread([] {

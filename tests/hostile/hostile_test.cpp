@@ -1,5 +1,5 @@
-// Every file of the manifest: refused with its code and a message that names the culprit, or
-// accepted with its warning.
+// loadstone rejects each file of the manifest with its code and a message that names the culprit,
+// or accepts it with its warning.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void expect_names(const std::string& message, const HostileCase& test) {
   if (test.field != "-") {
     EXPECT_THAT(message, HasSubstr(test.field));
   }
-  // The file, or the folder or a shard of a sharded one.
+  // The file, or for sharded checkpoints the folder or a shard.
   const std::string file = test.path.substr(test.path.rfind('/') + 1);
   EXPECT_THAT(message, HasSubstr(file));
 }
@@ -55,7 +55,7 @@ TEST_P(Hostile, IsRefusedWithItsCodeOrAccepted) {
 INSTANTIATE_TEST_SUITE_P(Manifest, Hostile, ::testing::ValuesIn(hostile_cases()),
                          [](const auto& each) { return each.param.name; });
 
-// A control of the test above: the messages are not such that they hold anything.
+// Control for the test above: messages do not contain arbitrary culprits.
 TEST(HostileControl, AMessageDoesNotHoldAnotherCulprit) {
   const auto error = error_of(
       [] { (void)open_checkpoint(LOADSTONE_HOSTILE_DIR "/safetensors/st_off_hole.safetensors"); });

@@ -1,7 +1,7 @@
-"""Writes the torch files of this folder that are small and ask for much: run it here, once.
+"""Write this folder's torch files that are small but request much; run it here, once.
 
-Each breaks one budget of SECURITY.md: a few kilobytes that a careless reader makes gigabytes or
-hours of. With a factor, the same bombs are made larger, into another folder:
+Each exceeds one budget of SECURITY.md: a few kilobytes that a careless reader expands to gigabytes
+or hours. With a factor, writes larger versions to a different folder:
     python make_bombs.py [FACTOR FOLDER]
 """
 
@@ -16,27 +16,27 @@ VALUES = struct.pack("<f", 1.0)
 
 
 def text(value: str | bytes) -> bytes:
-    """BINUNICODE."""
+    """Encode as BINUNICODE."""
     data = value if isinstance(value, bytes) else value.encode()
     return b"X" + struct.pack("<I", len(data)) + data
 
 
 def number(value: int) -> bytes:
-    """BININT, or LONG1 where that is too small."""
+    """Encode as BININT, or LONG1 for larger values."""
     if value < 1 << 31:
         return b"J" + struct.pack("<i", value)
     return b"\x8a\x08" + struct.pack("<q", value)
 
 
 def numbers(values: list[int]) -> bytes:
-    """A tuple of integers."""
+    """Encode a tuple of integers."""
     return b"(" + b"".join(map(number, values)) + b"t"
 
 
 def tensor(
     size: bytes, stride: bytes, elements: int = 1, storage: str = "FloatStorage", offset: int = 0
 ) -> bytes:
-    """A call of torch._utils._rebuild_tensor_v2."""
+    """Encode a call of torch._utils._rebuild_tensor_v2."""
     return (
         b"ctorch._utils\n_rebuild_tensor_v2\n(("
         + text("storage")
@@ -60,59 +60,59 @@ GET = b"h\x01"
 
 
 def stack_global(n: int) -> bytes:
-    """One text that is put together with itself."""
+    """Repeat one text that is concatenated with itself."""
     return text("a" * n) + MEMO + POP + (GET + GET + b"\x93" + POP) * (n // 6) + b"}"
 
 
 def rank(n: int) -> bytes:
-    """One tensor of many dims under many names."""
+    """Store one tensor of many dims under many names."""
     size = b"(" + number(1) + b"2" * (n - 1) + b"tq\x020"
     one = tensor(b"h\x02", b"h\x02") + MEMO + POP
     return size + one + b"}(" + b"".join(text(f"{k:x}") + GET for k in range(n // 8)) + b"u"
 
 
 def key(n: int) -> bytes:
-    """One long key for many values."""
+    """Use one long key for many values."""
     return text("a" * n) + MEMO + POP + b"}(" + (GET + b"N") * n + b"u"
 
 
 def key_beside(n: int) -> bytes:
-    """The same beside a state dict, where keys are told as left out."""
+    """Use one long key next to a state dict, so that findings list it as ignored."""
     inner = text("state_dict") + b"}" + text("w") + ONE + b"s"
     return text("a" * n) + MEMO + POP + b"}(" + inner + (GET + b"N") * n + b"u"
 
 
 def prefix(n: int) -> bytes:
-    """One long key around a dict of many tensors."""
+    """Wrap a dict of many tensors in one long key."""
     inner = b"}(" + b"".join(text(f"{k:x}") + GET for k in range(n // 8)) + b"u"
     return ONE + MEMO + POP + b"}" + text("a" * n) + inner + b"s"
 
 
 def ordered_dict(n: int) -> bytes:
-    """One list of pairs that many dicts are made of."""
+    """Make many dicts from one list of pairs."""
     pair = b"(" + text("k") + b"Ntq\x020"
     made = b"ccollections\nOrderedDict\n" + GET + b"\x85R" + POP
     return pair + b"](" + b"h\x02" * n + b"e" + MEMO + POP + made * (n // 4) + b"}"
 
 
 def wrapper(n: int) -> bytes:
-    """One dict without a tensor under many keys that may be the state dict."""
+    """Store one dict without tensors under many keys that may be the state dict."""
     inner = b"}(" + text("x") + b"](" + b"]" * n + b"eu" + MEMO + POP
     return inner + text("state_dict") + b"q\x020" + b"}(" + (b"h\x02" + GET) * n + b"u"
 
 
 def empties(n: int) -> bytes:
-    """As many empty tuples as bytes."""
+    """Store one empty tuple per byte."""
     return b"}" + text("x") + b"(" + b")" * n + b"ts"
 
 
 def expanded(n: int) -> bytes:
-    """One number that stands for many."""
+    """Expand one value to many with stride 0."""
     return b"}" + text("w") + tensor(numbers([1 << 20, n]), numbers([0, 0])) + b"s"
 
 
 def views(n: int) -> bytes:
-    """One storage under many names, each a little farther on; 16 kB for each of them."""
+    """Store one storage under many names at increasing offsets, of 16 kB each."""
     count = 4096 * (n // 64)
     made = (
         text(f"{k:x}") + tensor(numbers([count // 2]), numbers([1]), count, offset=k)
@@ -122,17 +122,17 @@ def views(n: int) -> bytes:
 
 
 def not_utf8(_: int) -> bytes:
-    """A name that is no UTF-8."""
+    """Use a name that is not valid UTF-8."""
     return b"}" + text(b"bad\xff\xfe") + ONE + b"s"
 
 
 def surrogate(_: int) -> bytes:
-    """A name that holds half of a surrogate pair, as Python writes it."""
+    """Use a name with half of a surrogate pair, as Python writes it."""
     return b"}" + text("half\ud800".encode("utf-8", "surrogatepass")) + ONE + b"s"
 
 
 def complex128(_: int) -> bytes:
-    """The widest elements, transposed: 33 by 33."""
+    """Store the widest elements, transposed: 33 by 33."""
     made = tensor(numbers([33, 33]), numbers([1, 33]), 33 * 33, "ComplexDoubleStorage")
     return b"}" + text("w") + made + b"s"
 
@@ -155,14 +155,14 @@ BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
 
 
 def values_of(name: str, n: int) -> bytes:
-    """The bytes of storage 0."""
+    """Return the bytes of storage 0."""
     if name == "pt_bomb_views":
         return VALUES * (4096 * (n // 64))
     return bytes(33 * 33 * 16) if name == "pt_ok_complex128" else VALUES
 
 
 def write(folder: Path, name: str, factor: int = 1) -> Path:
-    """A bomb, larger by the factor."""
+    """Write a bomb, enlarged by the factor."""
     make, n = BOMBS[name]
     path = folder / f"{name}.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:

@@ -1,5 +1,5 @@
-// Files cut at every byte and files with one byte changed: refused with an Error or opened, never
-// more, and never with more memory than the file has bytes, and a constant.
+// Files cut at every byte, and files with one changed byte: loadstone rejects them with an Error or
+// opens them, with memory of at most the file size plus a constant.
 #include <gmock/gmock.h>
 #include <simdjson.h>
 
@@ -17,19 +17,19 @@ namespace loadstone::test {
 
 namespace {
 
-// What the reading of a small header takes: buffers, the catalog, the texts of an error.
+// Memory for a small header: buffers, the catalog, the text of an error.
 constexpr std::size_t constant_bytes = 1 << 20;
 constexpr std::size_t per_file_byte = 16;
 constexpr unsigned mutations_per_format = 7'000;
 
-// A file system in memory, opened at a path.
+// A file system in memory, and the path to open.
 struct Checkpoint {
   std::string path;
-  std::string victim;  // the file that is changed
+  std::string victim;  // the file to change
   MemoryStorage storage;
 };
 
-// What happened: a code, or "" for opened.
+// Returns the error's code, or "" if the file was opened.
 std::string open_mutated(Checkpoint& checkpoint, const std::string& bytes) {
   checkpoint.storage.add_file(checkpoint.victim, bytes);
   AllocationPeak::reset();
@@ -121,7 +121,7 @@ TEST_P(Mutated, CutAtEveryByte) {
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     refused += open_mutated(made, bytes.substr(0, length)).empty() ? 0 : 1;
   }
-  // Only the padding behind the last tensor of a GGUF may be cut.
+  // Only padding after the last tensor of a GGUF file may be cut.
   EXPECT_GE(refused + 64, bytes.size());
   if (std::string(GetParam()) != "gguf") {
     EXPECT_EQ(refused, bytes.size());
@@ -142,7 +142,7 @@ TEST_P(Mutated, OneByteChanged) {
   EXPECT_LT(refused, mutations_per_format);
 }
 
-// Numbers of 8 bytes are where sizes and counts stand; every place gets the worst of them.
+// Sizes and counts are 8-byte integers; every offset gets extreme ones.
 TEST_P(Mutated, LargeNumbersEverywhere) {
   Checkpoint made = checkpoint(GetParam());
   const std::string bytes = control(GetParam());
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, Mutated,
                          ::testing::Values("safetensors", "gguf", "torch", "index"),
                          [](const auto& each) { return std::string(each.param); });
 
-// The files of the manifest as well: cut at every byte where they are small.
+// Small files of the manifest, cut at every byte.
 TEST(MutatedManifest, ControlsCutAtEveryByte) {
   int seen = 0;
   for (const HostileCase& test : hostile_cases()) {
@@ -177,7 +177,7 @@ TEST(MutatedManifest, ControlsCutAtEveryByte) {
   EXPECT_GT(seen, 20);
 }
 
-// A control of the memory check: it sees what is allocated.
+// Control of the memory check.
 TEST(AllocationPeakControl, CountsWhatIsInUseAtOnce) {
   AllocationPeak::reset();
   std::vector<char>(1 << 20).swap(*std::make_unique<std::vector<char>>());
@@ -185,7 +185,7 @@ TEST(AllocationPeakControl, CountsWhatIsInUseAtOnce) {
   EXPECT_LT(AllocationPeak::bytes(), std::size_t{2} << 20);
 }
 
-// Whatever we accept, another JSON parser accepts as well.
+// A second JSON parser must accept every header that loadstone accepts.
 TEST(SafetensorsHeader, IsNeverTakenWhereAStrictParserRefuses) {
   const std::string bytes = safetensors_control();
   std::uint64_t length = 0;

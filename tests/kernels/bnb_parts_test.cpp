@@ -13,7 +13,7 @@ namespace {
 
 using Parts = std::vector<BnbPart>;
 
-// Of a weight of 5 x 7 in blocks of 32: 35 numbers, 18 bytes, 2 blocks.
+// A weight of 5 x 7 in blocks of 32: 35 values, 18 bytes, 2 blocks.
 const Shape shape = {5, 7};
 
 Parts plain() { return {{"data", Dtype::u8, {18, 1}}, {"absmax", Dtype::f32, {2}}}; }
@@ -26,7 +26,7 @@ Parts nested() {
 
 Parts rows() { return {{"data", Dtype::i8, {5, 7}}, {"absmax", Dtype::f32, {5}}}; }
 
-// "code part" of the first rule that is broken.
+// "code part" of the first broken rule.
 std::string broken(BnbEncoding encoding, const Parts& parts, const Shape& of = shape,
                    std::uint64_t block_size = 32) {
   const auto problem = check_bnb_parts(encoding, of, block_size, parts);

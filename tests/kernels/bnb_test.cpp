@@ -1,5 +1,5 @@
-// Against a plain loop (bnb_reference.h) and against values that real bitsandbytes gave. What it
-// gives for more inputs is compared in python/tests/convert/test_bnb_kernels.py.
+// Compares the kernels with a plain loop (bnb_reference.h) and with recorded outputs of
+// bitsandbytes. python/tests/convert/test_bnb_kernels.py compares more inputs.
 #include "kernels/bnb.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ Bytes cast(const Bytes& bytes, Dtype source, Dtype target) {
   return result;
 }
 
-// As F32, after a rounding to the dtype.
+// F32 values after rounding to the dtype.
 Floats rounded(const Floats& numbers, Dtype dtype) {
   const Bytes bytes = cast(cast(bytes_of(numbers), Dtype::f32, dtype), dtype, Dtype::f32);
   Floats result(numbers.size());
@@ -71,7 +71,7 @@ std::string hex(const Bytes& bytes, std::size_t count) {
 
 std::string short_sha(const Bytes& bytes) { return test::sha256(bytes).substr(0, 16); }
 
-// All NaN are one here; another test says which one it is.
+// Treats all NaNs as equal; a different test checks the payload.
 bool same_floats(const Bytes& found, const Floats& expected) {
   if (found.size() != 4 * expected.size()) return false;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -127,14 +127,14 @@ std::uint64_t first_not_finite(const Floats& numbers) {
   return static_cast<std::uint64_t>(wrong - numbers.begin());
 }
 
-// ---- values of bitsandbytes 0.50.2 on a CPU
+// ---- outputs of bitsandbytes 0.50.2 on a CPU
 
 TEST(BnbTest, TablesAreThoseOfTheFormat) {
   const auto sha = [](auto values) { return test::sha256(std::as_bytes(values)).substr(0, 16); };
   EXPECT_EQ(sha(bnb4_values(Bnb4Code::nf4)), "8501941daa1b8a90");
   EXPECT_EQ(sha(bnb4_values(Bnb4Code::fp4)), "b830bcf8857895e5");
   EXPECT_EQ(sha(bnb_dynamic_map()), "e732639a65f497b4");
-  EXPECT_EQ(test::sha256({}).substr(0, 16), "e3b0c44298fc1c14");  // the control
+  EXPECT_EQ(test::sha256({}).substr(0, 16), "e3b0c44298fc1c14");  // control
 }
 
 TEST(BnbTest, TheRampGivesTheKnownBytes) {
@@ -220,7 +220,7 @@ TEST(BnbTest, DialectsDifferInSignsOfZeroAndInEmptyBlocks) {
   }
 }
 
-// ---- beside a plain loop
+// ---- against a plain loop
 
 TEST(BnbTest, FourBitsAreThoseOfAPlainLoop) {
   for (const std::size_t count :
@@ -279,7 +279,7 @@ TEST(BnbTest, RowsOfInt8AreThoseOfAPlainLoop) {
   }
 }
 
-// All small numbers of BF16, many of which F16 does not hold, in rows of the scales where it shows.
+// All small BF16 values, many of which F16 cannot represent, in rows whose scales depend on it.
 TEST(BnbTest, Int8RoundsToF16First) {
   std::vector<std::uint16_t> row;
   for (std::uint16_t bits = 0; bits <= 0x3900; ++bits) row.push_back(bits);  // up to 2^-13
@@ -325,7 +325,7 @@ TEST(BnbTest, NestedStatisticsAreThoseOfAPlainLoop) {
 
 // ---- windows, addresses, instruction sets
 
-// Copies of just what a window needs, at odd addresses, so that a sanitizer sees what is beside.
+// Copies of just the bytes of a window, at odd addresses, so a sanitizer detects other accesses.
 Bytes shifted(const Bytes& bytes, std::size_t begin, std::size_t end) {
   Bytes part(1 + end - begin);
   std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -423,7 +423,7 @@ TEST(BnbTest, ANaNIsThePlainOne) {
   EXPECT_EQ(decode8(rows, 64, Dtype::bf16), bytes_of(std::vector<std::uint16_t>(64, 0x7fc0)));
 }
 
-// All that the kernels make of some numbers.
+// Every output of the kernels for some values.
 std::vector<Bytes> everything_of(const Bytes& source, Dtype dtype) {
   const std::uint64_t count = source.size() / element_bytes(dtype);
   std::vector<Bytes> all;
@@ -451,7 +451,7 @@ TEST(BnbTest, EveryInstructionSetGivesTheSameBytes) {
       const std::vector<Bytes> expected = everything_of(source, dtype);
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // the control: one at a time
+        seen.insert(hwy::SupportedTargets());  // control: one at a time
         EXPECT_TRUE(everything_of(source, dtype) == expected)
             << hwy::TargetName(isa) << " " << name(dtype) << " " << static_cast<int>(kind);
       }

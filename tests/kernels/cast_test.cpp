@@ -39,7 +39,7 @@ std::vector<std::pair<Dtype, Dtype>> all_pairs() {
   return pairs;
 }
 
-// ---- numbers that are too large
+// ---- values out of range
 
 std::vector<Dtype> floats() {
   std::vector<Dtype> all;
@@ -54,7 +54,7 @@ double value_of(Dtype dtype, const std::byte* from) {
   return value;
 }
 
-// All of up to 16 bits; of the others those near the limits of every dtype, and all exponents.
+// All values of up to 16 bits; for wider dtypes all exponents, and values near every dtype's limit.
 Bytes floats_of(Dtype dtype) {
   Bytes bytes;
   const std::size_t size = element_bytes(dtype);
@@ -140,7 +140,7 @@ TEST(Casts, NumbersBeforeTheFirstThatIsNotFinite) {
     const Bytes numbers = floats_of(dtype);
     const std::uint64_t count = numbers.size() / size;
     std::uint64_t at = 0;
-    for (std::uint64_t i = 0; i < count; ++i) {  // from each that is not finite to the next
+    for (std::uint64_t i = 0; i < count; ++i) {  // from one non-finite value to the next
       if (std::isfinite(value_of(dtype, numbers.data() + i * size))) continue;
       ASSERT_EQ(finite_numbers(dtype, numbers.data() + at * size, count - at), i - at);
       at = i + 1;
@@ -228,7 +228,7 @@ Bytes cast_all(Dtype source, Dtype target, const Bytes& from) {
   return to;
 }
 
-// The range of an integer dtype as doubles; the upper bound does not fit any more.
+// Range of an integer dtype as doubles; the upper bound is exclusive.
 std::pair<double, double> range_of(Dtype dtype) {
   const bool is_signed =
       dtype == Dtype::i8 || dtype == Dtype::i16 || dtype == Dtype::i32 || dtype == Dtype::i64;
@@ -237,7 +237,7 @@ std::pair<double, double> range_of(Dtype dtype) {
   return {0.0, std::ldexp(1.0, bit_count)};
 }
 
-// Without the floats that the integer cannot hold: torch has no result of its own for them.
+// Excludes floats out of the integer's range, for which torch defines no result.
 Bytes inputs_for(Dtype source, Dtype target) {
   Bytes all = inputs(source);
   if (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::integer) return all;
@@ -249,7 +249,7 @@ Bytes inputs_for(Dtype source, Dtype target) {
     double value = 0;
     std::memcpy(&value, as_f64.data() + i * 8, 8);
     const double cut = std::trunc(value);
-    if (!(cut >= lowest && cut < bound)) continue;  // NaN neither
+    if (!(cut >= lowest && cut < bound)) continue;  // also excludes NaN
     const auto at = all.begin() + static_cast<std::ptrdiff_t>(i * size);
     chosen.insert(chosen.end(), at, at + static_cast<std::ptrdiff_t>(size));
   }
@@ -285,7 +285,6 @@ TEST(CastTest, EveryPairGivesTheBitsOfTorch) {
   }
 }
 
-// The control: one bit in one byte of one value is seen.
 TEST(CastTest, TheFingerprintSeesOneBit) {
   Bytes result = cast_all(Dtype::f32, Dtype::bf16, inputs(Dtype::f32));
   const std::uint64_t before = fingerprint(result);
@@ -360,7 +359,7 @@ TEST(CastTest, EveryInstructionSetGivesTheSameBytes) {
       if (source == target) continue;
       const Bytes from = inputs(source);
       const std::uint64_t count = from.size() / element_bytes(source);
-      // One by one, which the vectors never see.
+      // Single elements bypass the vector code.
       Bytes expected(count * element_bytes(target));
       cast_between(source, target).strided(from.data(), 1, expected.data(), 1, count);
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
@@ -388,7 +387,7 @@ TEST(CastTest, TheTableSaysWhatThereIs) {
   }
 }
 
-// The table of dtypes says which powers of two a float has.
+// The dtype table lists the powers of two that a float can represent.
 TEST(CastTest, KeepsThePowersOfTwoOfAFormatAndNoOthers) {
   for (const DtypeInfo& known : dtype_table) {
     if (!can_cast(Dtype::f64, known.dtype) || known.kind != DtypeKind::floating) continue;

@@ -1,5 +1,5 @@
-// Every encoding on the largest, the smallest and no numbers: scales are finite and above zero, and
-// what is finite stays finite when it is decoded to the dtype that it had.
+// Every encoding on its largest and smallest inputs and on none: scales stay finite and positive,
+// and finite values stay finite when decoded to their dtype.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -36,7 +36,7 @@ std::vector<float> floats(Dtype dtype, const Bytes& bytes) {
   return values;
 }
 
-// The number whose bits, without the sign, are these.
+// Values with these bits, ignoring the sign.
 Bytes of_bits(Dtype dtype, const std::vector<std::uint32_t>& bits) {
   const std::size_t size = element_bytes(dtype);
   Bytes bytes(bits.size() * size);
@@ -88,7 +88,7 @@ std::vector<Pattern> patterns(Dtype dtype) {
   return all;
 }
 
-struct Form {  // of a test
+struct Form {  // of a test case
   const char* name;
   const char* dialect;
   bool nested = false;
@@ -124,7 +124,7 @@ constexpr Form encodings[] = {{"fp8", "exact"},
 struct Encoded {
   QuantizedLayout form;
   std::vector<Bytes> parts;
-  std::uint64_t good = 0;  // numbers before the first one that is refused
+  std::uint64_t good = 0;  // values before the first rejected one
 
   [[nodiscard]] std::vector<const std::byte*> pointers() const {
     std::vector<const std::byte*> all;
@@ -192,7 +192,7 @@ TEST_P(Extremes, ScalesAreFiniteAndAboveZeroAndNumbersStayFinite) {
       for (const float value : floats(dtype, numbers)) ASSERT_TRUE(std::isfinite(value));
       const Encoded encoded = encode(encoding, dtype, numbers);
       if (encoded.good < count) {
-        // LLM.int8 goes through F16, and says so where that is no number.
+        // LLM.int8 goes through F16, and reports values beyond its range.
         EXPECT_EQ(std::string_view(encoding.name), "int8");
         EXPECT_GE(std::abs(floats(dtype, numbers)[encoded.good]), 65504.0f);
         continue;
@@ -215,7 +215,7 @@ TEST_P(Extremes, ScalesAreFiniteAndAboveZeroAndNumbersStayFinite) {
   }
 }
 
-// A control: the detector sees a scale that is one step too large.
+// Control: a scale one step too large is detected.
 TEST(ExtremesControl, ALargerScaleMakesInfinities) {
   const Form encoding = {"fp8", "exact"};
   const Bytes numbers = of_bits(Dtype::bf16, std::vector<std::uint32_t>(count, 0x7f7f));
@@ -229,7 +229,7 @@ TEST(ExtremesControl, ALargerScaleMakesInfinities) {
   EXPECT_TRUE(std::isinf(floats(Dtype::bf16, decoded)[0]));
 }
 
-// What compressed-tensors keeps of nvfp4's scale for all is one divided by it.
+// compressed-tensors stores the inverse of nvfp4's global scale.
 TEST(Extremes, TheInverseOfNvfp4sGlobalScaleIsFiniteAndDecodes) {
   const Form encoding = {"nvfp4", "exact"};
   for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
@@ -246,7 +246,7 @@ TEST(Extremes, TheInverseOfNvfp4sGlobalScaleIsFiniteAndDecodes) {
   }
 }
 
-// Numbers that no F32 has the inverse of are small, not nothing.
+// Values without an inverse in F32 must stay small, not become zero.
 TEST(Extremes, Nvfp4KeepsSmallNumbers) {
   std::vector<std::uint32_t> bits;
   for (std::uint32_t i = 0; i < count; ++i) bits.push_back(0x03aau + i % 64);  // near 1e-36

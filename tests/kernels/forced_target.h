@@ -1,4 +1,4 @@
-// Kernels of one instruction set, by force.
+// Forces the kernels of one instruction set.
 #pragma once
 
 #include <hwy/highway.h>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Puts all instruction sets back.
+// Restores all instruction sets on destruction.
 class ForcedTarget {
  public:
   explicit ForcedTarget(std::int64_t target) { force(target); }

@@ -1,5 +1,5 @@
-// Numbers to blocks of GGUF: the bytes of ggml's reference, on every instruction set and however
-// runs are cut.
+// Compares encoded GGUF blocks with ggml's reference, on every instruction set and for every way of
+// cutting the input.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -37,7 +37,7 @@ std::vector<BlockFormat> encoded_formats() {
 
 std::string text(BlockFormat format) { return std::string(Encoding(format).name()); }
 
-// ---- the numbers of tests/golden/make_gguf_encoded_goldens.py
+// ---- inputs of tests/golden/make_gguf_encoded_goldens.py
 
 constexpr std::uint64_t count = 65536;
 
@@ -95,7 +95,7 @@ Numbers numbers_of(const std::string& name) {
 
 constexpr std::size_t columns = 1024;
 
-// Their encoders search a grid, so tests take fewer numbers.
+// Grid formats search a grid, so tests give them fewer values.
 bool is_of_grid(BlockFormat format) {
   const std::string name = text(format);
   return name.starts_with("IQ") && !name.starts_with("IQ4");
@@ -106,7 +106,7 @@ Numbers numbers_for(BlockFormat format, Numbers numbers) {
   return numbers;
 }
 
-// Formats that need an importance have one of ones here.
+// Uses an importance of ones for formats that need one.
 Bytes encode(BlockFormat format, const Numbers& numbers) {
   static const Numbers ones(count, 1.0f);
   const BlockImportance given = {ones.data(), 1.0f};
@@ -126,7 +126,7 @@ Numbers importance() {
   return all;
 }
 
-// Row by row, as some formats ask.
+// Encodes row by row, as some formats require.
 Bytes encode_weighted(BlockFormat format, const Numbers& numbers) {
   const BlockLayout block = layout(format);
   const Numbers weights = importance();
@@ -178,7 +178,6 @@ TEST(GgufEncode, GivesTheBytesOfTheReference) {
   EXPECT_EQ(compared, expected.size());
 }
 
-// The control: one bit of one number is seen by each format.
 TEST(GgufEncode, TheFingerprintSeesOneNumber) {
   Numbers numbers = numbers_of("normal");
   numbers.resize(4 * columns);
@@ -215,7 +214,7 @@ TEST(GgufEncode, EveryInstructionSetGivesTheSameBytes) {
   const std::size_t sets = hwy::SupportedAndGeneratedTargets().size();
   EXPECT_EQ(compared, cases().size() * encoded_formats().size() * sets);
   for (const auto& [format, found] : seen_weighted) EXPECT_EQ(found.size(), 1u) << text(format);
-  // The control: each has its own code everywhere.
+  // Control: every instruction set has its own code.
   std::ranges::sort(seen);
   EXPECT_EQ(std::ranges::unique(seen).size(), 0u);
 }
@@ -247,7 +246,7 @@ TEST(GgufEncode, EveryCutAndAddressGivesTheSameBytes) {
   }
 }
 
-// As decoders read them: nearer than a step of the coarsest format, in each block.
+// Decoded values are closer than a step of the coarsest format, in each block.
 TEST(GgufEncode, WhatIsDecodedIsNear) {
   const Numbers all = numbers_of("normal");
   for (const BlockFormat format : encoded_formats()) {
@@ -264,10 +263,10 @@ TEST(GgufEncode, WhatIsDecodedIsNear) {
       power += std::pow(double{numbers[i]}, 2);
     }
     const bool is_ternary = format == BlockFormat::tq1_0 || format == BlockFormat::tq2_0;
-    // Three values hold no more, in however many bits they stand.
+    // Three levels carry no more information, regardless of their storage size.
     const double bits = is_ternary ? std::log2(3.0) : 8.0 * block.bytes / block.elements;
     EXPECT_LT(error / power, 1.2 * std::pow(4.0, 1.5 - bits)) << text(format);
-    EXPECT_GT(error, 0) << text(format);  // the control
+    EXPECT_GT(error, 0) << text(format);  // control
   }
 }
 

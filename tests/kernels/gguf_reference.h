@@ -1,4 +1,5 @@
-// What each number of a block is, one at a time, from docs/formats/gguf-blocks.md: slow and plain.
+// Reference decoder for one value of a block at a time, from docs/formats/gguf-blocks.md: slow and
+// simple.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +10,11 @@
 
 namespace loadstone::reference {
 
-// Where a block holds scales of 16 bits.
+// Offsets of the 16-bit scales in a block.
 std::vector<std::size_t> half_places(BlockFormat format);
 
-// scale * factor * code - minimum * minimum_factor; the two products with a factor are each a
-// number of their own, which F16 arithmetic rounds.
+// scale * factor * code - minimum * minimum_factor. F16 arithmetic rounds the two products with a
+// factor separately.
 struct Term {
   float scale = 0;
   int factor = 1;
@@ -22,7 +23,7 @@ struct Term {
   int minimum_factor = 0;
 };
 
-// Number `i` of a block; nothing for a format that has no numbers.
+// Value `i` of a block; nullopt for a format without values.
 std::optional<Term> term_of(BlockFormat format, const std::byte* block, std::size_t i);
 
 }  // namespace loadstone::reference

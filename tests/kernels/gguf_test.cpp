@@ -37,9 +37,9 @@ std::vector<BlockFormat> all_formats() {
 
 std::string text(BlockFormat format) { return std::string(Encoding(format).name()); }
 
-// ---- the blocks and fingerprints of tests/golden/make_gguf_goldens.py
+// ---- blocks and fingerprints of tests/golden/make_gguf_goldens.py
 
-constexpr std::uint64_t pattern_count = 65536;  // each pattern of a scale of 16 bits
+constexpr std::uint64_t pattern_count = 65536;  // every pattern of a 16-bit scale
 
 Bytes blocks_of(BlockFormat format) {
   const std::size_t size = layout(format).bytes;
@@ -65,8 +65,8 @@ bool is_half_nan(const std::byte* half) {
   return (bits & 0x7fffu) > 0x7c00u;
 }
 
-// Which of two NaNs a sum of F16 takes is not the same everywhere: where one of two scales is NaN,
-// the other is made 1.
+// An F16 sum of two NaNs returns a platform-dependent one: if one of two scales is NaN, sets the
+// other to 1.
 Bytes without_two_nans(BlockFormat format, Bytes blocks) {
   const std::vector<std::size_t> places = reference::half_places(format);
   if (places.size() < 2) return blocks;
@@ -128,7 +128,6 @@ TEST(GgufTest, EveryFormatGivesTheBitsOfItsReference) {
   EXPECT_EQ(compared + 23, expected.size());
 }
 
-// The control: one bit of one code is seen.
 TEST(GgufTest, TheFingerprintSeesOneCode) {
   Bytes blocks = blocks_of(BlockFormat::q4_k);
   const DecodeBlocks decoder = gguf_decoder(BlockFormat::q4_k, Dtype::bf16, GgufMode::exact);
@@ -137,7 +136,7 @@ TEST(GgufTest, TheFingerprintSeesOneCode) {
   EXPECT_NE(fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks)), before);
 }
 
-// ---- beside a plain loop, one number at a time
+// ---- against a plain loop, one value at a time
 
 float rounded(float value, bool to_f16) {
   if (!to_f16) return value;
@@ -145,7 +144,7 @@ float rounded(float value, bool to_f16) {
   return std::bit_cast<float>(number::f32_from_f16(half));
 }
 
-// All NaN are one: the fingerprints above say which it is.
+// Treats all NaNs as equal; the fingerprints above check the payload.
 float plain_value(BlockFormat format, const std::byte* block, std::size_t i, GgufMode mode) {
   const auto term = reference::term_of(format, block, i);
   const bool is_half = mode == GgufMode::half;
@@ -184,7 +183,7 @@ TEST(GgufTest, EveryNumberIsThatOfAPlainLoop) {
   for (const BlockFormat format : all_formats()) {
     if (gguf_decoder(format, Dtype::f32, GgufMode::exact) == nullptr) continue;
     const Bytes blocks = blocks_of(format);
-    const std::size_t kept = 4 * layout(format).bytes;  // of 512 blocks, infinities among them
+    const std::size_t kept = 4 * layout(format).bytes;  // 512 blocks, some with infinities
     Bytes some;
     for (std::size_t at = 0; at + kept <= blocks.size(); at += 512 * layout(format).bytes) {
       const auto first = blocks.begin() + static_cast<std::ptrdiff_t>(at);
@@ -234,7 +233,7 @@ TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
   for (const BlockFormat format : all_formats()) {
     Bytes blocks = blocks_of(format);
     const std::size_t size = layout(format).bytes;
-    // Scales from the largest numbers over infinities to NaNs, then small negative ones.
+    // Scales from the largest values through infinities to NaNs, then small negative ones.
     blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(0x7b00 * size));
     blocks.resize(0x600 * size);
     for (const Dtype target : targets) {
@@ -253,7 +252,8 @@ TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
       }
     }
   }
-  // 25 formats exact and 12 in half, to 3 dtypes; the control: each has its own code everywhere.
+  // 25 formats in exact mode and 12 in half mode, to 3 dtypes. Control: every instruction set has
+  // its own code.
   EXPECT_EQ(compared, 37 * 3 * hwy::SupportedAndGeneratedTargets().size());
   std::ranges::sort(seen);
   EXPECT_EQ(std::ranges::unique(seen).size(), 0u);

@@ -1,5 +1,5 @@
-// Numbers that tests and the scripts of tests/golden make by the same integer arithmetic, so that
-// only fingerprints of results are kept.
+// Inputs that tests and the scripts of tests/golden generate with the same integer arithmetic, so
+// the repository stores only fingerprints of results.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace loadstone {
 
-// The pseudo-random word of a place.
+// The pseudo-random word at a place.
 inline std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
   std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -17,7 +17,7 @@ inline std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
   return word ^ (word >> 31);
 }
 
-// The sum of each word of 8 bytes plus one times an odd word of its place.
+// Sum over all 8-byte words of (word + 1) * (odd word of its place).
 inline std::uint64_t fingerprint(const std::vector<std::byte>& bytes) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < bytes.size() / 8; ++i) {

@@ -17,13 +17,13 @@ namespace {
 using Numbers = std::vector<float>;
 using test::random_numbers;
 
-// NaN and the sign of zeros too.
+// Also compares NaN payloads and signs of zeros.
 void expect_same_bits(const Numbers& found, const Numbers& expected) {
   ASSERT_EQ(found.size(), expected.size());
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0);
 }
 
-// With every instruction set that this machine has.
+// Runs the check with every supported instruction set.
 template <typename Check>
 void on_every_target(const Check& check) {
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
@@ -49,7 +49,7 @@ struct Matrices {
     }
   }
 
-  // The definition, number by number.
+  // The definition, value by value.
   [[nodiscard]] float product(std::uint64_t row, std::uint64_t column) const {
     float sum = left[row * rank] * right[column];
     for (std::uint64_t k = 1; k < rank; ++k) {
@@ -136,7 +136,7 @@ TEST(MergeTest, NormsAreRoundedOnce) {
     EXPECT_LE(std::abs(std::bit_cast<std::int32_t>(found) - std::bit_cast<std::int32_t>(expected)),
               1);
   }
-  const Numbers large(4, 1e30F);  // whose squares leave F32
+  const Numbers large(4, 1e30F);  // their squares overflow F32
   EXPECT_FLOAT_EQ(norm(large.data(), 4), 2e30F);
 }
 

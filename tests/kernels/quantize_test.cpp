@@ -1,6 +1,7 @@
-// Windows of ModelOpt's encodings and of GGUF's blocks: in any order, from several threads and on
-// every instruction set they have the bytes of the whole value. The bytes themselves are compared
-// with oracles in python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py.
+// Windows of ModelOpt's encodings and of GGUF blocks: in any order, from several threads and on
+// every instruction set they give the bytes of the whole value.
+// python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py compare the bytes with
+// oracles.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +33,7 @@ struct Case {
   bool has_importance = false;
 };
 
-// Short blocks where an encoding takes them, and stacks whose matrices end within a block.
+// Includes short blocks if the encoding allows them, and stacks whose matrices end within a block.
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"fp8", {2, 37, 41}},
@@ -274,8 +275,8 @@ TEST(Quantize, WindowsAreDecodedAsTheWhole) {
   }
 }
 
-// As far as codes reach: half of the largest step of each encoding, of the largest number that
-// shares a scale at most. Points of grids are chosen by the squares of all errors.
+// Error bound: half of the encoding's largest step, times the largest value that shares the scale.
+// Grid points minimise the squares of all errors instead.
 TEST(Quantize, WhatIsDecodedIsNear) {
   for (const Case& one : cases()) {
     const QuantizedLayout form = form_of(one, Dtype::f32);
@@ -294,7 +295,7 @@ TEST(Quantize, WhatIsDecodedIsNear) {
     const bool is_of_grid = one.encoding.starts_with("iq") && !one.encoding.starts_with("iq4");
     const float share = is_of_grid ? 0.6f : is_ternary ? 0.501f : 0.2f;
     EXPECT_LE(error, most * share) << one.encoding;
-    EXPECT_GT(error, 0) << one.encoding;  // the control
+    EXPECT_GT(error, 0) << one.encoding;  // control
   }
 }
 
@@ -308,7 +309,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
       const Bytes back = decoded(form, expected, dtype, {{0, form.elements}});
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // the control: one at a time
+        seen.insert(hwy::SupportedTargets());  // control: one at a time
         EXPECT_EQ(encoded(form, numbers), expected)
             << hwy::TargetName(isa) << " " << one.encoding << " " << name(dtype);
         EXPECT_EQ(decoded(form, expected, dtype, {{0, form.elements}}), back)

@@ -1,4 +1,4 @@
-// A load reads as many bytes as its plan says, also of columns.
+// A load reads exactly the bytes that its plan predicts, even for columns.
 #include <gtest/gtest.h>
 
 #include "engine/limits.h"
@@ -47,7 +47,7 @@ TEST_F(BytesToRead, OfColumnsAreThose) {
   expect(rows * 200 * kib);
 }
 
-// Of rows that are shorter than what is read at a time.
+// Rows shorter than one read.
 TEST_F(BytesToRead, AreThoseOfRowsWhereTheHolesAreReadOver) {
   add_columns(100, 12 * kib, Dtype::u8, 16 * kib);
   expect((rows - 1) * 16 * kib + 12 * kib);

@@ -1,5 +1,5 @@
-// Loads and readings of one checkpoint in several threads at once, with fewer descriptors than it
-// has shards. Meant for the thread sanitizer.
+// Concurrent loads and reads of one checkpoint in several threads, with fewer descriptors than
+// shards. Meant for the thread sanitizer.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -40,7 +40,7 @@ class Concurrency : public testing::Test {
   }
   ~Concurrency() override { ::setrlimit(RLIMIT_NOFILE, &limit_); }
 
-  // Loads, and says whether all bytes are those of the files.
+  // Returns true if a load gives the bytes of the files.
   bool loads() const {
     const HostMemory memory(plan_);
     const Report report = execute(plan_, memory.destinations(), {.threads = 3});
@@ -100,7 +100,7 @@ TEST_F(Concurrency, LoadsAndVerificationsShareOneCatalog) {
   EXPECT_EQ(wrong, 0u);
 }
 
-// Each load ends with its own result, whatever is asked of the others.
+// Cancelling one load must not affect the others.
 TEST_F(Concurrency, OneOfTwoLoadsIsCancelled) {
   class Stopping final : public Observer {
    public:

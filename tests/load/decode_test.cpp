@@ -1,4 +1,4 @@
-// Boxes of decodings: the same bytes for every number of threads, chunk and staging.
+// Boxes of decodings: the same bytes for every thread count, chunk size and staging size.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -18,7 +18,8 @@ Box decoded_box(const PlanBuilder& builder, std::uint32_t decoding, const Shape&
   return box;
 }
 
-// Weights in one shard, scales in another, a plain tensor between them; whole, turned, cast, twice.
+// Weights in one shard, scales in another, a plain tensor between them; whole, transposed, cast,
+// and used twice.
 Plan decoding_plan(PlanBuilder& builder) {
   const auto scales = builder.add_tensor("s", Dtype::u8, {3, 5}, Bytes(15, std::byte{129}));
   builder.add_shard();
@@ -34,7 +35,7 @@ Plan decoding_plan(PlanBuilder& builder) {
   builder.add_target("exact", Dtype::f32, {96, 100}, {decoded_box(builder, 1, {96, 100})});
   builder.add_target("turned", Dtype::bf16, {960, 2},
                      {{.source = blocks, .dims = {{960, 1, 2}, {2, 960, 1}}, .decoding = 2}});
-  // Two halves of columns, and one tensor of both kinds of source.
+  // Two halves of columns, and one tensor with both kinds of source.
   builder.add_target("columns", Dtype::bf16, {96, 50},
                      {{.source = weights,
                        .source_offset = 50,
@@ -51,7 +52,7 @@ Plan decoding_plan(PlanBuilder& builder) {
   return builder.build();
 }
 
-// A block and the numbers that it becomes fit the smallest staging too.
+// The smallest staging must fit a block and its decoded values.
 TEST(DecodeTest, StagingBelowABlockIsMadeAsLargeAsOne) {
   const auto loaded = [](std::uint64_t staging) {
     PlanBuilder builder;

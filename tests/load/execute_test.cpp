@@ -128,7 +128,7 @@ TEST(ExecuteTest, StagingStaysWithinItsPromise) {
   }
 }
 
-// A slot is megabytes of addresses; memory is what was brought there.
+// A slot reserves megabytes of addresses, but counts only the memory it touches.
 TEST(ExecuteTest, SmallCastsCountSmallStaging) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::bf16, Dtype::f32, {100}, pattern(200, 1));
@@ -229,9 +229,9 @@ TEST(ExecuteTest, SubByteElementsAreCopiedAsBytes) {
   EXPECT_EQ(error.code(), "plan.box");
 }
 
-// ---- what is written down
+// ---- provenance
 
-// It has no bytes, and comes from somewhere all the same.
+// It has no bytes, but a source.
 TEST(ExecuteTest, ATargetWithoutElementsHasASource) {
   PlanBuilder builder;
   builder.add_plain("empty", Dtype::f32, Dtype::f32, {2, 0}, {});
@@ -273,7 +273,7 @@ TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   EXPECT_THAT(json, HasSubstr(R"("tie_of": "t")"));
 }
 
-// Values of a few pages stand close to each other: what they leave unused is no part of the plan.
+// Small values are packed, so that rounding to pages adds little to the plan's bytes.
 TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
   PlanBuilder builder;
   builder.add_shard();

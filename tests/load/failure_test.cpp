@@ -1,4 +1,4 @@
-// Loads that are refused, fail, or are stopped: what they say, and that nothing goes on after them.
+// Loads that are rejected, fail, or are cancelled: their errors, and no activity after them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,13 +21,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Threads of this process, from the system: a thread that outlives its load would show.
+// Threads of this process, to detect a thread that outlives its load.
 std::size_t thread_count() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-// A joined thread may still be listed for a moment.
+// The system may list a joined thread for a moment.
 void expect_threads(std::size_t count) {
   for (int tries = 0; tries < 1000 && thread_count() != count; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -35,7 +35,7 @@ void expect_threads(std::size_t count) {
   EXPECT_EQ(thread_count(), count);
 }
 
-// ---- refusals before a data byte is read
+// ---- rejected before a data byte is read
 
 TEST(ExecuteFailureTest, ErrorsInThePlanStopItBeforeAnyRead) {
   PlanBuilder builder;
@@ -50,7 +50,7 @@ TEST(ExecuteFailureTest, ErrorsInThePlanStopItBeforeAnyRead) {
       error_of([&] { execute(plan, memory.destinations(), {.storage = &builder.storage}); });
   EXPECT_EQ(error.code(), "plan.missing");
   EXPECT_TRUE(builder.storage.reads().empty());
-  // The control: without the finding it reads.
+  // Control: without the finding the load reads.
   plan.findings.clear();
   execute(plan, memory.destinations(), {.storage = &builder.storage});
   EXPECT_FALSE(builder.storage.reads().empty());
@@ -178,7 +178,7 @@ TEST(ExecuteFailureTest, AFaultAtAnyReadIsNamedAndEndsAllThreads) {
     try {
       execute(plan, memory.destinations(),
               {.threads = 3, .chunk_bytes = 8192, .storage = &builder.storage});
-      break;  // there was no such read
+      break;  // no such read happened
     } catch (const Error& error) {
       ++faults;
       EXPECT_EQ(error.code(), "io.read");
@@ -233,7 +233,7 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsBetweenReads) {
   builder.storage.before_read = [&](std::size_t, const ReadEvent& event) {
     if (event.offset < 100) return;
     asked.wait();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the answer has to arrive
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the answer to arrive
   };
   CountingObserver observer;
   observer.go_on = [&](const Progress&) {
@@ -247,12 +247,12 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsBetweenReads) {
         {.threads = 2, .chunk_bytes = 4096, .storage = &builder.storage, .observer = &observer});
   });
   EXPECT_EQ(error.code(), "cancelled");
-  // Up to 256 reads were there to be done.
+  // The full load makes 256 reads.
   EXPECT_LT(builder.storage.reads().size(), 256u);
   expect_threads(threads_before);
 }
 
-// Memory of the host as that of a device, slow to read.
+// Host memory that acts as a slow device.
 class SlowDevice final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t bytes) override {
@@ -304,7 +304,7 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsReadingDevicesForItsReceipt) {
   }
 }
 
-// Nobody but the receipt reads a file that the model maps.
+// Only the receipt reads a file that the model maps.
 TEST(ExecuteFailureTest, ACancelledLoadStopsReadingFilesForItsReceipt) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::u8, Dtype::u8, {16 << 20}, pattern(16 << 20, 1));

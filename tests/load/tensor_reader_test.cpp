@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
-// A plain tensor, FP8 with a scale, one whose scale is missing, and blocks of GPT-OSS's kin.
+// A plain tensor, FP8 with a scale, FP8 without its scale, and blocks as in GPT-OSS.
 class TensorReaderTest : public ::testing::Test {
  protected:
   TensorReaderTest()
@@ -42,7 +42,7 @@ TEST_F(TensorReaderTest, NumbersWhateverTheFileHolds) {
   EXPECT_THAT(read_numbers(catalog_, "plain"), ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(read_numbers(catalog_, "layers.0.weight"),
               ElementsAre(0.5F, 1.0F, -0.5F, 0.0078125F));
-  TensorReader experts(catalog_, "e.up");  // [experts, rows, columns], turned for the model
+  TensorReader experts(catalog_, "e.up");  // [experts, rows, columns], transposed for the model
   EXPECT_EQ(experts.shape(), Shape({1, 32, 2}));
   EXPECT_EQ(experts.dtype(), Dtype::f32);
   const std::vector<float> numbers = read_numbers(catalog_, "e.up");
@@ -58,7 +58,7 @@ TEST_F(TensorReaderTest, AnyRangeInAnyDtype) {
   EXPECT_THAT(TensorReader(catalog_, "plain").read(), SizeIs(24));
 }
 
-// Reads of bytes before the data, by readers of one catalog or of one each.
+// Header reads of three readers, with one shared catalog or one catalog each.
 std::size_t header_reads(std::size_t catalogs) {
   testing::PlanBuilder builder;
   builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
@@ -79,10 +79,10 @@ std::size_t header_reads(std::size_t catalogs) {
 
 TEST(TensorReaderHeaderTest, TheHeaderIsReadOnceACatalog) {
   EXPECT_EQ(header_reads(1), 1u);
-  EXPECT_EQ(header_reads(3), 3u);  // the control: the count sees each
+  EXPECT_EQ(header_reads(3), 3u);  // control: the count detects each
 }
 
-// Once the header was compared, the identity still is.
+// After the header was compared once, the identity still is.
 TEST(TensorReaderHeaderTest, AChangedFileIsRefusedLater) {
   testing::PlanBuilder builder;
   builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
@@ -102,7 +102,7 @@ TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(code("nothing"), "plan.missing");
   EXPECT_EQ(code("bad"), "q.scale_missing");
   EXPECT_EQ(code("ids", Dtype::f32), "plan.dtype");
-  EXPECT_EQ(code("ids", Dtype::i64), "");  // the control
+  EXPECT_EQ(code("ids", Dtype::i64), "");  // control
   EXPECT_EQ(code_of([&] {
               std::byte one = {};
               TensorReader(catalog_, "plain").read(5, 7, {&one, 1});
@@ -111,7 +111,7 @@ TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(code_of([] { (void)TensorReader(nullptr, "plain"); }), "plan.options");
 }
 
-// Targets that are views of the file are usable from C++ too.
+// Targets that are views of the file are accessible from C++ too.
 TEST_F(TensorReaderTest, ViewsOfTheFile) {
   Skeleton skeleton;
   skeleton.targets = {{.name = "plain", .shape = {2, 3}, .dtype = Dtype::f32},

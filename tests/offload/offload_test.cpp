@@ -1,5 +1,5 @@
-// The offload folder: its layout, and that a failed load leaves it as it was. Real folders, a real
-// full disk where the system lets us make one.
+// The offload folder: its layout, and its unchanged state after a failed load. Uses real folders,
+// and a real full disk if the system permits.
 #include "offload/offload.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A folder that goes when the test ends.
+// A temporary folder, removed on destruction.
 class Folder {
  public:
   Folder() {
@@ -60,7 +60,7 @@ void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// Names of the files that runs made for values.
+// Names of the data files in the folder.
 std::vector<std::string> data_files(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -71,7 +71,7 @@ std::vector<std::string> data_files(const fs::path& folder) {
   return names;
 }
 
-// Three tensors, of which two are written and one stays in its shard.
+// Three tensors: a run writes two, and one stays in its shard.
 Plan offload_plan(PlanBuilder& builder, const fs::path& folder) {
   builder.add_plain("layer.weight", Dtype::f32, Dtype::bf16, {30, 40}, pattern(4800, 1)).delivery =
       Delivery::disk_write;
@@ -222,7 +222,7 @@ TEST(OffloadTest, WhatNoSafetensorsFileHoldsStandsAlone) {
   load(builder, plan);
   EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
   EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
-  // It cannot be replaced together with the index, and is not replaced without.
+  // It can only be replaced together with the index.
   EXPECT_EQ(load_error(builder, plan).code(), "plan.dtype");
   EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
   EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
@@ -240,8 +240,8 @@ TEST(OffloadTest, TwoRunsInOneFolderKeepOutOfEachOthersWay) {
       Delivery::disk_write;
   Plan other = second.build();
   other.offload_folder = folder.path().string();
-  // The second one comes and goes while the first is under way: it must not take its files for
-  // those of a run that has ended, although both are of one process.
+  // The second load starts and ends during the first. It must not treat the first one's files as
+  // leftovers of a dead run, although both loads share one process.
   bool is_first = true;
   first.storage.before_read = [&](std::size_t, const testing::ReadEvent&) {
     if (std::exchange(is_first, false)) load(second, other);
@@ -320,7 +320,7 @@ TEST(OffloadTest, WhatIsOnlyKeptNeedsNoFolder) {
   ASSERT_EQ(entries.size(), 2u);
   EXPECT_EQ(entries[1].target, "../cast");
   EXPECT_EQ(entries[1].weight_name, "../cast");
-  EXPECT_EQ(entries[1].dtype, "bfloat16");  // the target's, not the file's
+  EXPECT_EQ(entries[1].dtype, "bfloat16");  // the target's dtype, not the file's
   EXPECT_FALSE(entries[1].safetensors_file.empty());
 }
 
@@ -345,7 +345,7 @@ TEST(OffloadTest, AFullDiskIsFoundBeforeAnythingIsWritten) {
   const Error error = load_error(builder, plan);
   EXPECT_EQ(error.code(), "io.no_space");
   EXPECT_THAT(folder.names(), IsEmpty());
-  // The control: without the second one it fits.
+  // Control: without the second target it fits.
   plan.targets.pop_back();
   load(builder, plan);
   EXPECT_THAT(folder.names(), ElementsAre("index.json", data_files(folder.path()).at(0)));
@@ -373,7 +373,7 @@ TEST(OffloadTest, AFolderThatMayNotBeWrittenTo) {
                                      fs::perms::others_read | fs::perms::others_exec);
   PlanBuilder builder;
   const Plan plan = offload_plan(builder, folder.path());
-  const bool root = ::geteuid() == 0;  // whom permissions do not stop
+  const bool root = ::geteuid() == 0;  // permissions do not restrict root
   if (root && ::seteuid(65534) != 0) GTEST_SKIP() << "cannot become an ordinary user";
   const Error error = load_error(builder, plan);
   if (root) {

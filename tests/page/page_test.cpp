@@ -1,4 +1,4 @@
-// The page as it reads without its script, and the data that the script is given.
+// The page without its script, and the data for the script.
 #include "loadstone/page.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ Plan layered(MissingPolicy missing = MissingPolicy::zeros) {
   return plan_of_layers(std::string(evil), missing);
 }
 
-// Parses the page's data: what the browser's JSON.parse() does.
+// Parses the page's data as the browser's JSON.parse() does.
 class Data {
  public:
   explicit Data(const std::string& text) : text_(text) { root_ = parser_.parse(text_); }
@@ -46,7 +46,7 @@ TEST(Page, NamesNeverBecomeMarkup) {
   EXPECT_THAT(page, Not(HasSubstr("<script>alert")));
   EXPECT_THAT(page, Not(HasSubstr("\x1b")));
   EXPECT_THAT(page, Not(HasSubstr("\xe2\x80\xae")));
-  // Two elements: the data and the page's own.
+  // Two script elements: the data and the code.
   std::size_t ends = 0;
   for (std::size_t at = 0; (at = page.find("</script>", at)) != std::string::npos; ++at) ++ends;
   EXPECT_EQ(ends, 2u);
@@ -86,7 +86,7 @@ TEST(Page, GroupsFindings) {
   const Plan plan = make_plan(fake_catalog(sources), skeleton_of({target_of("w", {1})}));
   const std::string page = to_html(plan);
   EXPECT_THAT(page, HasSubstr("<span class=\"badge error\">error</span> 1 <code>plan.missing"));
-  // Errors are open; warnings wait.
+  // Errors are expanded; warnings are collapsed.
   EXPECT_THAT(page, HasSubstr("<details class=\"finding\" open>"));
   EXPECT_THAT(page, HasSubstr("<details class=\"finding\"><summary>"));
 }
@@ -103,7 +103,7 @@ TEST(PageData, HoldsEachTargetAndWhatItIsMadeOf) {
   const std::uint64_t dtype = data["/targets/0/3"];
   EXPECT_EQ(data[fmt::format("/words/{}", dtype)].get_string().value(), "BF16 -> F32");
   EXPECT_EQ(std::uint64_t(data["/targets/0/6"]), 256u);
-  // One box of all elements, of the source with that name.
+  // A box of all elements from the named source.
   EXPECT_EQ(std::uint64_t(data["/targets/0/9/0/3"]), 64u);
   const std::uint64_t source = data["/targets/0/9/0/0"];
   EXPECT_EQ(data[fmt::format("/sources/{}/0", source)].get_string().value(), "layer.0.q.weight");
@@ -115,7 +115,7 @@ TEST(PageData, HoldsEachTargetAndWhatItIsMadeOf) {
 }
 
 TEST(PageData, GrowsWithTargetsAndNotWithBoxes) {
-  // 4,000 experts in one stack: a page shows the first boxes and how many there are.
+  // 4,000 experts in one stack: the page shows the first boxes and the total.
   std::vector<FakeTensor> sources;
   for (int e = 0; e < 4000; ++e) sources.push_back({fmt::format("e.{}.w", e), {2}});
   PlanOptions options;

@@ -1,4 +1,4 @@
-// Codes of quantized tensors and targets that want numbers.
+// Quantized tensors and targets that want plain values.
 #include "plan/codes.h"
 
 #include <gmock/gmock.h>
@@ -80,12 +80,12 @@ TEST(Codes, AreDecodedWhereNumbersAreWanted) {
       EXPECT_THAT(plan.findings[0].sources, Contains(naming.tensors[1].name)) << naming.title;
       EXPECT_EQ(plan.targets[0].recipe.origin, Origin::excluded);
     }
-    // Their scales are part of it, or named there, and not left over.
+    // The decoding uses their scales, or the finding names them, so they are not left over.
     EXPECT_THAT(found(plan, "plan.unexpected"), IsEmpty()) << naming.title;
   }
 }
 
-// The dtype of codes is none of numbers.
+// Targets must not take the dtype of quantized data.
 TEST(Codes, HaveNoDtypeOfNumbers) {
   const NamingCase naming = namings()[0];
   const auto dtype_with = [&](const PlanOptions& options) {
@@ -106,15 +106,15 @@ TEST(Codes, AreNeitherComponentNorNumbersHalfway) {
         found(make_plan(fake_catalog(naming.tensors), skeleton, options), "plan.component");
     return findings.empty() ? std::string() : findings[0].message;
   };
-  // Codes whose scale nothing takes.
+  // Quantized data whose scale no target takes.
   const Skeleton alone = numbers_of(fp8, Dtype::f8_e4m3);
   EXPECT_THAT(refused(fp8, alone), HasSubstr("nothing takes 'a.weight_scale'"));
   EXPECT_THAT(refused(fp8, alone, {.caller = {.known_sources = {"a.weight_scale"}}}), IsEmpty());
-  // Numbers beside a scale that is taken as it is.
+  // Decoded data whose scale the model takes as well.
   const Skeleton both = skeleton_of(
       {target_of("a.weight", {4, 8}, Dtype::bf16), target_of("a.weight_scale", {}, Dtype::f32)});
   EXPECT_THAT(refused(fp8, both), HasSubstr("takes its 'a.weight_scale'"));
-  // Integers that are no codes.
+  // Integers that are not quantized.
   EXPECT_THAT(refused(namings()[6], numbers_of(namings()[6], Dtype::i32)), HasSubstr("I32"));
 }
 
@@ -124,7 +124,7 @@ TEST(Codes, LoadWithTheirScalesIntoModulesMadeForThem) {
     for (const FakeTensor& tensor : naming.tensors) {
       targets.push_back(target_of(tensor.name, tensor.shape, tensor.encoding.dtype()));
     }
-    // A dtype that is asked for is that of numbers: the codes keep theirs.
+    // A requested dtype applies to plain values only; quantized data keeps its dtype.
     for (const bool is_cast : {false, true}) {
       PlanOptions options;
       if (is_cast) options.dtype = Dtype::bf16;
@@ -187,7 +187,7 @@ class SavedCodes : public testing::Test {
     if (!config.empty()) storage_.add_file("/m/config.json", config);
     return open_checkpoint(std::string("/m"), options_);
   }
-  // A plan that takes `name` as the numbers that they are not.
+  // A plan that takes the quantized data of `name` as plain values.
   std::string forged(const std::shared_ptr<const Catalog>& catalog, const std::string& name) {
     Plan plan = make_plan(fake_catalog({{"b.weight", {4, 8}, Dtype::f8_e4m3}}),
                           skeleton_of({target_of("b.weight", {4, 8}, Dtype::bf16)}));

@@ -1,4 +1,4 @@
-// A plan of the size of a large mixture-of-experts model is right, and comes from names alone.
+// A plan of the size of a large mixture-of-experts model is correct, and needs only names.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -25,7 +25,7 @@ TEST(LargePlan, StacksFortyFiveThousandSources) {
   std::vector<FakeTensor> sources;
   std::vector<Target> targets;
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    // Backwards, so that order is not by chance.
+    // Reverse order, so that the result cannot be sorted by chance.
     for (std::size_t e = 45; e-- > 0;) {
       sources.push_back({fmt::format("layers.{}.experts.{}.down.weight", layer, e), {2, 3}});
     }
@@ -66,7 +66,7 @@ TEST(LargePlan, ChecksAQuarterOfAMillionBoxes) {
   }
   const auto catalog = fake_catalog(sources);
   EXPECT_TRUE(make_plan(catalog, skeleton_of(targets), options).findings.empty());
-  // One box of one target a column too far: an overlap and a hole of the same size.
+  // One box of one target is a column too far: an overlap and a hole of the same size.
   options.recipes.targets[777].boxes[13].target_offset += 2;
   const auto findings = found(make_plan(catalog, skeleton_of(targets), options), "plan.box");
   ASSERT_EQ(findings.size(), 1u);
@@ -91,7 +91,7 @@ TEST(LargePlan, FindsTensOfThousandsOfProblems) {
       R"([{"op":"rename","sources":["layers\\.(\\d+)\\.w"],"targets":["model.layers.$1.w"]}])");
 }
 
-// Text that a stranger wrote: a minute, where each check goes through the targets.
+// A hostile text: it would take a minute if each check scanned all targets.
 TEST(LargePlan, AHundredThousandChecksOfTiesAreReadAtOnce) {
   constexpr int count = 100000;
   MemoryStorage storage;
@@ -121,7 +121,7 @@ TEST(Purity, APlanReadsNothing) {
   OpenOptions open;
   open.storage = &storage;
   const auto catalog = open_checkpoint("/m.safetensors", open);
-  EXPECT_FALSE(storage.accesses().empty());  // the header; so the log works
+  EXPECT_FALSE(storage.accesses().empty());  // the header, so the log works
   for (const Access& access : storage.accesses()) {
     EXPECT_LE(access.offset + access.bytes, catalog->shards()[0].data_begin);
   }
@@ -135,7 +135,7 @@ TEST(Purity, APlanReadsNothing) {
   (void)to_table(plan);
   (void)to_html(plan);
   EXPECT_TRUE(storage.accesses().empty());
-  // The same question has the same answer.
+  // The plan is deterministic.
   EXPECT_EQ(to_json(plan), to_json(make_plan(catalog, Skeleton::from_catalog(*catalog), options)));
 }
 

@@ -1,4 +1,4 @@
-// Origins, dtypes, policies and what a plan finds.
+// Origins, dtypes, policies and findings of a plan.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -110,7 +110,7 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   EXPECT_EQ(planned(plan, "tied").recipe.origin, Origin::tie);
   EXPECT_EQ(found(plan, "plan.kept").size(), 1u);
   EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 4u);
-  // On meta there is nothing to keep, and what is to be quantized is not there either.
+  // A target on meta has nothing to keep, and neither has one to be quantized.
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({target_of("m", {4})}), options).ok());
   options.missing = MissingPolicy::error;
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
@@ -119,9 +119,9 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   options.caller.missing_of.clear();
   options.missing_patterns = {{"he.d", MissingPolicy::keep}};
   EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  options.missing_patterns = {{"he", MissingPolicy::keep}};  // the whole name
+  options.missing_patterns = {{"he", MissingPolicy::keep}};  // matches the whole name only
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  // A tensor that the checkpoint holds is loaded.
+  // A tensor in the checkpoint is loaded.
   const Plan loaded = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}), options);
   EXPECT_EQ(planned(loaded, "held").recipe.origin, Origin::checkpoint);
 }
@@ -259,7 +259,7 @@ TEST(MakePlan, BlockFormatsAreDecodedOrTakenAsBytes) {
   EXPECT_EQ(findings[0].target, "a");
 }
 
-// A tensor without elements needs no decoder.
+// Without elements no decoder is needed.
 TEST(MakePlan, BlockFormatsMayBeEmpty) {
   const auto catalog = fake_catalog({{"a", {0, 256}, BlockFormat::q4_k}});
   const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog));
@@ -311,11 +311,11 @@ TEST(MakePlan, DtypeOfTheFile) {
       fake_catalog({{"p", {2}, Dtype::bf16}, {"x", {1}, Dtype::f16}, {"y", {1}, Dtype::bf16}}),
       skeleton_of({target_of("p", {2}), target_of("m", {2})}), options);
   EXPECT_EQ(planned(plan, "p").dtype, Dtype::bf16);
-  EXPECT_EQ(planned(plan, "m").dtype, Dtype::f32);  // of two dtypes: the skeleton's
+  EXPECT_EQ(planned(plan, "m").dtype, Dtype::f32);  // the skeleton's dtype wins
   EXPECT_EQ(found(plan, "plan.cast").size(), 2u);
 }
 
-// ---- what no file holds
+// ---- targets without a file
 
 TEST(MakePlan, ConstructorValuesStay) {
   const Plan plan = make_plan(

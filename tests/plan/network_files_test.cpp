@@ -1,4 +1,4 @@
-// Files that come over a network are copied, whoever asks for views of them.
+// Network files are copied, even if the caller requests views of them.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"

@@ -15,7 +15,7 @@ using namespace ::testing;
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
 
-// Layers of 100 bytes, an embedding of 50 that the head is tied to, a norm of 10.
+// Layers of 100 bytes, an embedding of 50 bytes tied to the head, and a norm of 10 bytes.
 std::vector<Placeable> small_model(std::size_t layers) {
   static std::vector<std::string> names;
   names.clear();
@@ -53,8 +53,8 @@ TEST(Balance, WithoutCapacitiesAllIsOnTheHost) {
 }
 
 TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {
-  // 100 of cuda:0 are kept free for the largest layer: 350 - 100 take embed with head, and two
-  // layers.
+  // cuda:0 reserves 100 for the largest layer: the other 250 fit the embedding with the head, and
+  // two layers.
   EXPECT_THAT(
       mapped(small_model(4), DeviceMapMode::sequential, {{"cuda:0", 350}, {"cuda:1", 1000}},
              layers_of(4)),
@@ -73,7 +73,7 @@ TEST(Balance, OverflowGoesToTheHostThenToDisk) {
 }
 
 TEST(Balance, ModulesThatMayBeSplitAre) {
-  // 60 are kept free for the largest layer.
+  // Reserves 60 for the largest layer.
   const auto split = mapped(small_model(2), DeviceMapMode::sequential,
                             {{"cuda:0", 50 + 60 + 60}, {"cpu", 10'000}});
   EXPECT_THAT(split, ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0.a", "cuda:0"),
@@ -212,25 +212,25 @@ TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
                                      {"narrower", {4}, Dtype::f64},
                                      {"number", {4}, Dtype::u8},
                                      {"shape", {2, 2}},
-                                     {"turned", {2, 2}}});
+                                     {"transposed", {2, 2}}});
   const Skeleton skeleton =
       skeleton_of({target_of("same", {4}), target_of("wider", {4}), target_of("narrower", {4}),
                    target_of("number", {4}, Dtype::i64), target_of("shape", {4}),
-                   target_of("turned", {2, 2}), target_of("gone", {4})});
+                   target_of("transposed", {2, 2}), target_of("gone", {4})});
   PlanOptions options;
   options.device_map.entries = {{"", "disk"}};
   options.missing = MissingPolicy::zeros;
   options.rules = rules_from_json(R"j([
       {"op": "reshape", "sources": ["shape"], "targets": ["shape"], "sizes": [4]},
-      {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
+      {"op": "transpose", "sources": ["transposed"], "targets": ["transposed"], "dims": [0, 1]}])j");
   options.offload_folder = "/tmp/offload";
   const Plan plan = make_plan(catalog, skeleton, options);
   EXPECT_TRUE(plan.ok());
-  // A cast between floats is the reader's; its shapes and integers are those of the file.
+  // The reader casts between floats; shapes and integers must match the file.
   for (const char* const kept : {"same", "wider", "narrower"}) {
     EXPECT_EQ(planned(plan, kept).delivery, Delivery::disk_keep) << kept;
   }
-  for (const char* const written : {"number", "shape", "turned", "gone"}) {
+  for (const char* const written : {"number", "shape", "transposed", "gone"}) {
     EXPECT_EQ(planned(plan, written).delivery, Delivery::disk_write) << written;
   }
   EXPECT_EQ(plan.bytes_to_write, 32u + 16 + 16 + 16);
@@ -311,8 +311,8 @@ TEST(Placement, ViewsOfTheFileWhereNothingChanges) {
       options);
   EXPECT_EQ(planned(plan, "a").delivery, Delivery::file_view);
   EXPECT_EQ(planned(plan, "odd").delivery, Delivery::file_view);
-  EXPECT_EQ(planned(plan, "b").delivery, Delivery::memory);  // stands at an odd byte
-  EXPECT_EQ(planned(plan, "c").delivery, Delivery::memory);  // is cast
+  EXPECT_EQ(planned(plan, "b").delivery, Delivery::memory);  // unaligned in the file
+  EXPECT_EQ(planned(plan, "c").delivery, Delivery::memory);  // needs a cast
   const auto findings = found(plan, "plan.mmap");
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].severity, Severity::info);
@@ -323,7 +323,7 @@ TEST(Placement, ViewsOfTheFileWhereNothingChanges) {
 TEST(Placement, BudgetsAreChecked) {
   PlanOptions options;
   options.max_memory = {{"cpu", 31}};
-  // 16 + 16 in memory, and 32 that are cast go through staging.
+  // 16 + 16 in memory, and 32 for a cast that goes through staging.
   const Plan over = make_plan(two_sources(), two, options);
   ASSERT_EQ(found(over, "plan.over_budget").size(), 1u);
   EXPECT_EQ(over.peak_bytes.at("cpu"), 64u);

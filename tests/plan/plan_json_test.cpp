@@ -1,4 +1,4 @@
-// Plans as files: what is written is read again, and nothing that a file says is believed.
+// Saved plans survive a round trip, and the reader trusts nothing in the file.
 #include "plan/plan_json.h"
 
 #include <fmt/format.h>
@@ -24,21 +24,22 @@ FileTensor tensor(const std::string& name, const std::string& dtype,
   return {name, dtype, std::move(shape), some_bytes(bytes)};
 }
 
-// A checkpoint of two shards with all that a plan can hold.
+// A checkpoint of two shards that covers all of a plan's fields.
 class SavedPlans : public testing::Test {
  protected:
   SavedPlans() {
     storage_.add_file("/m/a.safetensors", safetensors_bytes({tensor("e.0.w", "F32", {3, 2}, 24),
                                                              tensor("e.1.w", "F32", {3, 2}, 24),
                                                              tensor("half", "BF16", {4, 4}, 32)}));
-    storage_.add_file("/m/b.safetensors", safetensors_bytes({tensor("kept", "F32", {5}, 20),
-                                                             tensor("turned", "F32", {2, 3}, 24),
-                                                             tensor("small", "F4", {4}, 2)}));
+    storage_.add_file(
+        "/m/b.safetensors",
+        safetensors_bytes({tensor("kept", "F32", {5}, 20), tensor("transposed", "F32", {2, 3}, 24),
+                           tensor("small", "F4", {4}, 2)}));
     options_.storage = &storage_;
     catalog_ =
         open_checkpoint(std::vector<std::string>{"/m/a.safetensors", "/m/b.safetensors"}, options_);
     skeleton_ = skeleton_of({target_of("experts", {3, 2, 2}), target_of("half", {4, 4}),
-                             target_of("kept", {5}), target_of("turned", {3, 2}),
+                             target_of("kept", {5}), target_of("transposed", {3, 2}),
                              target_of("small", {4}, Dtype::f4), target_of("gone", {7}),
                              target_of("left", {2})});
     Target tied = target_of("tied", {5});
@@ -50,7 +51,7 @@ class SavedPlans : public testing::Test {
     plan_options_.rules = rules_from_json(R"j([
         {"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 2},
         {"op": "transpose", "sources": ["half"], "targets": ["half"], "dims": [0, 1]},
-        {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
+        {"op": "transpose", "sources": ["transposed"], "targets": ["transposed"], "dims": [0, 1]}])j");
     plan_options_.missing = MissingPolicy::zeros;
     plan_options_.device_map.entries = {
         {"", "cpu"}, {"half", "disk"}, {"kept", "disk"}, {"left", "meta"}};
@@ -63,7 +64,7 @@ class SavedPlans : public testing::Test {
     return plan_from_json(text, options_, {.root = root, .offload_folder = "/tmp/offload"});
   }
 
-  // All files of /m, under another folder of the same or of another storage.
+  // Copies all files of /m to a folder of the same or a different storage.
   void copy_to(MemoryStorage& other, const std::string& folder) {
     for (const std::string& name : storage_.list("/m")) {
       const auto source = storage_.open("/m/" + name);
@@ -179,7 +180,7 @@ TEST_F(SavedPlans, AShardOfAnotherTimeIsAWarning) {
   EXPECT_THAT(found->message, HasSubstr("/m/b.safetensors"));
   plan.findings.erase(found);
   expect_same(plan_, plan);
-  // The plan is bound to the file as it is now.
+  // The plan is bound to the current file.
   EXPECT_EQ(plan.catalog->shards()[1].identity.modified_ns, 12345);
   storage_.set_modified_ns("/m/a.safetensors", 1);
   EXPECT_EQ(std::ranges::count(read(text_).findings, "io.time", &Finding::code), 1);
@@ -194,13 +195,13 @@ TEST_F(SavedPlans, AShardOfAnotherSizeIsRefused) {
   EXPECT_EQ(error->where().field, "bytes");
   EXPECT_THAT(error->where().path, HasSubstr("b.safetensors"));
   EXPECT_EQ(error->where().found, std::to_string(bytes.size()) + " bytes");
-  // By the caller's word it is the right place all the same, and the wrong file.
+  // The caller chose this folder, but the file has changed.
   EXPECT_EQ(code_of([&] { (void)read(text_, "/m"); }), "io.changed");
 }
 
-// ---- where a plan leads
+// ---- paths in plans
 
-// As a stranger would write it: a folder of the victim's own.
+// A hostile plan that names the victim's folder.
 TEST_F(SavedPlans, TheOffloadFolderIsTheCallersAlone) {
   const auto read_with = [&](const std::string& text, const std::string& folder) {
     return plan_from_json(text, options_, {.offload_folder = folder});
@@ -213,14 +214,14 @@ TEST_F(SavedPlans, TheOffloadFolderIsTheCallersAlone) {
   const std::string edited = changed("/tmp/offload", "/somebody/else");
   EXPECT_EQ(code_of([&] { (void)read_with(edited, ""); }), "plan.offload_folder");
   EXPECT_EQ(read_with(edited, "/tmp/offload").offload_folder, "/tmp/offload");
-  // What writes nothing needs none, whatever it says.
+  // A plan without offload ignores the folder's name.
   plan_options_.device_map.entries.clear();
   const Plan plan = make_plan(catalog_, skeleton_, plan_options_);
   EXPECT_EQ(plan.offload_folder, "/tmp/offload");
   EXPECT_EQ(read_with(to_json(plan), "").offload_folder, "");
 }
 
-// Files in a folder of the machine, which have inodes.
+// Files in a real folder, which have inodes.
 class LeadingElsewhere : public testing::Test {
  protected:
   LeadingElsewhere() {
@@ -233,7 +234,7 @@ class LeadingElsewhere : public testing::Test {
     return to_json(make_plan(catalog, Skeleton::from_catalog(*catalog)));
   }
 
-  // The plan with its root replaced.
+  // The plan with a different root.
   std::string leading_to(const std::string& root) const {
     std::string text = text_;
     const std::string from = folder_ / "made/model";
@@ -257,7 +258,7 @@ TEST_F(LeadingElsewhere, TheVeryFilesThatWerePlannedForNeedNoWord) {
 }
 
 TEST_F(LeadingElsewhere, OtherFilesNeedTheCallersWord) {
-  // Somebody else's, with an equal header.
+  // A foreign file with an equal header.
   folder_.write("private/a.safetensors", bytes_);
   std::filesystem::last_write_time(
       folder_ / "private/a.safetensors",
@@ -284,7 +285,7 @@ TEST_F(LeadingElsewhere, APlanThatMovedWithItsCheckpointWorks) {
   EXPECT_EQ(code(leading_to(folder_ / "copied/model"), {.plan_folder = folder_ / "copied"}), "");
 }
 
-// A link in the checkpoint's folder is none of the plan's words.
+// The plan cannot vouch for a link in the checkpoint's folder.
 TEST_F(LeadingElsewhere, AShardBehindALinkThatLeavesTheFolderIsRefused) {
   folder_.write("private/a.safetensors", bytes_);
   std::filesystem::create_directory_symlink("../../private", folder_.path() / "made/model/sub");
@@ -311,7 +312,7 @@ TEST_F(SavedPlans, AnotherHeaderOfTheSameSizeIsRefused) {
   EXPECT_EQ(error->where().field, "header_digest");
 }
 
-// Offset 5 of 6 elements that 6 are written from: one byte, and one element, too far.
+// Offset 5 of a target of 6 elements to which 6 are written: one byte, and one element, too far.
 TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
   const auto error =
       error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 2")); });
@@ -324,7 +325,7 @@ TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
 }
 
 TEST_F(SavedPlans, ABoxThatOverlapsAnotherIsRefused) {
-  // Twice the even elements, never the odd ones.
+  // Writes the even elements twice, the odd ones never.
   const auto error =
       error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 0")); });
   ASSERT_TRUE(error);
@@ -370,8 +371,8 @@ TEST_F(SavedPlans, AnOffloadedNameThatIsAPathIsRefused) {
   EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json");
 }
 
-// Every number of the plan is replaced by numbers that somebody hostile would choose. What is
-// accepted all the same must be the plan as it was, but for what costs only.
+// Replaces every integer of the plan by hostile ones. An accepted plan must equal the original,
+// except for costs.
 TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
   std::size_t refused = 0;
   std::size_t accepted = 0;
@@ -416,11 +417,11 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
         ++accepted;
         plan.staging_bytes_max = plan_.staging_bytes_max;
         std::erase_if(plan.findings, [](const Finding& finding) {
-          return finding.code == "io.time";  // says what was found
+          return finding.code == "io.time";  // reports elapsed time
         });
         // A dimension of one step may have any stride.
         for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-          // Of what the load does not touch, nothing in the shards tells the shape.
+          // Shards cannot confirm the shape of a target that the load skips.
           if (plan.targets[i].delivery == Delivery::none)
             plan.targets[i].shape = plan_.targets[i].shape;
           ASSERT_EQ(written(plan.targets[i].recipe.boxes, plan.targets[i].shape).ids,
@@ -440,7 +441,7 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
   EXPECT_LT(accepted, 80u);
 }
 
-// Random damage to the text: never anything but an Error, or a plan that fits.
+// Random damage to the text gives an Error or a valid plan.
 TEST_F(SavedPlans, DamagedTextNeverCrashes) {
   std::uint64_t state = 42;
   const auto random = [&](std::uint64_t bound) {

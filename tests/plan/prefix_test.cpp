@@ -1,4 +1,4 @@
-// Prefixes that all names of a checkpoint have.
+// A prefix shared by all names of a checkpoint.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
@@ -36,7 +36,7 @@ TEST(Prefix, OneOfAllNamesIsTakenAway) {
 
 TEST(Prefix, TheModelsOwnIsLeft) {
   EXPECT_TRUE(plan_of({"module.a"}, {"module.a"}).findings.empty());
-  // As much goes as makes most names the model's.
+  // Removes the prefix that makes the most names match the model's.
   EXPECT_TRUE(plan_of({"module._orig_mod.a"}, {"_orig_mod.a"}).ok());
 }
 

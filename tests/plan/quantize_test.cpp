@@ -1,4 +1,4 @@
-// Targets that are quantized on their way: what the plan says of them, and what it refuses.
+// Targets that are quantized during the load: their entries in the plan, and rejected requests.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -80,14 +80,14 @@ TEST(Quantize, SizesAreThoseOfTheParts) {
   EXPECT_TRUE(plan.ok());
   EXPECT_EQ(plan.targets[0].byte_count(), 65u + 12u);
   EXPECT_EQ(plan.bytes_to_read, 260u);
-  EXPECT_EQ(plan.peak_bytes.at("cpu"), 65u + 12u + 2u * (576u + 260u));  // numbers and their source
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 65u + 12u + 2u * (576u + 260u));  // values and their source
   PlanOptions balanced;
   balanced.device_map.mode = DeviceMapMode::sequential;
   balanced.max_memory = {{"cuda:0", 100}, {"cpu", 1000}};
   EXPECT_EQ(plan_of_one(nf4, {10, 13}, Dtype::f32, balanced).targets[0].device, "cuda:0");
 }
 
-// Of bitsandbytes' encodings the bytes are those that it makes where the value will be.
+// bitsandbytes' encodings have different bytes on CPU and GPU; the target's device decides.
 TEST(Quantize, TheDialectIsThatOfTheDevice) {
   const auto dialect = [](const Quantization& quantization, const char* device) {
     PlanOptions options;
@@ -117,7 +117,7 @@ TEST(Quantize, OnDiskTheNumbersAreNotKept) {
   options.quantize.clear();
   const Plan plain = make_plan(fake_catalog({{"w", {10, 13}, Dtype::bf16}}),
                                skeleton_of({target_of("w", {10, 13}, Dtype::bf16)}), options);
-  EXPECT_EQ(plain.targets[0].delivery, Delivery::disk_keep);  // the control
+  EXPECT_EQ(plain.targets[0].delivery, Delivery::disk_keep);  // control
 }
 
 struct Refused {
@@ -177,7 +177,7 @@ TEST(Quantize, TiesFillsAndNamesOfPartsAreRefused) {
                  "plan.quantize")
         .size();
   };
-  EXPECT_EQ(findings_of({target_of("w", {4})}), 0u);  // the control
+  EXPECT_EQ(findings_of({target_of("w", {4})}), 0u);  // control
   EXPECT_EQ(findings_of({target_of("w", {4}), tie_of("t", target_of("w", {4}))}), 1u);
   EXPECT_EQ(findings_of({target_of("w", {4}), target_of("w.absmax", {4})}), 1u);
   options.quantize = {{"x", nf4}};
@@ -208,14 +208,14 @@ TEST(Quantize, APlanFromTextIsTheSame) {
 TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
   Quantization quantization = {.encoding = "q4_k", .dialect = {}, .nested_offset = {}};
   const auto saved = [&] { return to_json(plan_of_one(quantization, {4, 256})); };
-  EXPECT_FALSE(error_of([&] { (void)read_plan(saved()); }));  // the control
+  EXPECT_FALSE(error_of([&] { (void)read_plan(saved()); }));  // control
   quantization.importance = std::make_shared<const std::vector<float>>(256, 1.0f);
   const auto error = error_of([&] { (void)read_plan(saved()); });
   ASSERT_TRUE(error);
   EXPECT_THAT(error->what(), HasSubstr("does not hold an importance"));
 }
 
-// Before anything is read.
+// Rejected before any read.
 TEST(Quantize, StacksOfAGroupAreOfOneHeight) {
   const auto codes = [](const Shape& second) {
     const Quantization quantization = {
@@ -232,7 +232,7 @@ TEST(Quantize, StacksOfAGroupAreOfOneHeight) {
     return found;
   };
   EXPECT_THAT(codes({2, 128, 256}), ElementsAre("plan.quantize"));
-  EXPECT_THAT(codes({64, 256}), IsEmpty());  // the control
+  EXPECT_THAT(codes({64, 256}), IsEmpty());  // control
 }
 
 TEST(Quantize, APlanFromTextIsNotBelieved) {
@@ -246,7 +246,7 @@ TEST(Quantize, APlanFromTextIsNotBelieved) {
   };
   EXPECT_EQ(code_with("\"nf4\"", "\"q99\""), "plan.json");
   EXPECT_EQ(code_with("\"block_size\": 64", "\"block_size\": 65"), "plan.json");
-  EXPECT_EQ(code_with("\"nested\": true", "\"nested\": false"), "plan.json");  // another size
+  EXPECT_EQ(code_with("\"nested\": true", "\"nested\": false"), "plan.json");  // different size
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 using Value = RecipeBuilder::Value;
 
-// The message of the Error "plan.recipe" that `work` throws, with what was found and expected.
+// Returns the message, found and expected text of the Error "plan.recipe" that `work` throws.
 template <typename Work>
 std::string refusal(Work work) {
   try {
@@ -61,7 +61,7 @@ TEST(RecipeBuilder, EachOperationIsWhatItsNameSays) {
   EXPECT_EQ(made_of(builder, builder.reshape(a, {4, 6})), of_a.reshaped({4, 6}));
   EXPECT_EQ(made_of(builder, builder.concat({b, a}, 1)), Elements::concat({of_b, of_a}, 1));
   EXPECT_EQ(made_of(builder, builder.stack({b, a}, -1)), Elements::stack({of_b, of_a}, 3));
-  // None of it has changed the arguments.
+  // Operations must not change their arguments.
   EXPECT_EQ(made_of(builder, a), of_a);
   EXPECT_EQ(builder.shape(b), Shape({2, 3, 4}));
 }
@@ -83,7 +83,7 @@ TEST(RecipeBuilder, SlicesWithEveryStep) {
   }
 }
 
-// Halves of an interleaved dimension are one box each: that is what fused models are made of.
+// Interleaved halves, as in fused models, take one box each.
 TEST(RecipeBuilder, EverySecondIsOneBox) {
   RecipeBuilder builder(fake_catalog({{"a", {4, 8}}}));
   const Value a = builder.source("a");
@@ -95,9 +95,9 @@ TEST(RecipeBuilder, EverySecondIsOneBox) {
   }
 }
 
-// Random chains of operations against the same ones element by element.
+// Compares random chains of operations with element-by-element code.
 TEST(RecipeBuilder, RandomChainsGiveTheSameElements) {
-  std::mt19937 random(7);  // NOLINT: the same chains every time
+  std::mt19937 random(7);  // NOLINT: a fixed seed
   const auto below = [&](std::uint64_t bound) { return random() % bound; };
   for (int round = 0; round < 60; ++round) {
     RecipeBuilder builder(fake_catalog({{"a", {4, 6}}, {"b", {4, 6}}}));
@@ -150,7 +150,7 @@ TEST(RecipeBuilder, MisfitsAreRefusedWithWhatWasFound) {
   EXPECT_THAT(refusal([&] { (void)builder.reshape(77, {7}); }), HasSubstr("no such value"));
   builder.add("t", a);
   EXPECT_THAT(refusal([&] { builder.add("t", a); }), HasSubstr("already"));
-  // After all that the good value is still one.
+  // The valid value is still usable.
   EXPECT_EQ(builder.finish().targets.size(), 1u);
 }
 
@@ -186,11 +186,11 @@ TEST(RecipeBuilder, ASecondCastNeedsAnExactFirstOne) {
   EXPECT_THAT(refusal([&] { (void)builder.cast(narrow, Dtype::f32); }), HasSubstr("BF16 to F32"));
   const Value both = builder.concat({wide, wide}, 0);
   EXPECT_EQ(builder.dtype(builder.cast(both, Dtype::bf16)), Dtype::bf16);
-  // One part that is rounded makes the whole so.
+  // One rounded input makes the result rounded.
   const Value mixed = builder.concat({narrow, h}, 0);
   EXPECT_THAT(refusal([&] { (void)builder.cast(mixed, Dtype::f32); }), HasSubstr("rounds"));
   EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("i"), Dtype::f32); }),
-              HasSubstr("no such cast"));
+              HasSubstr("no cast"));
 }
 
 TEST(RecipeBuilder, OnlyACountBecomesAFloat) {
@@ -198,13 +198,13 @@ TEST(RecipeBuilder, OnlyACountBecomesAFloat) {
       {{"n", {2}, Dtype::i64}, {"b", {2}, Dtype::boolean}, {"i", {2}, Dtype::i32}, {"w", {2}}}));
   for (const char* const name : {"n", "b"}) {
     const Value count = builder.source(name);
-    EXPECT_THAT(refusal([&] { (void)builder.cast(count, Dtype::f32); }), HasSubstr("no such cast"));
+    EXPECT_THAT(refusal([&] { (void)builder.cast(count, Dtype::f32); }), HasSubstr("no cast"));
     EXPECT_EQ(builder.dtype(builder.cast(count, Dtype::f32, true)), Dtype::f32);
   }
   EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("i"), Dtype::f32, true); }),
-              HasSubstr("no such cast"));
+              HasSubstr("no cast"));
   EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("w"), Dtype::i64, true); }),
-              HasSubstr("no such cast"));
+              HasSubstr("no cast"));
 }
 
 TEST(Dtypes, AnExactCastHasEveryValue) {
@@ -228,7 +228,7 @@ TEST(Dtypes, AnExactCastHasEveryValue) {
   EXPECT_THAT(exact(Dtype::i8), ElementsAre(Dtype::i64, Dtype::i8));
 }
 
-// ---- plans of them
+// ---- plans with recipes
 
 TEST(MakePlan, ARecipeThatRoundsGivesOnlyItsDtype) {
   const auto catalog = fake_catalog({{"w", {2}}});
@@ -273,7 +273,7 @@ TEST(MakePlan, KnownSourcesAreNeitherUsedNorUnexpected) {
   EXPECT_THAT(found(plan, "plan.unexpected")[0].sources, ElementsAre("c"));
 }
 
-// ---- as JSON
+// ---- JSON
 
 bool same(const Recipes& a, const Recipes& b) {
   return std::ranges::equal(a.targets, b.targets, [](const auto& x, const auto& y) {
@@ -293,7 +293,7 @@ TEST(RecipesJson, ComeBackAsTheyWere) {
   const std::string text = to_json(recipes, *catalog);
   EXPECT_TRUE(same(recipes_from_json(*catalog, text), recipes));
   EXPECT_EQ(to_json(recipes_from_json(*catalog, text), *catalog), text);
-  // A catalog in another order gives the same tensors other numbers.
+  // A catalog in a different order assigns different indices to the same tensors.
   const auto other = fake_catalog({{"e", {0, 3}}, {"s", {}}, {"b\"\n", {4, 6}}, {"a", {4, 6}}});
   const Recipes moved = recipes_from_json(*other, text);
   EXPECT_FALSE(same(moved, recipes));
@@ -342,7 +342,7 @@ TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
   }
 }
 
-// Boxes that leave their source get as far as a plan, and no further.
+// Boxes outside of their source are rejected by the plan, not by the reader.
 TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   const auto catalog = fake_catalog({{"a", {4}}});
   PlanOptions options;
@@ -353,7 +353,7 @@ TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   EXPECT_EQ(found(plan, "plan.box").size(), 1u);
 }
 
-// As many as DeepSeek-V3 has: 174 targets of 256 sources each.
+// The size of DeepSeek-V3: 174 targets of 256 sources each.
 TEST(RecipesJson, ManyBoxesComeBackToo) {
   std::vector<FakeTensor> sources;
   for (int i = 0; i < 174 * 256; ++i) {

@@ -1,4 +1,4 @@
-// Ties, rules that do not fit, and recipes made elsewhere.
+// Ties, rules that do not fit, and external recipes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -28,7 +28,7 @@ TEST(MakePlan, TiesTakeWhicheverNameIsThere) {
     EXPECT_EQ(plan.targets[1].recipe.origin, Origin::tie);
     EXPECT_EQ(plan.targets[1].recipe.tie_of, "embed");
     EXPECT_EQ(plan.bytes_to_read, 32u);
-    EXPECT_EQ(plan.peak_bytes.at("cpu"), 32u);  // the two are one
+    EXPECT_EQ(plan.peak_bytes.at("cpu"), 32u);  // shared memory
   }
   const Plan both = make_plan(fake_catalog({{"embed", {4, 2}}, {"head", {4, 2}}}), skeleton);
   EXPECT_TRUE(both.ok());
@@ -117,7 +117,7 @@ TEST(MakePlan, AMissingExpertIsNamed) {
 
 TEST(MakePlan, ExpertsMissingAtTheEndAreNamedFromTheShape) {
   PlanOptions options;
-  options.missing = MissingPolicy::initialise;  // half an expert stack is never left to that
+  options.missing = MissingPolicy::initialise;  // never applies to half an expert stack
   options.rules = rules_from_json(
       R"j([{"op": "stack", "sources": ["e(\\d+)"], "targets": ["t"], "dim": -1}])j");
   const Plan plan = make_plan(fake_catalog({{"e0", {3}}, {"e1", {3}}}),
@@ -183,7 +183,7 @@ TEST(MakePlan, TwoSourcesOfOneTargetAreFound) {
   EXPECT_THAT(findings[0].sources, ElementsAre("a", "x.a"));
 }
 
-// ---- recipes made elsewhere
+// ---- external recipes
 
 TEST(MakePlan, RecipesGoBeforeRules) {
   PlanOptions options;

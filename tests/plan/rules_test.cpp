@@ -1,4 +1,4 @@
-// Rules as data: reading, writing, refusing; and what each makes, element by element.
+// Rules as data: reading, writing, errors, and their results, element by element.
 #include "plan/rules.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The one target "t" that the rules make of these sources.
+// Expects the elements of the only target "t" that the rules make from these sources.
 void expect_made(const std::string& rules, const std::vector<FakeTensor>& sources,
                  const Elements& expected) {
   PlanOptions options;

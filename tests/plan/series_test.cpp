@@ -1,4 +1,4 @@
-// The one rule for numbers of series, and what declared rules make of series that break it.
+// The check of numbered series, and findings of declared rules for broken series.
 #include "catalog/series.h"
 
 #include <fmt/format.h>
@@ -61,7 +61,7 @@ TEST(Series, ClaimedNumbersAreNeverCountedTo) {
     EXPECT_THAT(check.stray, ElementsAre(3)) << text;
     EXPECT_THAT(check.absent, ElementsAre(SeriesGap{0, 3})) << text;
   }
-  // Of a model that wants so many, the first ones are listed and all are counted.
+  // The finding lists the first missing numbers and counts all.
   const auto check = checked({{"0"}}, {.count = 1'000'000'000});
   EXPECT_EQ(check.absent.size(), series_listed_max(1));
   EXPECT_EQ(check.absent_count, 999'999'999u);
@@ -169,7 +169,7 @@ TEST(SeriesInRules, WhatThePatternDoesNotFindIsNotMissed) {
     const Skeleton skeleton = skeleton_of({target_of("t", shape)});
     const Plan plan = make_plan(fake_catalog(sources), skeleton, options);
     EXPECT_TRUE(plan.ok()) << plan.findings.front().message;
-    sources.erase(sources.begin() + 1);  // a control
+    sources.erase(sources.begin() + 1);  // control
     EXPECT_FALSE(make_plan(fake_catalog(sources), skeleton, options).ok());
   }
 }

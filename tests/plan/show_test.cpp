@@ -1,4 +1,4 @@
-// Plans for people.
+// Plans as text for people.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
@@ -37,7 +37,7 @@ TEST(Table, SaysAllThatMatters) {
   EXPECT_THAT(text, HasSubstr("on cpu"));
   EXPECT_THAT(text, StartsWith("OK: every target has an origin\n2 warnings below. The load can"));
   EXPECT_THAT(text, HasSubstr("planned: peak "));
-  EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // names cannot steer a terminal
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // names cannot control a terminal
 }
 
 TEST(Table, ColoursOnlyWhereTheyAreAskedFor) {
@@ -74,7 +74,7 @@ TEST(SuggestedRule, HoldsForAllLayersAndTakesNamesLiterally) {
   };
   EXPECT_TRUE(made("h.3.ln_1.w", "layers.3.norm_1.w", "h.7.ln_1.w", "layers.7.norm_1.w"));
   EXPECT_FALSE(made("h.3.ln_1.w", "layers.3.norm_1.w", "hx7.ln_1.w", "layers.7.norm_1.w"));
-  EXPECT_FALSE(made("h.3.w", "layers.4.w", "h.7.w", "layers.7.w"));  // other numbers: as they are
+  EXPECT_FALSE(made("h.3.w", "layers.4.w", "h.7.w", "layers.7.w"));  // different numbers: unchanged
   const std::string odd = "a+b$1(\"x\\y\")[\u00e9]_{2}";
   EXPECT_TRUE(made(odd, "t$" + odd, odd, "t$" + odd));
 }

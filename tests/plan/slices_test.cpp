@@ -1,4 +1,4 @@
-// Targets of which a model holds a part: one rank of several.
+// Slices of targets, as one of several ranks holds them.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -20,7 +20,7 @@ Target part_of(const std::string& name, Shape shape, Slice slice, Dtype dtype = 
   return target;
 }
 
-// A quarter of the second of four ranks: rows 2 and 3 of 8.
+// The second of four ranks: rows 2 and 3 of 8.
 const Slice rows = {{2, 0}, {2, 6}};
 
 TEST(Slices, ReadTheirShareOfASource) {
@@ -55,7 +55,7 @@ TEST(Slices, ArePushedThroughStacksAndTranspositions) {
   const Elements expected = Elements::stack(experts, 0).sliced(0, 1, 2).sliced(2, 1, 3);
   const PlannedTarget& target = planned(plan, "w");
   EXPECT_EQ(written(target.recipe.boxes, target.shape).ids, expected.ids);
-  // Nothing of the experts that other ranks hold.
+  // No boxes for experts of other ranks.
   EXPECT_THAT(target.recipe.boxes,
               testing::Each(testing::Field(&Box::source, testing::AnyOf(1, 2))));
 }

@@ -1,4 +1,4 @@
-// Receipts have the tensors that were read while the plan was made, and decide values.
+// Receipts include tensors that were read while the plan was made and that affect values.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -42,7 +42,7 @@ std::vector<std::string> names_of(const std::vector<Difference>& differences) {
   return names;
 }
 
-// A layer, and an adapter of it whose scale is an alpha of its own.
+// A layer, and an adapter whose scale has its own alpha tensor.
 class DecidingTensors : public ::testing::Test {
  protected:
   std::string write_adapter(const std::string& name, float alpha) const {
@@ -93,7 +93,7 @@ TEST_F(DecidingTensors, AnAlphaThatChangedAfterThePlanIsNotInTheReceipt) {
               ElementsAre("l.lora_down.weight", "l.lora_up.weight"));
 }
 
-// The adapter repeats the product of a tied name, and the plan compares the two.
+// The adapter repeats the product under a tied name, so the plan compares both.
 TEST_F(DecidingTensors, ComparedTensorsOfAnAdapterAreInTheReceipt) {
   std::vector<FileTensor> tensors;
   for (const std::string name : {"l", "m"}) {
@@ -181,7 +181,7 @@ TEST_F(DecidingTensors, AQuantStateIsInTheReceiptOfItsShard) {
     EXPECT_THAT(names_of(verify_receipt(receipt, "", {other}).differences),
                 ElementsAre("l.weight.quant_state.bitsandbytes__nf4"));
   }
-  // A load that decodes nothing does not depend on it.
+  // A load without decoding does not depend on the tensor.
   const Receipt plain = receipt_of_load(plan_for("unused", {2}));
   ASSERT_EQ(plain.sources.size(), 1u);
   EXPECT_THAT(names_in(plain.sources[0]), ElementsAre("unused"));

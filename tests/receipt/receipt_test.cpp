@@ -20,7 +20,7 @@ std::vector<std::byte> noise(std::size_t count) {
   return bytes;
 }
 
-// Pieces of any size in any order, some twice, from several threads.
+// Pieces of any size in any order, with duplicates, from several threads.
 TEST(DigestTableTest, OrderDoesNotMatter) {
   const auto bytes = noise((5u << 20) + 12345);
   for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
@@ -48,8 +48,8 @@ TEST(DigestTableTest, OrderDoesNotMatter) {
         }
       };
       std::vector<std::thread> threads;
-      // Threads that wait for a processor leave others' pieces waiting, so what is in order is
-      // one's.
+      // Threads that wait for a core delay the pieces of others, so the ordered case uses one
+      // thread.
       const unsigned count = seed % 3 == 0 ? 1 : 1 + seed % 4;
       for (unsigned t = 0; t < count; ++t) threads.emplace_back(work);
       for (auto& thread : threads) thread.join();
@@ -64,16 +64,16 @@ TEST(DigestTableTest, OrderDoesNotMatter) {
   }
 }
 
-// Without room for pieces that come too early, their blocks are read once more.
+// Without memory for early pieces, their blocks are read again.
 TEST(DigestTableTest, WithoutRoom) {
   const auto bytes = noise(2u << 20);
   DigestTable table(DigestKind::xxh3_128, 1000);
   const std::uint32_t item = table.add({{0, bytes.size()}});
   const auto whole = std::span(bytes);
   table.update(item, 500, whole.subspan(500, 900));
-  table.update(item, 0, whole.first(500));  // its turn: nothing waits any more
+  table.update(item, 0, whole.first(500));  // in order: nothing waits
   table.update(item, 1400, whole.subspan(1400, (1u << 20) - 1400));
-  table.update(item, (1u << 20) + 1, whole.subspan((1u << 20) + 1));  // too much to wait
+  table.update(item, (1u << 20) + 1, whole.subspan((1u << 20) + 1));  // too much to buffer
   table.update(item, 1u << 20, whole.subspan(1u << 20, 1));
   table.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
     std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), to.size(), to.begin());
@@ -82,7 +82,7 @@ TEST(DigestTableTest, WithoutRoom) {
   EXPECT_EQ(table.bytes_read_again(), 1u << 20);
 }
 
-// Blocks begin at each range's first byte, and what lies between ranges does not count.
+// Blocks start at each range's first byte; gaps between ranges do not count.
 TEST(DigestTableTest, Ranges) {
   auto bytes = noise(3u << 20);
   const std::vector<ByteRange> ranges = {{100, 1'500'000}, {1'700'000, 1'700'001}};
@@ -202,7 +202,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
               receipt.sources[0].tensors.push_back(file.tensors[0]);
             }),
             "two tensors have this name");
-  // Of a source, parts are enough.
+  // Sources may be covered partly.
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               file.tensors.pop_back();
               receipt.sources.swap(receipt.outputs);
@@ -210,7 +210,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
             "");
 }
 
-// Whatever is cut off or changed in the text: a receipt, or Error "receipt.json".
+// Any damage to the text gives a receipt, or Error "receipt.json".
 TEST(ReceiptTest, JsonTrustsNothing) {
   const std::string good = to_json(some_receipt());
   const auto expect_refused = [&](const std::string& from, const std::string& to) {

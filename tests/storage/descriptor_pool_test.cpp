@@ -19,7 +19,7 @@
 namespace loadstone::test {
 namespace {
 
-// RLIMIT_NOFILE of this process, while it lives.
+// Sets RLIMIT_NOFILE of this process until destruction.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t limit) {
@@ -53,7 +53,7 @@ class Descriptors : public testing::Test {
     return text;
   }
 
-  // Reads enough others for the first one to lose its descriptor.
+  // Reads enough other files for the first one to lose its descriptor.
   void use_others() {
     for (std::size_t i = 1; i < files.size(); ++i) EXPECT_EQ(read(i), text_of(i));
   }
@@ -87,7 +87,7 @@ TEST_F(Descriptors, ThreeHundredFilesUnderALimitOfSixtyFour) {
   EXPECT_LT(DescriptorPool::instance().open_count(), before);
 }
 
-// Others may take what the limit leaves: then the pool lives on less than its share.
+// Other code may use descriptors up to the limit; the pool must then work with less than its share.
 TEST_F(Descriptors, WhereOthersHaveTakenAllButFew) {
   const DescriptorLimit limit(64);
   open(100);
@@ -152,7 +152,7 @@ TEST_F(Descriptors, AFileThatIsOpenedAgainMustBeTheSame) {
             "io.changed");
 }
 
-// A child has one thread: what the others of its parent held stays so for ever.
+// A forked child has one thread: locks of the parent's other threads would stay locked forever.
 TEST_F(Descriptors, AChildReadsToo) {
   const DescriptorLimit limit(64);
   open(100);

@@ -1,4 +1,4 @@
-// The meaning of answers and addresses; empty where loadstone is built without libcurl.
+// Parsing of HTTP responses and URLs; empty if loadstone is built without libcurl.
 #if __has_include(<curl/curl.h>)
 
 #include <arpa/inet.h>

@@ -16,7 +16,7 @@
 
 static bool all_are_on_nfs = false;
 
-// In place of the C library's: no network is mounted where tests run.
+// Replaces the C library's function: tests have no network mount.
 extern "C" int fstatfs(int descriptor, struct statfs* system) noexcept {
   const long result = ::syscall(SYS_fstatfs, descriptor, system);
   if (result == 0 && all_are_on_nfs) system->f_type = 0x6969;
@@ -46,8 +46,8 @@ TEST(NetworkFileSystem, ALocalFileIsOfThisMachine) {
   EXPECT_FALSE(is_on_network(-1));
 }
 
-// Another thread may do so at any time: the pool closes the descriptor at once, as all others are
-// in use, and there are more than the process may have.
+// The pool closes the descriptor at once, because the process has too few; another thread could
+// cause the same at any time.
 TEST(NetworkFileSystem, IsAskedBeforeThePoolMayCloseTheDescriptor) {
   const TemporaryFolder folder;
   const std::string path = folder.write("a", "a");
@@ -69,7 +69,7 @@ TEST(NetworkFileSystem, IsAskedBeforeThePoolMayCloseTheDescriptor) {
   all_are_on_nfs = true;
   const auto file = local_storage().open(path);
   all_are_on_nfs = false;
-  EXPECT_EQ(pool.open_count(), open);  // the control: its descriptor is closed
+  EXPECT_EQ(pool.open_count(), open);  // control: its descriptor is closed
   EXPECT_TRUE(file->is_on_network());
   uses.clear();
   EXPECT_FALSE(local_storage().open(path)->is_on_network());

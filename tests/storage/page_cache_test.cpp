@@ -1,4 +1,4 @@
-// The system is asked for those bytes of a file that are not in the page cache.
+// Requests to the system for bytes that are not in the page cache.
 #include "storage/page_cache.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 constexpr uid_t nobody = 65534;
 
-// A file none of whose pages are in the cache, and of which the system fetches nothing unasked.
+// A file without pages in the cache, and without read-ahead by the system.
 class ColdFile : public ::testing::Test {
  protected:
   void make(std::uint64_t bytes) {
@@ -46,20 +46,20 @@ class ColdFile : public ::testing::Test {
   int descriptor_ = -1;
 };
 
-// The step before has brought the page on which this one begins.
+// The previous step has loaded the page that contains this step's start.
 TEST_F(ColdFile, StepsThatBeginInsideAPageAreAskedForWhole) {
-  constexpr std::uint64_t begin = 504;  // as data of safetensors files do
+  constexpr std::uint64_t begin = 504;  // as in safetensors files
   make(begin + 16 * mib);
   if (IsSkipped()) return;
   for (std::uint64_t at = begin; at < 16 * mib; at += 4 * mib) {
-    // But for the page on which it ends, which may have come with others.
+    // Excludes the last page, which a neighbour may have loaded.
     EXPECT_GT(prefetch_missing(descriptor_, at, 4 * mib), 4 * mib - 4096) << at;
     read(at, 4 * mib);
     EXPECT_EQ(prefetch_missing(descriptor_, at, 4 * mib), 0u) << at;
   }
 }
 
-// A small shard, whose header has been read.
+// A small shard whose header was read.
 TEST_F(ColdFile, TheHeadersPageSaysNothingOfTheData) {
   make(mib);
   if (IsSkipped()) return;
@@ -67,7 +67,7 @@ TEST_F(ColdFile, TheHeadersPageSaysNothingOfTheData) {
   EXPECT_EQ(prefetch_missing(descriptor_, 504, mib - 504), mib - 504);
 }
 
-// mincore() says of such a file that all of it is there.
+// mincore() reports every page of such a file as present.
 TEST_F(ColdFile, FilesOfOthersAreAskedForToo) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   make(4 * mib);

@@ -1,4 +1,4 @@
-// Bytes come to their places and nowhere else, however these lie to the file's.
+// Bytes arrive at their destination and nowhere else, for any alignment in file and memory.
 #include "storage/read_batch.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t guard_bytes = 128;
 
-// Memory that begins on a line of the cache, with bytes around that nobody may change.
+// Memory aligned to a cache line, with guard bytes around it.
 class Guarded {
  public:
   explicit Guarded(std::size_t bytes) : memory_(bytes + 3 * guard_bytes, '#') {}
@@ -26,7 +26,7 @@ class Guarded {
   std::span<std::byte> piece(std::size_t begin, std::size_t bytes) {
     return std::as_writable_bytes(std::span(memory_)).subspan(line() + begin, bytes);
   }
-  // These bytes are there, and nothing around them has changed.
+  // Expects these bytes, and unchanged guard bytes.
   void expect(const std::string& bytes, std::size_t begin) {
     std::string wanted(memory_.size(), '#');
     wanted.replace(line() + begin, bytes.size(), bytes);
@@ -94,7 +94,7 @@ TEST_F(ReadBatchTest, PiecesOfAllSizesGoWhereTheyAreWanted) {
   }
 }
 
-// As far as the file goes, everything is in its place; the error says where it ends.
+// Bytes before the end of the file are delivered; the error names the end.
 TEST_F(ReadBatchTest, TheEndOfTheFileIsWhereItIs) {
   for (const std::size_t before : {1, 4096, 10'001, 270'000}) {
     Guarded memory(before + 6000);
@@ -108,7 +108,7 @@ TEST_F(ReadBatchTest, TheEndOfTheFileIsWhereItIs) {
   }
 }
 
-// This makes it quick: bytes go to where they lie as in the file, in batches that a cache holds.
+// Reads with equal alignment in file and memory are fast, in batches that fit a cache.
 TEST_F(ReadBatchTest, LongPiecesAreReadToALineOfTheirOwn) {
   Guarded memory(600'000);
   const auto piece = memory.piece(0, 600'000);
@@ -121,7 +121,7 @@ TEST_F(ReadBatchTest, LongPiecesAreReadToALineOfTheirOwn) {
   batch.gather({&piece, 1}, {.piece = 0, .done = 262'144}, 262'152, true);
   EXPECT_EQ(batch.parts()[0].iov_base, piece.data() + 262'152);
 
-  batch.gather({&piece, 1}, {}, 64, true);  // it lies so already
+  batch.gather({&piece, 1}, {}, 64, true);  // already aligned
   EXPECT_EQ(batch.parts().size(), 1U);
   EXPECT_EQ(batch.bytes(), 600'000U);
   EXPECT_FALSE(batch.moves());

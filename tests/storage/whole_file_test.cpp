@@ -1,4 +1,4 @@
-// A text file that a user names: old or new, whatever fails.
+// A text file at a user's path: its old or its new content, whatever fails.
 #include "storage/whole_file.h"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ TEST(WholeFile, PipesAndDescriptorsAreWrittenInPlace) {
   write_whole_file(pipe, "through");
   EXPECT_EQ(::read(reader, got.data(), got.size()), 7);
   EXPECT_EQ(std::string(got.data(), 7), "through");
-  // A shell that opened the file as standard output sees the text.
+  // A shell's standard output that the caller opened receives the text.
   write_whole_file("/dev/fd/" + std::to_string(opened), "through");
   EXPECT_EQ(::pread(opened, got.data(), got.size(), 0), 7);
   write_whole_file("/dev/null", "nothing");
@@ -131,7 +131,7 @@ TEST(WholeFile, EveryCallFailsOnceInEveryWay) {
         if (!came_about || HasFailure()) break;
         EXPECT_EQ(code.empty(), is_mended || fault.is_short) << number;
       }
-      EXPECT_GT(number, 3u);  // the control: there are calls that fail
+      EXPECT_GT(number, 3u);  // control: some calls fail
     }
   }
 }
@@ -149,7 +149,7 @@ TEST(WholeFile, AKillAtEveryCallLeavesOldOrNew) {
   EXPECT_GT(number, 3u);
 }
 
-// A folder that takes no new file, a file that is a mount point: the one way that is left.
+// A folder that permits no new file, or a mount point, leaves writing in place as the only way.
 TEST(WholeFile, IsWrittenInPlaceWhereTheFolderTakesNoNewOne) {
   for (const auto& [name, problem] :
        {std::pair{"create", EACCES}, std::pair{"create", EROFS}, std::pair{"rename", EBUSY}}) {

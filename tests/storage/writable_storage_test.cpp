@@ -1,4 +1,4 @@
-// Looking at files where they are written, and decorators that forward all of it.
+// Reads of files at their place of writing, and decorators that forward every call.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// What a call throws, as something to look at.
+// Returns thrown errors as values.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 
 namespace loadstone::test {
 
-// The Error that `call` throws; nothing when it throws none. Other exceptions pass.
+// Returns the Error that `call` throws, or nullopt. Other exceptions pass.
 template <typename Call>
 [[nodiscard]] std::optional<Error> error_of(Call&& call) {
   try {
@@ -21,7 +21,7 @@ template <typename Call>
   return std::nullopt;
 }
 
-// The code of it, "" for none.
+// Returns its code, or "".
 template <typename Call>
 [[nodiscard]] std::string code_of(Call&& call) {
   const auto error = error_of(call);

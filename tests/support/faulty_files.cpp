@@ -25,13 +25,13 @@ class FaultyFiles::Gate {
     if (fault.is_memory) throw std::bad_alloc();
     return fault;
   }
-  // For calls that only succeed or fail: a short one is none of these.
+  // For calls without a byte count, which cannot be short.
   template <typename Call>
   int call(std::string_view name, const std::string& path, const Call& inner) {
     const int problem = pass(name, path).problem;
     return problem != 0 ? problem : inner();
   }
-  // For reading, whose interface has no error numbers: interrupted calls never leave it.
+  // For reads, whose interface has no error numbers: interrupted calls are repeated inside.
   void read(std::string_view name, const std::string& path) {
     const FileFault fault = pass(name, path);
     if (fault.problem == 0 || fault.problem == EINTR) return;
@@ -83,7 +83,7 @@ class FaultySink final : public FileSink {
   int try_map(std::uint64_t byte_count, std::byte*& memory) override {
     return gate_->call("map", path(), [&] { return inner_->try_map(byte_count, memory); });
   }
-  // Writes of a killed process are there without a sync, which would only take time.
+  // A killed process leaves its writes even without a sync, which would only cost time.
   int try_sync() override {
     return gate_->call("sync", path(), [] { return 0; });
   }

@@ -1,5 +1,5 @@
-// A file system that fails where it is told to: below the rules that try again and clean up, so
-// that these are what is tested.
+// A file system with injected faults, below the code that retries and cleans up, so that tests
+// cover that code.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,14 @@
 
 namespace loadstone::test {
 
-// A call of the system that is about to be made.
+// The system call about to be made.
 struct FileCall {
-  std::uint64_t number = 0;  // from 1, of all threads
+  std::uint64_t number = 0;  // from 1, over all threads
   std::string_view name;     // "write", "rename" ...
   std::string path;
 };
 
-// What becomes of it: an error number instead of the call, a write of only half the bytes, or
+// Result of the call: an error number instead of the call, a write of only half the bytes, or
 // std::bad_alloc.
 struct FileFault {
   int problem = 0;
@@ -29,8 +29,8 @@ struct FileFault {
   bool is_memory = false;
 };
 
-// Before another file system, to whose disk nothing is brought; `choose` is called before each of
-// its calls, and may end the process. Thread-safe as far as both are.
+// Wraps a file system and skips its syncs; `choose` runs before each call and may end the process.
+// Thread-safe if both are.
 class FaultyFiles final : public ForwardingStorage {
  public:
   using Choose = std::function<FileFault(const FileCall&)>;
@@ -49,22 +49,22 @@ class FaultyFiles final : public ForwardingStorage {
 
   [[nodiscard]] std::uint64_t calls() const noexcept;
 
-  class Gate;  // where every call passes
+  class Gate;  // every call passes through it
 
  private:
   std::shared_ptr<Gate> gate_;
   std::unique_ptr<WritableStorage> writes_;
 };
 
-// Nothing fails.
 [[nodiscard]] inline FileFault no_fault(const FileCall&) { return {}; }
-// Fails the n-th call, and no other.
+// Fails only the n-th call.
 [[nodiscard]] FaultyFiles::Choose fail_call(std::uint64_t number, FileFault fault);
 
-// How many descriptors this process has.
+// Number of open descriptors of this process.
 [[nodiscard]] std::size_t open_descriptors();
 
-// Runs `work` in a child that is killed (SIGKILL) before its n-th call. False: it came to its end.
+// Runs `work` in a child that is killed (SIGKILL) before its n-th call. Returns false if the work
+// completed.
 [[nodiscard]] bool killed_at(std::uint64_t number, const std::function<void(Storage&)>& work,
                              Storage& inner = local_storage());
 

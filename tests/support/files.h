@@ -1,4 +1,4 @@
-// Small checkpoints for tests, right and wrong ones, and a folder to put them in.
+// Small checkpoints for tests, valid and invalid, and a folder for them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace loadstone::test {
 
-// Little-endian bytes of plain values, as files hold them.
+// Little-endian bytes of plain values, as in files.
 template <typename Value>
 [[nodiscard]] std::string raw(const Value& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
@@ -19,24 +19,24 @@ template <typename Value>
 [[nodiscard]] std::string raw_all(const std::vector<Value>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Value)};
 }
-// `count` bytes that differ from place to place and from seed to seed.
+// Returns `count` bytes that differ by position and seed.
 [[nodiscard]] std::string some_bytes(std::size_t count, unsigned seed = 1);
-// Blocks of GGUF, each beginning with so many scales in F16, which are finite.
+// Returns GGUF blocks that each start with `scales` finite F16 scales.
 [[nodiscard]] std::string some_blocks(std::size_t count, std::size_t block_bytes,
                                       std::size_t scales, unsigned seed = 1);
 
 struct FileTensor {
   std::string name;
-  std::string dtype;  // the format's name, "F32"
+  std::string dtype;  // name of the format, "F32"
   std::vector<std::uint64_t> shape;
   std::string data;
 };
 
-// A valid file: tensors in the order given, header padded to 8 bytes.
+// A valid file: tensors in the given order, header padded to 8 bytes.
 [[nodiscard]] std::string safetensors_bytes(
     const std::vector<FileTensor>& tensors,
     const std::map<std::string, std::string>& metadata = {});
-// Any header before any data, with the length that it has.
+// Any header before any data, with the header's true length.
 [[nodiscard]] std::string safetensors_raw(std::string_view header, std::string_view data = {});
 // An entry of a header: "name":{"dtype":...}
 [[nodiscard]] std::string safetensors_entry(std::string_view name, std::string_view dtype,
@@ -46,7 +46,7 @@ struct FileTensor {
 [[nodiscard]] std::string index_json(const std::map<std::string, std::string>& weight_map,
                                      std::int64_t total_size = -1);
 
-// Builds a GGUF file piece by piece; every piece can be made wrong.
+// Builds a GGUF file piece by piece; every piece can be made invalid.
 class GgufWriter {
  public:
   static constexpr std::uint32_t u8 = 0, i8 = 1, u16 = 2, i16 = 3, u32 = 4, i32 = 5, f32 = 6,
@@ -55,7 +55,7 @@ class GgufWriter {
   // A length and the text.
   [[nodiscard]] static std::string text(std::string_view text);
 
-  // A key, a type and the value's bytes as they are.
+  // A key, a type and the value's raw bytes.
   GgufWriter& entry(std::string_view key, std::uint32_t type, std::string_view value);
   GgufWriter& entry_text(std::string_view key, std::string_view value) {
     return entry(key, string, text(value));
@@ -64,19 +64,19 @@ class GgufWriter {
   GgufWriter& entry_number(std::string_view key, std::uint32_t type, Value value) {
     return entry(key, type, raw(value));
   }
-  // dims in the file's order, fastest first; placed after the tensors before it, aligned.
+  // `dims`: in the file's order, fastest first. The data follows earlier tensors, aligned.
   GgufWriter& tensor(std::string_view name, const std::vector<std::uint64_t>& dims,
                      std::uint32_t type, std::string_view data);
-  // An info with an offset of one's own, and no data.
+  // An info with a given offset, and no data.
   GgufWriter& info(std::string_view name, const std::vector<std::uint64_t>& dims,
                    std::uint32_t type, std::uint64_t offset);
-  // Bytes behind the last tensor's.
+  // Bytes after the last tensor's.
   GgufWriter& data(std::string_view bytes);
 
   [[nodiscard]] std::string bytes() const;
 
   std::uint32_t version = 3;
-  std::uint64_t alignment = 32;   // used for placing; write general.alignment yourself
+  std::uint64_t alignment = 32;   // for placing only; write general.alignment yourself
   std::int64_t more_entries = 0;  // added to the counts
   std::int64_t more_tensors = 0;
   bool pad_tail = true;
@@ -89,7 +89,7 @@ class GgufWriter {
   std::uint64_t tensor_count_ = 0;
 };
 
-// A folder of its own, removed at the end.
+// A temporary folder, removed on destruction.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -99,7 +99,7 @@ class TemporaryFolder {
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   [[nodiscard]] std::string operator/(std::string_view name) const { return path_ / name; }
-  // Writes a file, with the folders above it; returns its path.
+  // Writes a file and creates its folders; returns its path.
   std::string write(std::string_view name, std::string_view bytes) const;
 
  private:

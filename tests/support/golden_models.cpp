@@ -20,7 +20,7 @@ namespace {
 
 using Shapes = std::vector<std::pair<std::string, std::vector<std::uint64_t>>>;
 
-// Finite values of BF16 around zero, by their tensor's name.
+// Finite BF16 values around zero, seeded by the tensor's name.
 FileTensor weight(const std::string& name, const std::vector<std::uint64_t>& shape, unsigned seed) {
   std::seed_seq sequence(name.begin(), name.end());
   std::mt19937 random(sequence);
@@ -75,7 +75,7 @@ const Shapes stack_shapes = {{"model.embed_tokens.weight", {64, 128}},
                              {"model.layers.0.mlp.experts.down_proj", {3, 128, 128}},
                              {"model.layers.0.mlp.gate.weight", {3, 128}}};
 
-// Names of llama.cpp, with a layer for each eighth.
+// llama.cpp's names, with 16 layers because mixes depend on the eighth that a layer is in.
 Shapes llama_shapes(std::uint64_t rows) {
   Shapes all = {{"token_embd.weight", {rows, 256}}, {"output_norm.weight", {256}}};
   for (int layer = 0; layer < 16; ++layer) {

@@ -5,7 +5,8 @@
 
 namespace loadstone::test {
 
-// Folders with a config each ("moe", "gpt2", "adapter" ...), and files ("llama.safetensors").
+// Writes folders with a config each ("moe", "gpt2", "adapter" ...), and files
+// ("llama.safetensors").
 void write_golden_models(const TemporaryFolder& folder);
 
 }  // namespace loadstone::test

@@ -1,4 +1,4 @@
-// A file system in memory: folders, links and named pipes without touching a disk.
+// A file system in memory: folders, links and named pipes without a disk.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@ namespace loadstone::test {
 // Paths are absolute, "/dir/file". Thread-safe while nothing is added.
 class MemoryStorage final : public Storage {
  public:
-  // Adds the folders above as well.
+  // Creates missing folders.
   void add_file(const std::string& path, std::string bytes);
   void add_folder(const std::string& path);
   // `target` may be relative to the folder of `path`, as with ln -s.
   void add_link(const std::string& path, std::string target);
-  // Exists, and is neither file nor folder.
+  // Exists, but is neither file nor folder.
   void add_pipe(const std::string& path);
-  // Says "io.denied" when opened.
+  // Makes opening the path fail with "io.denied".
   void deny(const std::string& path) { denied_.insert(path); }
   void set_modified_ns(const std::string& path, std::int64_t time) { modified_ns_[path] = time; }
-  // Files that are opened from now on are another machine's.
+  // Files opened from now on report a network file system.
   void move_to_network() { is_on_network_ = true; }
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
@@ -42,7 +42,7 @@ class MemoryStorage final : public Storage {
   bool is_on_network_ = false;
 };
 
-// One file, for tests that need no file system.
+// One file, for tests without a file system.
 [[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::string bytes,
                                                         std::string path = "/test/file");
 

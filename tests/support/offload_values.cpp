@@ -19,7 +19,7 @@ Bytes read_part(const fs::path& path, std::uint64_t begin, std::uint64_t end) {
   file.seekg(static_cast<std::streamoff>(begin));
   Bytes bytes(end - begin);
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!file) throw std::runtime_error("the index names what is not there: " + path.string());
+  if (!file) throw std::runtime_error("the index names a missing file: " + path.string());
   return bytes;
 }
 
@@ -28,7 +28,7 @@ Bytes value_in(const fs::path& path, std::string_view name, std::string_view dty
   for (const TensorInfo& tensor : catalog->tensors()) {
     if (tensor.name != name) continue;
     if (parse_dtype(dtype) != tensor.encoding.dtype()) {
-      throw std::runtime_error("the index says another dtype than the file");
+      throw std::runtime_error("the dtypes of index and file differ");
     }
     return read_part(path, tensor.offset_begin, tensor.offset_end);
   }

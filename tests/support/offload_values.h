@@ -1,4 +1,4 @@
-// Reads an offload folder as accelerate does: by its index alone.
+// Reads an offload folder as accelerate does: through its index alone.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,8 @@
 
 namespace loadstone::testing {
 
-// Each value that a run wrote, under all its names; what stays in a shard of the source is left
-// out. Empty without an index. Throws where the index names what is not there.
+// Returns each value that a run wrote, under all its names; omits values that stay in a shard of
+// the source. Empty without an index. Throws if a file in the index is missing.
 [[nodiscard]] std::map<std::string, Bytes> offload_values(const std::filesystem::path& folder);
 
 }  // namespace loadstone::testing

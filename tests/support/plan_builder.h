@@ -1,4 +1,4 @@
-// Checkpoints and plans made by hand, in memory, with a log of what is read and faults on demand.
+// Checkpoints and plans built by hand, in memory, with a log of reads and injected faults.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ using Bytes = std::vector<std::byte>;
 // Returns the bytes that a load may hold, besides the values themselves.
 [[nodiscard]] std::uint64_t bytes_promised(const Plan& plan);
 
-// Bytes that differ from place to place; the same for the same seed.
+// Bytes that differ by position; deterministic per seed.
 [[nodiscard]] Bytes pattern(std::size_t count, std::uint64_t seed);
 
 struct ReadEvent {
@@ -34,7 +34,7 @@ struct ReadEvent {
   std::uint64_t bytes = 0;
 };
 
-// Files in memory. Thread-safe but for adding files.
+// Files in memory. Thread-safe except for adding files.
 class MemoryStorage final : public Storage {
  public:
   struct File {
@@ -48,7 +48,7 @@ class MemoryStorage final : public Storage {
   std::function<void(std::size_t number, const ReadEvent& event)> before_read;
 
   [[nodiscard]] std::vector<ReadEvent> reads() const;
-  // Ahead of reads; nobody may read meanwhile.
+  // Requests ahead of reads; must not be called during a load.
   [[nodiscard]] const std::vector<ReadEvent>& asked() const { return asked_; }
   [[nodiscard]] std::uint64_t bytes_read() const;
 
@@ -70,18 +70,18 @@ class PlanBuilder {
  public:
   PlanBuilder();
 
-  // A new shard; tensors go to the last one.
+  // Starts a new shard; tensors go to the last one.
   void add_shard(const std::string& path = "");
   // Returns the tensor's index. `gap`: unused bytes before it.
   std::uint32_t add_tensor(const std::string& name, Encoding encoding, Shape shape, Bytes bytes,
                            std::size_t gap = 0);
   PlannedTarget& add_target(const std::string& name, Dtype dtype, Shape shape,
                             std::vector<Box> boxes);
-  // A tensor and a target of the same name, moved as it is or cast.
+  // A tensor and a target with the same name, copied or cast.
   PlannedTarget& add_plain(const std::string& name, Dtype source, Dtype target, Shape shape,
                            Bytes bytes);
 
-  // Once; the storage then holds the shards.
+  // Call once; the storage then contains the shards.
   [[nodiscard]] Plan build();
 
   [[nodiscard]] const TensorInfo& tensor(std::uint32_t index) const { return tensors_[index]; }
@@ -99,22 +99,22 @@ class PlanBuilder {
   std::vector<PlannedTarget> targets_;
 };
 
-// The box of a whole tensor onto a target of the same shape.
+// The box from a whole tensor to a target with the same shape.
 [[nodiscard]] Box whole(std::uint32_t source, const Shape& shape);
 
-// What a target must hold: each box copied element by element, the plain way.
+// Expected bytes of a target: copies each box element by element.
 [[nodiscard]] Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target);
 
-// One of each kind of movement, over two shards.
+// Adds one of each kind of movement, over two shards.
 void add_all_movements(PlanBuilder& builder);
 
-// The error that the action throws; a failure of the test when it throws none.
+// Returns the error that the action throws; the test fails if it throws none.
 [[nodiscard]] Error error_of(const std::function<void()>& action);
 
 // Loads into fresh memory and compares every target with expected_value().
 Report load_and_compare(PlanBuilder& builder, const Plan& plan, ExecuteOptions options = {});
 
-// The bytes of each destination.
+// Bytes of a destination.
 [[nodiscard]] Bytes value_of(const Destination& destination);
 
 }  // namespace loadstone::testing

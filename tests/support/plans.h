@@ -1,4 +1,4 @@
-// Catalogs made by hand, and plans looked at element by element.
+// Hand-made catalogs, and plans evaluated element by element.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct FakeTensor {
   Encoding encoding = Dtype::f32;
 };
 
-// One shard with these tensors one after the other; there is no such file.
+// One shard with these tensors in sequence; the file does not exist.
 [[nodiscard]] std::shared_ptr<const Catalog> fake_catalog(const std::vector<FakeTensor>& tensors,
                                                           std::uint64_t data_begin = 64);
 
@@ -30,12 +30,12 @@ struct FakeTensor {
 [[nodiscard]] Plan plan_of_layers(const std::string& last,
                                   MissingPolicy missing = MissingPolicy::zeros);
 
-// The findings of one code.
+// The findings with this code.
 [[nodiscard]] std::vector<Finding> found(const Plan& plan, const std::string& code);
 [[nodiscard]] const PlannedTarget& planned(const Plan& plan, const std::string& name);
 
-// A tensor whose elements say where they come from: source * 2^32 + element. All operations are
-// written out over indices, as slowly as can be.
+// A tensor whose elements encode their origin: source * 2^32 + element. All operations are plain
+// loops over indices.
 struct Elements {
   Shape shape;
   std::vector<std::uint64_t> ids;
@@ -43,7 +43,7 @@ struct Elements {
   using Index = std::vector<std::uint64_t>;
 
   [[nodiscard]] static Elements of_source(std::uint32_t source, const Shape& shape);
-  // Each element of `shape` is what `id` says of its index.
+  // Sets each element of `shape` to `id` of its index.
   [[nodiscard]] static Elements make(const Shape& shape,
                                      const std::function<std::uint64_t(const Index&)>& id);
   [[nodiscard]] std::uint64_t at(const Index& index) const;
@@ -57,8 +57,8 @@ struct Elements {
   friend bool operator==(const Elements&, const Elements&) = default;
 };
 
-// What boxes write into a tensor of this shape. Elements that are never written are UINT64_MAX,
-// those written twice UINT64_MAX - 1.
+// Elements that boxes write into a tensor of this shape. Unwritten elements are UINT64_MAX,
+// elements written twice UINT64_MAX - 1.
 [[nodiscard]] Elements written(const std::vector<Box>& boxes, const Shape& shape);
 
 }  // namespace loadstone::test

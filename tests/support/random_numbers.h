@@ -6,7 +6,7 @@
 
 namespace loadstone::test {
 
-// From the normal distribution; the same for the same seed.
+// Values of a normal distribution; deterministic per seed.
 [[nodiscard]] inline std::vector<float> random_numbers(std::size_t count, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;

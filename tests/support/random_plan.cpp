@@ -13,7 +13,7 @@ namespace {
 constexpr std::array dtypes = {Dtype::u8,  Dtype::bf16, Dtype::f32,
                                Dtype::f64, Dtype::c64,  Dtype::c128};
 
-// A part of a target: where it begins and how far it goes in each dimension.
+// A part of a target: start and extent in each dimension.
 struct Part {
   std::vector<std::uint64_t> begin;
   std::vector<std::uint64_t> extent;
@@ -35,7 +35,7 @@ class Generator {
     return shape;
   }
 
-  // Cuts the whole into parts, again and again.
+  // Cuts the whole into parts recursively.
   std::vector<Part> cut(const std::vector<std::uint64_t>& shape) {
     std::vector<Part> parts = {{std::vector<std::uint64_t>(shape.size(), 0), shape}};
     for (std::uint64_t cuts = shape.empty() ? 0 : below(6); cuts > 0; --cuts) {
@@ -53,7 +53,8 @@ class Generator {
     return parts;
   }
 
-  // A source, its dimensions in any order and with room around the part, and the box to the target.
+  // Adds a source with dimensions in any order and space around the part, and returns the box to
+  // the target.
   Box place(PlanBuilder& builder, Dtype dtype, const std::vector<std::uint64_t>& shape,
             const Part& part) {
     const std::size_t rank = shape.size();
@@ -86,7 +87,7 @@ class Generator {
   }
 
  private:
-  // One that was made before, if it is large enough: several boxes then share its bytes.
+  // Reuses an earlier source if it is large enough, so that several boxes share its bytes.
   std::uint32_t source(PlanBuilder& builder, Dtype dtype, std::uint64_t elements) {
     for (const auto& [known, size] : sources_) {
       if (size >= elements && builder.tensor(known).encoding == Encoding(dtype) && chance(40)) {

@@ -1,4 +1,4 @@
-// What the tests of conversions start from.
+// Inputs of conversion tests.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// SHA-256, for values that a document pins by it.
+// SHA-256, to pin values of a document.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace loadstone::test {
 
-// All 64 hex digits.
+// Returns all 64 hex digits.
 [[nodiscard]] std::string sha256(std::span<const std::byte> bytes);
 
 }  // namespace loadstone::test

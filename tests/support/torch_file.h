@@ -1,4 +1,4 @@
-// Torch files by the byte: pickles opcode by opcode, and the zip archive around them.
+// Torch files byte by byte: pickles at the level of opcodes, and the surrounding zip archive.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace loadstone::test {
 
-// Opcodes as text, to be put one after the other.
+// Opcodes as text, for concatenation.
 namespace pickle {
 
 [[nodiscard]] std::string text(std::string_view text);
@@ -16,7 +16,7 @@ namespace pickle {
 [[nodiscard]] std::string global(std::string_view module, std::string_view name);
 [[nodiscard]] std::string tuple(const std::vector<std::string>& items);
 [[nodiscard]] std::string list(const std::vector<std::string>& items);
-// Keys and values in turn.
+// `items`: alternating keys and values.
 [[nodiscard]] std::string dict(const std::vector<std::string>& items);
 [[nodiscard]] std::string call(std::string_view module, std::string_view name,
                                const std::vector<std::string>& arguments);
@@ -33,7 +33,7 @@ struct View {
 [[nodiscard]] std::string tensor(const View& view);
 [[nodiscard]] inline std::string tensor() { return tensor(View{}); }
 
-// With what begins and ends it.
+// Adds the first and the last opcodes.
 [[nodiscard]] std::string whole(const std::string& value);
 
 }  // namespace pickle
@@ -41,10 +41,10 @@ struct View {
 struct ZipEntry {
   std::string name;
   std::string bytes;
-  // Lies, for the tests of them.
+  // False claims, for tests of the reader.
   std::string local_name = {};  // in place of `name`
   std::uint16_t method = 0;
-  std::uint32_t header_shift = 0;  // added to where the directory says that it begins
+  std::uint32_t header_shift = 0;  // added to its offset in the directory
   std::uint32_t bytes_more = 0;    // added to both sizes in the directory
 };
 
@@ -57,7 +57,7 @@ struct ZipOptions {
 [[nodiscard]] std::string zip_bytes(const std::vector<ZipEntry>& entries,
                                     const ZipOptions& options = {});
 
-// A checkpoint with this pickle and, under data/0, 16 bytes.
+// A checkpoint with this pickle and 16 bytes under data/0.
 [[nodiscard]] std::string torch_bytes(const std::string& value);
 
 }  // namespace loadstone::test

@@ -1,4 +1,4 @@
-// Stands before another file system, notes every access, and fails where it is told to.
+// Wraps a file system, records every access, and fails on request.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Access {
   friend bool operator==(const Access&, const Access&) = default;
 };
 
-// What happens on a read; shared by the files and their storage. Thread-safe.
+// Hook for reads, shared by the files and their storage. Thread-safe.
 class Watch {
  public:
   void note(const std::string& path, std::uint64_t offset, std::uint64_t bytes);
@@ -36,7 +36,7 @@ class Watch {
   std::vector<Access> accesses_;
 };
 
-// Notes reads; `inner` must live as long. Thread-safe as far as `inner` is.
+// Records reads; `inner` must outlive it. Thread-safe if `inner` is.
 class LoggingStorage : public ForwardingStorage {
  public:
   explicit LoggingStorage(Storage& inner)
@@ -57,8 +57,8 @@ class LoggingStorage : public ForwardingStorage {
   std::vector<std::string> opened_;
 };
 
-// One thing that goes wrong. A read that touches [offset_begin, offset_end) of a file whose path
-// ends with `path_end` throws, from the `skip`-th such read on.
+// An injected fault. A read that overlaps [offset_begin, offset_end) of a file whose path ends with
+// `path_end` throws, from the `skip`-th such read on.
 struct Fault {
   std::string path_end;
   std::uint64_t offset_begin = 0;
@@ -68,7 +68,7 @@ struct Fault {
   int system_error = 5;  // EIO
 };
 
-// Thread-safe as far as `inner` is.
+// Thread-safe if `inner` is.
 class FaultyStorage final : public LoggingStorage {
  public:
   FaultyStorage(Storage& inner, Fault fault);

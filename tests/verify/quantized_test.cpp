@@ -1,4 +1,4 @@
-// Weights that are stored quantized: their scales, and their distance from what they were made of.
+// Quantized weights: their scales, and their distance from the original weights.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ std::vector<float> numbers() {
 
 FileTensor plain() { return {"a.weight", "F32", {rows, columns}, raw_all(numbers())}; }
 
-// By rows, to 8 bits: the bytes are right for these scales, whatever is written in their place.
+// Quantizes rows to 8 bits; the data matches these scales, even if `written` replaces them.
 std::vector<FileTensor> quantized(std::vector<float> written = {}) {
   const std::vector<float> values = numbers();
   std::string bytes;
@@ -121,7 +121,7 @@ TEST(VerifyQuantized, NanAmongItsNumbersIsFound) {
   EXPECT_THAT(findings('\x7f'), ElementsAre(Field(&Finding::code, "q.nan")));
 }
 
-// ---- what conversions write, and what is wrong with it afterwards
+// ---- outputs of conversions, and damage to them
 
 constexpr const char* weight = "layers.0.up_proj.weight";
 
@@ -134,7 +134,7 @@ struct Written {
 std::vector<Written> written_files() {
   std::vector<Written> all;
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (each->is_gguf()) continue;  // no file of safetensors holds them
+    if (each->is_gguf()) continue;  // safetensors files cannot contain them
     const std::string name(each->name);
     if (each->is_bitsandbytes()) {
       all.push_back({*each, name, std::nullopt});
@@ -147,7 +147,7 @@ std::vector<Written> written_files() {
   return all;
 }
 
-// A file of one weight of each kind of rows.
+// A file with one weight of each row size.
 std::string converted(const TemporaryFolder& folder, const std::string& source,
                       const Written& written) {
   ConvertOptions options;
@@ -158,7 +158,7 @@ std::string converted(const TemporaryFolder& folder, const std::string& source,
   return target;
 }
 
-// Bytes of a tensor in place.
+// Edits the bytes of a tensor in place.
 void edit(const Catalog& catalog, std::uint32_t tensor,
           const std::function<void(std::span<std::byte>)>& change) {
   const TensorInfo& info = catalog.tensors()[tensor];
@@ -201,7 +201,7 @@ std::vector<float> normal_numbers(std::size_t count) {
 TEST(VerifyQuantized, WhatConversionsWriteIsExplainedEitherWay) {
   const TemporaryFolder folder;
   std::vector<float> values = normal_numbers(512 * 512);
-  values[60000] = 50;  // outside of all samples, and the largest of all
+  values[60000] = 50;  // not in any sample, and the largest of all
   const auto one = open_checkpoint(plain_file(folder, values));
   std::vector<std::shared_ptr<const Catalog>> others;
   for (const Written& written : written_files()) {
@@ -214,7 +214,7 @@ TEST(VerifyQuantized, WhatConversionsWriteIsExplainedEitherWay) {
     }
     others.push_back(other);
   }
-  // Each in its own rounding, and neither the real numbers.
+  // Both sides are rounded differently; neither has the original values.
   for (const auto& other : others) {
     const VerifyReport report = compare(*others.front(), *other);
     for (const Difference& each : report.differences) EXPECT_NE(each.kind, DifferenceKind::values);
@@ -252,7 +252,7 @@ TEST(VerifyQuantized, WrongScalesAndOrdersOfEachEncodingAreDifferences) {
   }
 }
 
-// The cases of the manifest whose files open: what is wrong are the weights in them.
+// Cases of the manifest that open without an error but contain damaged weights.
 TEST(VerifyQuantized, FindsWhatTheManifestSays) {
   const auto& cases = quantized_cases();
   EXPECT_THAT(cases, SizeIs(13));

@@ -83,7 +83,7 @@ TEST(VerifyValues, BoolsOtherThanZeroAndOneAreFound) {
   EXPECT_THAT(to_json(report), HasSubstr("\"suggestion\""));
 }
 
-// Views that torch saved may overlap: each byte is read once, and counted for each tensor.
+// Views that torch saved may overlap: verify reads each byte once and counts it for each tensor.
 TEST(VerifyValues, OverlappingViewsAreReadOnce) {
   constexpr std::int32_t count = 1000;
   std::mt19937_64 random(3);
@@ -118,7 +118,7 @@ TEST(VerifyValues, OverlappingViewsAreReadOnce) {
   EXPECT_THAT(report.not_finite, UnorderedElementsAreArray(expected));
 }
 
-// A tensor larger than a chunk: a bad value in each of its places counts once.
+// A tensor larger than a chunk, with a bad value at several places, each counted once.
 TEST(VerifyValues, LargeTensorsAreReadInChunks) {
   std::vector<float> values((std::size_t{9} << 20) / sizeof(float), 1.0f);
   for (const std::size_t at : {std::size_t{0}, values.size() / 2, values.size() - 1}) {
@@ -136,7 +136,7 @@ struct ScalePlace {
 
 class BlockScales : public ::testing::TestWithParam<ScalePlace> {};
 
-// Three blocks of zeros are fine; all ones in the scale of the second are not.
+// Three blocks of zeros are valid; a scale of all ones in the second is not.
 TEST_P(BlockScales, AScaleThatIsNotFiniteIsCounted) {
   const auto& [format, offset, bytes] = GetParam();
   const std::size_t block = layout(format).bytes;
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ScalePlace{BlockFormat::mxfp4, 0, 1}, ScalePlace{BlockFormat::nvfp4, 3, 1},
                       ScalePlace{BlockFormat::q1_0, 0, 2}, ScalePlace{BlockFormat::q2_0, 0, 2}));
 
-// The cases of the manifest that opening a file cannot find.
+// Cases of the manifest that opening a file cannot detect.
 TEST(VerifyValues, FindsWhatTheManifestSays) {
   int seen = 0;
   for (const HostileCase& test : hostile_cases()) {
@@ -182,7 +182,7 @@ TEST(VerifyValues, AChangedFileIsRefused) {
   EXPECT_EQ(code_of([&] { (void)verify_values(*file.catalog, file.options()); }), "io.changed");
 }
 
-// A storage need not know inodes, and times can be set: the header tells too.
+// A storage may lack inodes, and a program can set times, so verify compares headers too.
 TEST(VerifyValues, AnotherHeaderIsRefused) {
   Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
   file.storage->add_file("/m/model.safetensors", safetensors_bytes({{"b", "U8", {2}, "ab"}}));
@@ -223,7 +223,7 @@ class ThrowAtOnce final : public Observer {
   bool on_progress(const Progress&) override { throw std::runtime_error("seen enough"); }
 };
 
-// What remains is not read first.
+// The exception stops the remaining reads.
 TEST(VerifyValues, AnObserverThatThrowsEndsIt) {
   constexpr std::size_t tensors = 200;
   std::vector<FileTensor> many;
@@ -241,7 +241,7 @@ TEST(VerifyValues, AnObserverThatThrowsEndsIt) {
   EXPECT_GT(slow.accesses().size(), 0u);
 }
 
-// ---- the work after that on values: scales, ties and samples
+// ---- after the values: scales, ties and samples
 
 class StopLate final : public Observer {
  public:
@@ -250,12 +250,12 @@ class StopLate final : public Observer {
   std::atomic<bool> is_late = false;
 };
 
-// Returns the code of a run whose observer wants no more during its last read.
+// Returns the code of a run whose observer cancels during its last read.
 std::string code_of_late_stop(Storage& files,
                               const std::function<void(const VerifyOptions&)>& work) {
   LoggingStorage slow(files);
   const VerifyOptions alone = {.storage = &slow, .threads = 1};
-  work(alone);  // once a catalog, the header is read again
+  work(alone);  // the header is read once per catalog
   slow.watch().clear();
   work(alone);
   const std::size_t reads = slow.accesses().size();
@@ -310,11 +310,11 @@ TEST(Compare, CanBeCancelledAmongSamples) {
             "cancelled");
 }
 
-// ---- files that are written to meanwhile
+// ---- files that change meanwhile
 
 class WrittenTo : public ::testing::Test {
  protected:
-  // Opens the file through a storage that writes one byte of it before the data are read.
+  // Opens the file through a storage that changes one byte before the data are read.
   std::shared_ptr<const Catalog> open(const std::string& name, bool is_written) {
     const std::string path = folder_.write(
         name, safetensors_bytes({{"a", "U8", {2}, "ab"}, {"b", "F32", {64}, some_bytes(256)}}));
@@ -323,7 +323,7 @@ class WrittenTo : public ::testing::Test {
     if (!is_written) return catalog;
     storage_.watch().before_read = [path, data_begin](const Access& access) {
       if (access.path != path || access.offset < data_begin) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // beyond the file system's clock
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over the clock's resolution
       std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
       file.seekp(static_cast<std::streamoff>(data_begin));
       file.put('x');

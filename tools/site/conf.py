@@ -1,4 +1,4 @@
-"""Sphinx's settings; stage.py has put the pages beside this file."""
+"""Sphinx's settings; stage.py puts the pages next to this file."""
 
 import loadstone
 
@@ -25,6 +25,6 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# One file is enough to read the pages without a network.
+# Readers without a network need only one file.
 html_copy_source = False
 html_show_sourcelink = False

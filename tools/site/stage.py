@@ -1,8 +1,8 @@
-"""Builds the documentation site: pages of docs/ as they are, reference pages made from the sources.
+"""Build the documentation site: pages of docs/, and reference pages made from the sources.
 
     python tools/site/stage.py build/docs
 
-Warnings of Sphinx are errors, broken links between pages among them.
+Warnings of Sphinx are errors, including broken links between pages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT_PAGES = {
 
 
 def link(target: str, page: Path) -> str | None:
-    """A link of ``page`` as the site has it; none for files that are not on the site."""
+    """Return a link of ``page`` as on the site; None for files that are not on the site."""
     if "://" in target or target.startswith("#"):
         return target
     path, _, part = target.partition("#")
@@ -50,7 +50,7 @@ def link(target: str, page: Path) -> str | None:
 
 
 def staged(page: Path) -> str:
-    """The text of a page with its links led to the site's pages."""
+    """Return the text of a page with links to the site's pages."""
 
     def replace(match: re.Match[str]) -> str:
         target = link(match[3], page)
@@ -66,7 +66,7 @@ def toctree(caption: str, pages: list[str]) -> str:
 
 
 def index() -> str:
-    """docs/README.md, whose sections become the site's navigation."""
+    """Return docs/README.md, whose sections become the site's navigation."""
     text = staged(REPOSITORY / "docs" / "README.md")
     trees = [toctree("Start", list(ROOT_PAGES.values())[:1])]
     seen: set[str] = set()
@@ -74,17 +74,14 @@ def index() -> str:
         caption = section.partition("\n")[0]
         pages = [page for page in re.findall(r"\]\(/([^)#]+)\.md", section) if page not in seen]
         seen.update(pages)
-        if "formats/" in section:
-            formats = sorted((REPOSITORY / "docs" / "formats").glob("*.md"))
-            pages += [f"formats/{page.stem}" for page in formats]
         trees.append(toctree(caption, pages))
     reference = ["reference/python", "reference/cpp", "reference/command", "reference/codes"]
-    trees += [toctree("Reference", reference), toctree("Project", list(ROOT_PAGES.values())[1:])]
+    trees += [toctree("API", reference), toctree("Project", list(ROOT_PAGES.values())[1:])]
     return text + "".join(trees)
 
 
 def documented(module: ModuleType, seen: set[object]) -> list[str]:
-    """Directives for the module's own public names that stand nowhere else yet."""
+    """Return directives for the module's own public names that are not listed yet."""
     lines = []
     for name in getattr(module, "__all__", dir(module)):
         value = getattr(module, name)
@@ -100,7 +97,7 @@ def documented(module: ModuleType, seen: set[object]) -> list[str]:
 
 
 def python_page() -> str:
-    """All public names, with their docstrings."""
+    """List all public names, with their docstrings."""
     seen: set[object] = set()
     lines = ["# Python", "", "```{eval-rst}", *documented(loadstone, seen), "```", ""]
     for name in ADAPTERS:
@@ -120,7 +117,7 @@ def python_page() -> str:
 
 
 def cpp_page() -> str:
-    """All public headers in the order of loadstone.h."""
+    """List all public headers in the order of loadstone.h."""
     names = re.findall(
         r'#include "loadstone/([^"]+)"',
         (REPOSITORY / "include/loadstone/loadstone.h").read_text(encoding="utf-8"),
@@ -128,7 +125,7 @@ def cpp_page() -> str:
     lines = [
         "# C++",
         "",
-        "The public headers in reading order. loadstone.h says what holds for all "
+        "The public headers in reading order. loadstone.h has the rules for all "
         "of them: errors, threads, ownership, units.",
         "",
     ]
@@ -146,7 +143,7 @@ def cpp_page() -> str:
 
 
 def command_page() -> str:
-    """The help of each command."""
+    """Show the help of each command."""
 
     def help_of(*command: str) -> str:
         run = subprocess.run(
@@ -163,12 +160,12 @@ def command_page() -> str:
 
 
 def codes_page() -> str:
-    """The codes of errors and findings, as ``loadstone explain`` knows them."""
+    """List the codes of errors and findings, from ``loadstone explain``."""
     run = subprocess.run([COMMAND, "explain", "--json"], capture_output=True, text=True, check=True)
     lines = [
         "# Codes of errors and findings",
         "",
-        "`loadstone explain CODE` says the same. The status is the one that the command ends with.",
+        "`loadstone explain CODE` prints the same. The status is the command's exit status.",
         "",
     ]
     group = ""
@@ -197,7 +194,7 @@ def stage(source: Path) -> None:
         if page != docs / "README.md":
             target.write_text(staged(page), encoding="utf-8")
     shutil.copytree(docs / "images", source / "images")
-    own = source.parent / "images"  # what `make docs` has drawn by this build
+    own = source.parent / "images"  # drawn earlier by `make docs`
     if own.is_dir():
         shutil.copytree(own, source / "images", dirs_exist_ok=True)
     for name, page in ROOT_PAGES.items():

@@ -70,92 +70,96 @@ def convert(
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
-    """Converts a checkpoint to safetensors or GGUF, in memory that does not grow with its size.
+    """Converts a checkpoint to safetensors or GGUF in bounded memory.
 
     >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
     >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})
 
-    The target appears under its name only when it is complete; a failure leaves nothing behind and
-    an older file unchanged. The source is never written.
+    The target gets its name only when it is complete; a failure leaves no files behind and an older
+    file unchanged. loadstone never writes to the source.
 
     Args:
         source: see :func:`loadstone.inspect`; or its result.
         target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
-            index, which may hold other files but no model.
+            index, which may contain other files, but no model.
         rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
-            recipes (:func:`save_recipes`), or the trace of an adapter for this very catalog.
+            recipes (:func:`save_recipes`), or an adapter's trace for the same catalog.
             ``None``: names stay unchanged.
-        dtype: of floating tensors of 16 bits and more, of FP8 tensors without scales, and of block
+        dtype: for floating tensors of 16 bits or more, FP8 tensors without scales, and block
             formats. ``None``: unchanged.
-        block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
-            keeps blocks as they are.
+        block_dtype: for block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
+            keeps blocks unchanged.
         quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
             with a block size ...; for GGUF files ``"q8_0"`` and llama.cpp's mixes such as
-            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in
-            names, of which the first match wins; ``""`` is for the rest, ``"none"`` excludes.
-        include, exclude: regular expressions of names to quantize too, or not at all.
+            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in names, and
+            the first match wins; ``""`` is for the rest, ``"none"`` excludes.
+        include, exclude: regular expressions of additional names to quantize, or of names to
+            exclude.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
-            ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
-            no other. Without ``quantize``, tensors that are already quantized get them
-            without a change of any value (``convert.lossy`` if that is impossible).
+            ``"compressed-tensors"``. Encodings of bitsandbytes have their own style, and take no
+            other. Without ``quantize``, tensors that are already quantized get the style with
+            unchanged values (``convert.lossy`` if that is impossible).
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt writes.
-        imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
-            (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;
-            encodings of the fewest bits need it. It is held in memory.
+        imatrix: for GGUF files: an importance matrix, from llama.cpp's ``llama-imatrix``
+            (``.gguf``, or the older ``.dat``). It gives errors in important columns more weight;
+            the encodings with the fewest bits need it. It stays in memory.
         allow_non_finite: quantize non-finite values (NaN, inf), and write values that are too large
             for their dtype, with a finding; default: an error.
         copy_code: also copy Python files of the source's folder.
         dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
             any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
-            compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize`` does
-            that on its own.
-        experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
-            ``"separate"``: each on its own, as checkpoints are published; ``"keep"``.
-        metadata: keys that are added to the source's or replace them: texts and bools by key, or
+            compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize``
+            implies it.
+        experts: ``"fused"``: all experts of a layer in one tensor, as in transformers 5;
+            ``"separate"``: separate tensors, as in published checkpoints; ``"keep"``.
+        metadata: keys to add to the source's, or to replace: strings and bools by key, or
             ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
             [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
             ``general.architecture``, from the source or from here.
-        beyond_ggml: in GGUF files allow more than 4 dims and names of more than 63 bytes, which
-            ggml refuses and programs for video models read.
+        beyond_ggml: allow GGUF tensors with more than 4 dims and names of more than 63 bytes, which
+            ggml rejects and programs for video models read.
         converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It determines names, layouts
             and metadata if the source is a folder of a language model, the target is
-            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` is then the matrices'.
-        trust_code: let it run Python code that the folder's configs name.
+            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices.
+        trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
-            ``name.gguf`` becomes ``name-00001-of-00003.gguf`` and so on with it.
-        name: of files in a folder; ``None``: ``diffusion_pytorch_model`` if the config is one of
-            diffusers, else ``model``.
-        max_memory: limit in bytes (``int`` or ``"8GiB"``); a conversion that needs more is refused.
+            ``name.gguf`` then becomes ``name-00001-of-00003.gguf`` and so on.
+        name: of files in a folder; ``None``: ``diffusion_pytorch_model`` for a diffusers config,
+            else ``model``.
+        max_memory: limit in bytes (``int`` or ``"8GiB"``); loadstone rejects a conversion that
+            needs more.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
         threads: workers; ``None``: one per core, at most a few.
-        progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-        dry_run: plan and check the target, and write nothing.
+        progress: ``True`` for a bar, or a callable with arguments bytes done and total bytes.
+        dry_run: plan and check the target, but write nothing.
         resume: keep the shards that an earlier run of the same conversion finished, and those of
-            this one however it ends. A single file has no shards, and is written from the start.
+            this run, even if it fails. A single file has no shards, so it starts over.
         part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
             next to the target. Parts may run at the same time, on machines that share the folder,
-            and may be repeated.
+            and you may repeat them.
         finish: check the shards of all parts, and move them to the target.
-        receipt: ``"xxh3-128"`` or ``"sha256-tree"``: a receipt with digests of all that is read and
-            written, next to the output; ``receipt.json`` in a folder. The same for all parts.
-        page_cache: ``"release"``: pages of the files leave the system's page cache when they have
-            been read or written, except sources that were in it before. ``"keep"``: they stay.
-            ``"auto"``: released where the files come to more than half of the machine's memory.
+        receipt: ``"xxh3-128"`` or ``"sha256-tree"``: write a receipt with digests of all bytes read
+            and written, next to the output; ``receipt.json`` in a folder. The same for all parts.
+        page_cache: ``"release"``: drop the files' pages from the system's page cache after use,
+            except source pages that were there before. ``"keep"``: leave them. ``"auto"``: release
+            if the files exceed half of the machine's memory.
         cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
-            ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
-            unless ``threads`` is larger. Shards that an earlier run finished are kept.
-        parts: count of parts, with ``cluster``; ``None``: one for each of its slots.
+            ``submit()`` like pools of ``concurrent.futures``, Dask and MPI. Each uses one thread
+            unless ``threads`` is larger. It keeps shards that an earlier run finished.
+        parts: number of parts, with ``cluster``; ``None``: one for each of its slots.
 
     Raises:
-        PlanError: a target cannot be made (all ``findings`` attached), or not in ``max_memory``.
+        PlanError: the target is impossible (all ``findings`` attached), or needs more than
+            ``max_memory``.
         FormatError: the source breaks a rule of its format.
-        LoadError: input or output failed, the disk is full, the source changed meanwhile.
+        LoadError: input or output failed, the disk is full, the source changed during the
+            conversion.
         Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.overflow``: one has
             values that its new dtype cannot hold. ``convert.target``: the target is the source, or
             in its folder, or is a folder with another model.
-            ``convert.state``: the unfinished shards are of another conversion;
-            ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
-            missing.
+            ``convert.state``: the unfinished shards belong to a different conversion;
+            ``convert.locked``: a different process is working on it; ``convert.incomplete``: parts
+            are missing.
     """
     arguments = locals()
     if cluster is not None:

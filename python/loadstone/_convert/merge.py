@@ -65,35 +65,35 @@ def merge(
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
-    Computed in F32 and rounded once. Names, shapes and dtypes are the first model's; quantized
-    tensors are dequantized. See ``docs/merge.md``.
+    loadstone computes in F32 and rounds once. Names, shapes and dtypes are the first model's;
+    quantized tensors are dequantized. See ``docs/merge.md``.
 
     Args:
-        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. No
-            weight means 1; a first model that is the method's base has none.
+        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. The
+            default weight is 1; a first model that is the method's base has no weight.
         target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder.
         lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
-        lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
-            another model of a pipeline. Any other tensor that nothing uses is an error.
-        tie: of an embedding that an adapter changes and that the config ties to the head:
+        lora_ignore: regular expressions of adapters' tensors to leave out, such as those of a
+            different model of a pipeline. Any other unused tensor is an error.
+        tie: for an embedding that an adapter changes and the config ties to the head:
             ``"split"`` writes the head as a separate tensor with the base's value, and a config
             with ``tie_word_embeddings: false``; ``"keep"`` changes both.
-        method: ``"linear"``: the sum of all, each times its weight. ``"slerp"``: the arc from the
-            first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first,
-            and what the others differ from it by, each times its weight; ``"ties"``,
-            ``"dare-linear"`` and ``"dare-ties"`` prune these differences.
+        method: ``"linear"``: the weighted sum of all. ``"slerp"``: the arc from the
+            first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first
+            plus the weighted differences of the others from it; ``"ties"``, ``"dare-linear"`` and
+            ``"dare-ties"`` prune these differences.
         normalise: divide by the sum of the weights; ``None``: ``"ties"`` and ``"dare-ties"`` do.
-        scale: of all differences together; 1 without it. This and the next two are refused where
-            the method does not use them.
-        density: the share of each difference that is kept, of methods that prune; 1 without it.
-        seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random; 0 without it.
+        scale: a factor for the sum of differences; default 1. loadstone rejects this and the next
+            two if the method does not use them.
+        density: the share of each difference that pruning methods keep; default 1.
+        seed: for the random draws of ``"dare-linear"`` and ``"dare-ties"``; default 0.
 
-    All other arguments are those of :func:`loadstone.convert`. Quantized sources have
-    ``block_dtype`` without ``dtype``.
+    All other arguments are those of :func:`loadstone.convert`. Without ``dtype``, quantized sources
+    get ``block_dtype``.
 
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
-            ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
+            ``merge.unused`` (all ``findings`` attached); or need more than ``max_memory``.
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
     options = OutputOptions.of_call(locals())

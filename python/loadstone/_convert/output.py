@@ -28,14 +28,15 @@ class ConvertReport:
             its shards, at their temporary paths.
         seconds: wall time.
         bytes_read, bytes_written: transposed tensors may be read more than once.
-        bytes_read_ahead: bytes that the system was asked to prefetch into its page cache.
-        bytes_kept: in files that earlier runs finished.
+        bytes_read_ahead: bytes that the run asked the system to prefetch into its page cache.
+        bytes_kept: bytes of files that earlier runs finished.
         peak_bytes: peak memory, in addition to the memory of the process before.
         findings: problems, most severe first.
         table: sources and targets as a readable table.
-        files: count of files that hold tensors: one, or the shards.
+        files: number of files with tensors: one, or the shards.
         sync_seconds: part of ``seconds`` spent in syncing files to the disk.
-        page_cache: ``"release"`` where pages of the files left the page cache, else ``"keep"``.
+        page_cache: ``"release"`` if the conversion dropped the files' pages from the page cache,
+            else ``"keep"``.
     """
 
     outputs: list[Path]
@@ -123,7 +124,7 @@ class OutputOptions:
         }
 
     def run(self, conversion: _core.Conversion, target: str) -> ConvertReport:
-        """Write the target; or after a dry run only report what would be written."""
+        """Write the target, or after a dry run only report the planned output."""
         if self.dry_run:
             return _predict(conversion, target)
         require_ok(conversion)

@@ -31,12 +31,12 @@ class Quantized:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
         shape: of the original tensor.
         dtype: of the original tensor.
-        parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
-            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. Of ModelOpt's and the MX
-            formats ``"data"``, ``"scale"`` and, of nvfp4, ``"scale_2"``.
-        block_size: of nf4 and fp4: elements that share a scale; 0 for other encodings.
-        dialect: the implementation whose bytes they are: ``"bnb-cpu"``, ``"exact"`` ...
-        allow_non_finite: whether scales may be NaN or infinite.
+        parts: ``"data"``, ``"absmax"`` and, for nf4 and fp4, ``"code"``; with nested statistics
+            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. ModelOpt's and the MX
+            formats have ``"data"``, ``"scale"`` and, for nvfp4, ``"scale_2"``.
+        block_size: for nf4 and fp4: elements that share a scale; 0 for other encodings.
+        dialect: the implementation that has the same bytes: ``"bnb-cpu"``, ``"exact"`` ...
+        allow_non_finite: True if scales may be NaN or infinite.
     """
 
     encoding: str
@@ -49,7 +49,7 @@ class Quantized:
 
     @property
     def components(self) -> Mapping[str, torch.Tensor]:
-        """The component tensors by name: another name of ``parts``."""
+        """The component tensors by name: an alias of ``parts``."""
         return self.parts
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -74,18 +74,18 @@ def quantize(
     >>> weight = unit.dequantize(torch.bfloat16)
 
     Args:
-        tensor: on the CPU, of float32, bfloat16 or float16, with any strides.
+        tensor: float32, bfloat16 or float16, on the CPU, with any strides.
         encoding: in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``, ``"fp8-channel"``,
             ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``, ``"nvfp4"``,
             ``"mxfp4"``, ``"mxfp8"``. All dimensions but the last two are a stack of matrices.
-        block_size: of nf4 and fp4: 32, 64, 128 ... 4096.
-        nested: whether the scales of nf4 and fp4 are quantized as well (double quantization).
+        block_size: for nf4 and fp4: 32, 64, 128 ... 4096.
+        nested: quantize the scales of nf4 and fp4 as well (double quantization).
         nested_offset: subtracted from the scales before that. ``None``: their mean, summed in
             float64 and rounded once; bitsandbytes' own mean depends on the number of threads.
-        dialect: of nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
-            ties, in signs of zero and in blocks of zeros. Of the others ``"exact"`` (the default:
+        dialect: for nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
+            ties, in signs of zero and in blocks of zeros. For the others ``"exact"`` (the default:
             scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that ModelOpt
-            compressed) and, of fp8, ``"modelopt-export"``.
+            compressed) and, for fp8, ``"modelopt-export"``.
         allow_non_finite: encode non-finite values: as bitsandbytes does, which spoils their whole
             block or row; in other encodings scales ignore them.
         amax: of fp8 and nvfp4: the largest magnitude, from which the scale is computed, or one for

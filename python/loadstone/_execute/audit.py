@@ -45,10 +45,10 @@ class Audit:
         unlisted: with a receipt, tensors from the checkpoint of which it has no digest.
         not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
             or the rule that excludes them).
-        held_elsewhere: tensors without memory that something holds which the walk does not look
-            into (a ``functools.partial``, a closure, an optimizer), with its type; and parameters
-            that a load had to replace while something held them. If the holder would compute
-            with no value at all, the name is in ``on_meta`` too.
+        held_elsewhere: tensors without memory that an object outside the walk refers to (a
+            ``functools.partial``, a closure, an optimizer), with its type; and parameters that a
+            load had to replace despite such references. If the holder would compute with no value
+            at all, the name is in ``on_meta`` too.
     """
 
     provenance: dict[str, Provenance] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Audit:
 class _TensorState:
     """State of a tensor after the load.
 
-    Compares the storage itself, held weakly, and not its address, which another storage can get
+    Compares the storage itself, by weak reference, not its address, which a new storage can get
     after the memory is freed.
     """
 
@@ -217,13 +217,13 @@ def audit(
 
     Args:
         model: an ``nn.Module``.
-        report: of its load; ``None``: that of the last load into this model. With none at all
-            nothing is accounted for.
-        receipt: of its load, or the path of one; ``True``: that of the report. Then the memory of
-            every tensor is hashed and compared with it, which detects overwrites of any kind.
+        report: of its load; ``None``: that of the last load into this model. Without any report no
+            tensor is accounted for.
+        receipt: of its load, or its path; ``True``: that of the report. The audit then hashes the
+            memory of every tensor and compares it, which detects overwrites of any kind.
 
     Raises:
-        Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.
+        Error: ``plan.options``: ``receipt=True``, but the load made no receipt.
     """
     if isinstance(receipt, bool):
         receipt = _own_receipt(model, report) if receipt else None

@@ -1,4 +1,4 @@
-"""Plans as callers use them: made, inspected, saved and executed."""
+"""Plans for callers: made, inspected, saved and executed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ _NOTEBOOK_TARGETS_MAX = 3000
 class Plan:
     """One recipe, one placement and one origin for every tensor; findings; predicted memory.
 
-    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly. Unpickled it is
-    checked against the shards, and :meth:`execute` needs ``model=``, as after :meth:`Plan.load`.
+    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Refers to the model weakly. Unpickling
+    checks it against the shards, and :meth:`execute` then needs ``model=``, as after
+    :meth:`Plan.load`.
     """
 
     def __init__(self, planned: PlannedLoad) -> None:
@@ -73,21 +74,21 @@ class Plan:
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """Bytes of the model and the load at most, per device; ``"cpu"`` includes staging.
+        """Peak bytes of the model and the load, per device; ``"cpu"`` includes staging.
 
-        The model's old memory is freed when all values are loaded; until then old and new count.
+        The model's old memory is freed after all values are loaded; until then both count.
         """
         return self._planned.peak_bytes
 
     @property
     def device_map(self) -> dict[str, str]:
-        """Module path to device, as given or computed; empty where all goes to the cpu."""
+        """Module path to device, as given or computed; empty if everything goes to the cpu."""
         return dict(self._planned.core.device_map)
 
     def require_ok(self) -> None:
         """Raises :class:`PlanError` with all findings attached if one of them is an error.
 
-        A weight that is stored quantized and broken is a :class:`FormatError`.
+        A defective quantized weight is a :class:`FormatError`.
         """
         self._planned.require_ok()
 
@@ -103,32 +104,31 @@ class Plan:
         read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
         interleave: bool = False,
     ) -> Report:
-        """Loads, exactly as planned. Until the last byte is there the model is as it was.
+        """Loads, exactly as planned. The model is unchanged until the last byte has been read.
 
-        A parameter or buffer that has memory stays the object that it is and gets new memory, in
-        its own order of strides; a buffer whose device or dtype changes is a new one, and the
-        gradient of such a parameter is dropped. A plan that was made ``in_place`` writes to the
-        memory that is there.
+        A parameter or buffer that has memory stays the same object and gets new memory, with the
+        same stride order. If its device or dtype changes, a buffer is replaced, and a parameter
+        loses its gradient. A plan made with ``in_place`` writes to the existing memory.
 
         Args:
             model: needed for a plan that was read from a file.
-            into: the same, and its memory is written in place, as that of a plan made ``in_place``:
-                no second copy, and tensors that share the memory see the new values. A failed load
-                leaves some of it half-written: the error's ``half_written`` names the tensors, the
-                audit does not account for them, and the next load that succeeds repairs them.
+            into: like ``model``, but writes to its existing memory, like a plan made with
+                ``in_place``: no second copy, and tensors that share the memory see the new values.
+                A failed load leaves some of it half-written: the error's ``half_written`` names the
+                tensors, the audit does not account for them, and the next load that succeeds
+                repairs them.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-            threads: the exact number of readers; ``None``: few at first, then more while that makes
-                the load faster, at most as many as the plan counts on. The report has ``readers``.
-            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all bytes read, and of all
-                values in memory, are in the report's ``receipt``. Their cost is in
-                docs/receipt.md.
-            read_ahead_bytes: how far ahead of the readers the system is asked for planned bytes
-                that its page cache lacks; 0: never.
-            interleave: take new host memory from all memory nodes of the machine in turns. Useful
-                if threads of all nodes read the model.
+            threads: the exact number of readers; ``None``: few at first, then more as long as that
+                is faster, up to the number in the plan. The report has ``readers``.
+            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: the report's ``receipt`` has digests of
+                all bytes read, and of all values in memory. Their cost is in docs/receipt.md.
+            read_ahead_bytes: how far ahead of the readers to request planned bytes that the
+                system's page cache lacks; 0: never.
+            interleave: allocate new host memory across all memory nodes of the machine. Useful if
+                threads of all nodes read the model.
 
         Raises:
-            PlanError: the plan holds errors; no data byte was read.
+            PlanError: the plan has errors; no data was read.
             LoadError: input or output failed, a shard changed, or memory ran out; names file,
                 tensor and offset.
         """
@@ -149,7 +149,7 @@ class Plan:
         return None if self._planned.model is None else self._planned.model()
 
     def to_json(self) -> str:
-        """The plan as text that the command line and C++ programs carry out too."""
+        """Return the plan as text, which the command line and C++ programs can execute too."""
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
@@ -177,21 +177,21 @@ class Plan:
         offload_folder: str | os.PathLike[str] | None = None,
         allow_remote: bool = False,
     ) -> Plan:
-        """Reads a plan back and checks it against the shards, trusting nothing.
+        """Reads a saved plan, and checks it against the shards without trusting it.
 
         Args:
-            root: the checkpoint's folder. Needed if it was moved or copied, unless the
-                plan's folder has the shards. For a plan with adapters a list: their folders follow.
-            offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
-                is not taken from a file: pass it again.
-            allow_remote: read the checkpoint from the URL that the plan names. Without it no host
-                is contacted (``plan.remote``), except for a URL that you pass as ``root``.
+            root: the checkpoint's folder. Needed if it was moved or copied, unless the plan's
+                folder has the shards. For a plan with adapters a list, with their folders after it.
+            offload_folder: where tensors placed on ``"disk"`` go. loadstone does not trust the
+                folder that a file names: pass it again.
+            allow_remote: read the checkpoint from the URL that the plan names. Without it loadstone
+                contacts no host (``plan.remote``), except for a URL that you pass as ``root``.
 
         Raises:
             PlanError: the text is not a plan, or a box does not fit its tensors; or the plan writes
                 to disk and no ``offload_folder`` was passed (``plan.offload_folder``).
-            LoadError: a shard is not the planned one (``io.changed``). One that was only modified
-                at another time is a warning in ``findings`` (``io.time``).
+            LoadError: a shard is not the planned one (``io.changed``). One with only a different
+                modification time is a warning in ``findings`` (``io.time``).
         """
         roots = [root] if isinstance(root, str | os.PathLike) else list(root)
         planned = _plan_from_json(
@@ -216,10 +216,10 @@ class Plan:
         report: Report | None = None,
         max_memory: Mapping[Any, int | str] | None = None,
     ) -> str:
-        """The plan as one HTML page that needs no network and no other file.
+        """Return the plan as one HTML page that needs no network and no other files.
 
         Args:
-            path: where it is written too.
+            path: also write it to this file.
             report: of this plan's execution, to compare measured with planned values.
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
@@ -283,23 +283,23 @@ def plan(
         model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
             skeleton file made by :func:`loadstone.save_skeleton`.
         checkpoint: see :func:`loadstone.inspect`.
-        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
-            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or the path of
+        rules: map the file's names; the first match wins; see ``docs/rules.md``. Or
+            ``{"old.": "new."}``: literal prefixes of names, and their replacements. Or the path of
             a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`), or its text. Or
             ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
             the model.
-        quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
-            output embedding and tied ones; or regular expressions of whole names with one of these,
-            or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
+        quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers except
+            the output embedding and tied ones; or regular expressions of whole names with one of
+            these, or a :class:`Quantization`, each: for exactly these. See
+            ``docs/bitsandbytes.md``.
         lora: adapters that the load merges into the model's values: a path, several, or a
             mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
-        tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
-            keep the base's value as tensors of their own, as in training; ``"keep"``: all names
-            change.
+        tie: if an adapter changes one name of a tied tensor: ``"split"``: the other names keep the
+            base's value as separate tensors, as in training; ``"keep"``: all names change.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
-            floating buffers, never for others; ``"auto"``: the file's.
+            floating buffers only; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
             a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
         max_memory: bytes per device (``int`` or ``"8GiB"``).
@@ -312,33 +312,32 @@ def plan(
             ``"ignore"``.
         strict: replaces both, as for ``load_state_dict``. ``True``: a missing or
             unexpected tensor is an error. ``False``: ``missing="keep"``, ``unexpected="ignore"``.
-        strip_prefix: taken from the front of the checkpoint's names where all of them have it and
-            the model's have not; not from names that ``rules`` match, and not from traced ones.
-            Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are
-            left alone.
+        strip_prefix: prefixes to remove from the checkpoint's names, if all have the prefix and the
+            model's do not; names that ``rules`` match and traced names keep it. If only some have
+            it, a finding (``plan.prefix``) gives the rule to use. ``()``: keep names.
         staging_bytes_max: memory for bytes in flight, next to the model's own. A load that
-            quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
-            ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
-            one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
+            quantizes needs at least one of its windows (for FP8 blocks: 128 rows), which
+            ``peak_bytes`` counts. It includes pinned memory for GPUs; the ranks of one machine
+            share it (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
         threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
-            16. :meth:`Plan.execute` may have others, in no more memory.
-        allow_non_finite: go on, with a finding, if values to quantize are not finite, or merged
+            16. :meth:`Plan.execute` may use a different number, within the same memory.
+        allow_non_finite: continue, with a finding, if values to quantize are not finite, or merged
             values are too large for their dtype; else the load fails with ``q.nan`` or
             ``convert.overflow``.
-        mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+        mmap: use views of the file for unchanged tensors; the file must then not change.
             Files of network file systems are copied.
-        in_place: write to the memory that parameters and buffers have, where device and dtype stay:
-            addresses stay and no second copy is needed, but a load that fails leaves them
-            half-written.
-        read_once: ranks of the default process group that run on this machine read each byte once
-            and send each other their slices. All of them plan and execute the same load. See
+        in_place: write to the existing memory of parameters and buffers whose device and dtype do
+            not change: addresses stay valid and no second copy is needed, but a failed load leaves
+            them half-written.
+        read_once: the ranks of the default process group on this machine read each byte once and
+            send each other their slices. All must plan and execute the same load. See
             ``docs/how-to/ranks.md``.
 
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
         LoadError: it does not exist or cannot be read.
-        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
-            model and checkpoint is never raised here: it is in ``findings``.
+        Error: invalid arguments (``plan.options``, ``plan.rules``). Mismatches between
+            model and checkpoint are never raised here: they are in ``findings``.
     """
     return Plan(_planned(**locals()))
 

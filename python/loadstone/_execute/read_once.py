@@ -1,9 +1,9 @@
 """Ranks of a node that read each byte once: one rank reads a tensor and sends its slices.
 
-Each rank has a plan of its own slices, and the same plan of whole tensors. Ranks read these in
-waves: each reads some whole tensors of a wave and sends the other ranks their slices. Before
-anything is sent, and at the end, the ranks exchange failures: if one failed, all raise an error,
-and no model gets a value.
+Each rank plans its slices, and all ranks have the same plan of whole tensors. They read these in
+batches: each rank reads some whole tensors of a batch and sends the other ranks their slices.
+Before anything is sent, and at the end, the ranks exchange failures: if one failed, all raise an
+error, and no model gets a value.
 """
 
 from __future__ import annotations

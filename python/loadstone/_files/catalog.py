@@ -138,13 +138,13 @@ def inspect(
     Args:
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
             of a split GGUF, or a list of files that together are one checkpoint. A hub id
-            (``org/name``, ``org/name/file.gguf``), if no such path exists, is looked up in the
-            local cache of the hub, offline. ``https://`` URLs of files, ``hf://org/name@revision``
-            and ``s3://bucket/key`` are read where they are (:func:`loadstone.configure_remote`).
-        allow_links: follow links that leave the folder (links into the ``blobs`` of a hub cache are
-            always followed).
-        gguf_rank_max: maximal rank of a GGUF tensor. ggml has 4; files of video models have tensors
-            of rank 5, which are refused by default.
+            (``org/name``, ``org/name/file.gguf``), if no such path exists, refers to the local
+            cache of the hub, offline. ``https://`` URLs of files, ``hf://org/name@revision`` and
+            ``s3://bucket/key`` are read remotely (:func:`loadstone.configure_remote`).
+        allow_links: follow links that leave the folder (loadstone always follows links into the
+            ``blobs`` of a hub cache).
+        gguf_rank_max: maximal rank of a GGUF tensor. ggml allows 4; files of video models have
+            tensors of rank 5, which loadstone rejects by default.
 
     Returns:
         The tensors and the metadata of all files.

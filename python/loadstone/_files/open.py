@@ -17,7 +17,7 @@ from loadstone._files.read import Entry, TensorReader, device_argument
 
 
 class LazyTensor:
-    """A tensor of an open checkpoint, of which nothing is read yet.
+    """A lazily read tensor of an open checkpoint.
 
     An index (``t[0:128, :]``, ``t[...]``), :meth:`tensor`, ``torch.asarray(t)`` or a function of
     torch reads it into a ``torch.Tensor`` that owns its memory. An index of integers, slices,
@@ -90,7 +90,7 @@ class LazyTensor:
             device: ``None``: that of :func:`loadstone.open`.
 
         Raises:
-            PlanError: there is no cast to this dtype (``plan.dtype``), or no such device.
+            PlanError: unsupported cast to this dtype (``plan.dtype``), or missing device.
             FormatError: its components contradict each other (``q.*``).
             LoadError: the file cannot be read, or has changed since it was opened.
         """
@@ -155,8 +155,8 @@ class LazyTensor:
 class OpenCheckpoint(Mapping[str, LazyTensor]):
     """A checkpoint that :func:`loadstone.open` opened: its names, each with a lazy tensor.
 
-    A quantized tensor has one name, that of its data; its other components have no names of their
-    own here, see :meth:`components`. Immutable, and tensors may be read from many threads.
+    A quantized tensor has one name, that of its data; its other components are not listed, see
+    :meth:`components`. Immutable, and tensors may be read from many threads.
 
     Attributes:
         catalog: the contents of the headers.
@@ -269,9 +269,9 @@ def open(
 
     Args:
         path: see :func:`loadstone.inspect`: safetensors, GGUF and torch files, folders, hub ids.
-        device: where tensors are read to; they pass through host memory.
-        dtype: of floating-point and quantized tensors; ``None``: the file's, and float32 for
-            quantized ones. Integers and bools stay as they are in the file.
+        device: the device of the tensors that are read; they pass through host memory.
+        dtype: for floating-point and quantized tensors; ``None``: the file's, and float32 for
+            quantized ones. Integers and bools keep the file's dtype.
         allow_links, gguf_rank_max: see :func:`loadstone.inspect`.
 
     Raises:
@@ -300,11 +300,11 @@ def load_file(
 
     Args:
         path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For a
-            device other than the CPU, host memory holds 256 MiB at a time.
-        threads: readers; ``None``: few at first, and more while that makes it faster.
+            device other than the CPU, 256 MiB at a time pass through host memory.
+        threads: readers; ``None``: few at first, then more as long as that is faster.
 
     Returns:
-        By name in the order of the file, with the names of :func:`loadstone.open`.
+        Tensors by name, in file order, with the names of :func:`loadstone.open`.
 
     Warns:
         UserWarning: for each warning among the findings of :func:`loadstone.inspect`.

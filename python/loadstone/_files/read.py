@@ -200,7 +200,7 @@ class TensorReader:
         except Error as error:
             if error.code != "plan.recipe":
                 raise
-            message = "there is no such cast"
+            message = "no cast exists between these"
             found = entry.dtype if not entry.is_decoded else f"numbers of {entry.encoding}"
             raise make(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype

@@ -34,24 +34,24 @@ def configure_remote(
     s3_secret_key: str | None = None,
     s3_session_token: str | None = None,
 ) -> None:
-    """Sets how ``https://``, ``hf://`` and ``s3://`` are read from now on in this process.
+    """Configures how this process reads ``https://``, ``hf://`` and ``s3://`` from now on.
 
     >>> loadstone.configure_remote(ca_file="corporate.pem")
 
-    Each option takes the place of variables of the environment; ``None`` leaves it to them. Options
-    of an earlier call are forgotten. Nothing of it is written to plans, messages or logs.
+    Each option replaces environment variables; ``None`` uses them. A call discards the options of
+    earlier calls. loadstone writes none of them to plans, messages or logs.
 
     Args:
-        token: of the hub (``HF_TOKEN``, or the file that ``hf auth login`` writes). It is sent to
-            ``endpoint`` only, and not to where that redirects.
+        token: of the hub (``HF_TOKEN``, or the file that ``hf auth login`` writes). loadstone sends
+            it only to ``endpoint``, never to redirect targets.
         ca_file: PEM file of trusted authorities (``SSL_CERT_FILE``). Default: the system's.
         proxy: URL of a proxy (``HTTPS_PROXY``, ``ALL_PROXY``; ``NO_PROXY`` lists exceptions);
             ``""`` for none.
         endpoint: of the hub (``HF_ENDPOINT``). Default: ``https://huggingface.co``.
-        s3_endpoint: of a store that is not AWS's (``AWS_ENDPOINT_URL``).
+        s3_endpoint: of a store outside AWS (``AWS_ENDPOINT_URL``).
         s3_region, s3_access_key, s3_secret_key, s3_session_token: ``AWS_REGION``,
             ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``. Without a key
-            requests are not signed.
+            loadstone does not sign requests.
     """
     options = {
         "hub_token": token,

@@ -39,13 +39,13 @@ class safe_open:  # noqa: N801
     >>> with loadstone.safe_open("model.safetensors", framework="pt") as file:
     ...     rows = file.get_slice("lm_head.weight")[:16]
 
-    Tensors are as the file holds them: components of a quantized tensor have names of their own
+    Tensors are as stored: each component of a quantized tensor has its own name
     (:func:`loadstone.open` dequantizes). Block formats of GGUF, for which torch
     has no dtype, are decoded to float32.
 
     Args:
         filename: see :func:`loadstone.inspect`.
-        framework: ``"pt"`` or ``"numpy"``, or another of safetensors' names for these.
+        framework: ``"pt"`` or ``"numpy"``, or any other safetensors name for these.
         device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
 

@@ -49,7 +49,7 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
 
 
 def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
-    # OutOfMemoryError is a RuntimeError; Metal has no class of its own.
+    # OutOfMemoryError is a RuntimeError; Metal has no specific class.
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
     reason = str(error).partition("\n")[0]
@@ -113,7 +113,7 @@ class _TorchCopies:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.numel()]
         sizes = (tensor.nbytes for tensor in self._tensors)
-        self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 is no destination
+        self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 is not a destination
         pairs = zip(self._tensors, self._begins, strict=False)
         self.numbers = {id(tensor): begin for tensor, begin in pairs}
         self._ring = torch.empty(0, dtype=torch.uint8)

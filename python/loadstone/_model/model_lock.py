@@ -61,7 +61,7 @@ def model_lock(model: Any) -> Iterator[None]:
 
 
 def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
-    """Walk a model; reuse the walk while the current thread holds the lock, unless ``anew``."""
+    """Walk a model; by default, reuse the walk while the current thread holds the lock."""
     lock = _locks.get(id(model))
     if lock is None or lock.owner != threading.get_ident():
         return walk(model)

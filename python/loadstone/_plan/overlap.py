@@ -55,7 +55,7 @@ def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
         if slot.tie_of is not None or slot.obstacle:
             continue
         if (key := storage_key(slot.tensor)) is None:
-            continue  # no memory of its own
+            continue  # without memory
         storages.setdefault(key, []).append(slot)
         if key not in extents and not slot.tensor.is_meta:
             storage = slot.tensor.untyped_storage()
@@ -98,7 +98,7 @@ def _region(slot: TensorSlot) -> Region | None:
         space = ("meta", int(storage._cdata)) if tensor.is_meta else (str(tensor.device), 0)
         begin, end = (storage.data_ptr() + offset for offset in byte_span(tensor))
     except (NotImplementedError, RuntimeError):
-        return None  # no memory of its own
+        return None  # without memory
     strides = zip(tensor.stride(), tensor.shape, strict=True)
     dims = [(int(stride), int(size)) for stride, size in strides if size > 1]
     return Region(slot, space, begin, end, tuple(sorted(dims, reverse=True)))

@@ -36,16 +36,15 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     ...     model = MyModel(config)
 
     Parameters are on meta: they take no memory, and initialisers cost nothing.
-    Buffers and plain tensors are real and hold what the constructor computes. Ties, views,
-    ``requires_grad``, parameter classes and attributes are as in a direct construction. Only this
-    thread (and, under asyncio, this context) is affected. May be entered again and nested.
-    Parameters over memory that was not made inside (a parameter of another model, a loaded file)
-    stay as they are. Parameters that share memory without being one tensor do so until a load gives
-    each its own; the plan warns of it (``plan.tie``).
+    Buffers and plain tensors are real and have the constructor's values. Ties, views,
+    ``requires_grad``, parameter classes and attributes are as in a direct construction. Affects
+    only this thread (and, under asyncio, this context). Can be re-entered and nested. Parameters
+    over memory from outside the block (a parameter of a different model, a loaded file) are
+    unchanged. Parameters that share memory without being one tensor do so until a load gives each
+    its own; the plan warns of it (``plan.tie``).
 
-    torch's default dtype and the states of its default generators are restored, however the
-    block ends. Both belong to the process: of blocks that overlap in several threads, the last one
-    restores them.
+    The block always restores torch's default dtype and the states of its default generators. Both
+    belong to the process: if blocks in several threads overlap, the last one restores them.
 
     The findings of a plan name the differences from a direct construction: random values, values
     that are unavailable, and tensors that follow from parameters.

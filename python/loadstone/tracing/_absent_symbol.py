@@ -38,7 +38,7 @@ class AbsentSymbol(Symbol):
         return symbol
 
 
-class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
+class ShapeGuess(Exception):  # noqa: N818  (it names the next attempt)
     """The code can continue only if an absent tensor has this shape."""
 
     def __init__(self, key: str, shape: tuple[int, ...]) -> None:

@@ -143,7 +143,7 @@ class Trace:
         """Return the values of a quantized tensor: decoded from its components, rounded once.
 
         Raises:
-            Error: it has a defect (``q.scale_missing`` ...), or there is no cast to the dtype
+            Error: it has a defect (``q.scale_missing`` ...), or loadstone cannot cast to the dtype
                 (``plan.recipe``).
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))

@@ -1,6 +1,6 @@
-"""Advice of messages ("pass ...", "call ...") works if it is followed.
+"""Advice in messages ("pass ...", "call ...") works when followed.
 
-The messages of the package are collected from its source. Each has a row here.
+The test collects the messages from the package's source. Each has a row here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ADVICE = re.compile(
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Every string in code: of an f-string its parts, joined by braces. Docstrings are left out."""
+    """Yield every string in code except docstrings; braces replace the values of an f-string."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -54,7 +54,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def messages(package: Path = PACKAGE) -> dict[str, str]:
-    """Messages with advice, each after its file, and the file."""
+    """Return each message with advice, prefixed with its file, and the file."""
     return {
         f"{(file := path.relative_to(package).as_posix())}: {text}": file
         for path in sorted(package.rglob("*.py"))
@@ -153,7 +153,7 @@ def a_model_on_meta(file: Path) -> None:
 
 
 def a_tied_head_of_another_size(file: Path) -> None:
-    """Every way in which one name of a tie, or both, can have another size in the file."""
+    """Either name of a tie, or both, can have a different size in the file."""
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(
@@ -179,7 +179,7 @@ def a_tied_head_of_another_size(file: Path) -> None:
         model = load(ignore_mismatched_sizes=True)
         assert loadstone.audit(model).ok
         for name, rows in names.items():
-            if rows == 40:  # what fits is read
+            if rows == 40:  # tensors of the right size are loaded
                 assert torch.equal(model.get_parameter(name), given[name])
         assert model(torch.arange(4)[None]).logits.isfinite().all()
 
@@ -219,7 +219,7 @@ def an_initialiser_that_is_not_there(file: Path) -> None:
 
 
 class Reads(Net):
-    """Code that looks at values while a state dict is loaded."""
+    """Reads values while a state dict is loaded."""
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
         if state[f"{prefix}layer.bias"].sum().item() > 0:
@@ -236,7 +236,7 @@ def a_hook_that_reads_values(file: Path) -> None:
 
 
 class Extra(Net):
-    """An extra state that is no tensor."""
+    """An extra state that is not a tensor."""
 
     def get_extra_state(self) -> Any:
         return {"step": 1}
@@ -322,7 +322,7 @@ def options_of_servers(file: Path) -> None:
     whole(model)
 
 
-# A part of the message, and what follows the advice; or the test that does, by file and name.
+# Part of a message, and the function that follows its advice or the test ("file::name") that does.
 ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
     "this plan has no model: pass model=": a_plan_without_a_model,

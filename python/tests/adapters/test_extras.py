@@ -1,4 +1,4 @@
-"""The extras of the package, the tables of sites and the page of releases name the same ones."""
+"""The package's extras, the site tables and the page of releases agree on versions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def minor(text: str) -> Minor:
 
 
 def of_table(library: str) -> tuple[Minor, Minor]:
-    """The first and the last minor release that a table of sites names."""
+    """Return the first and the last minor release that a site table names."""
     named = [minor(each) for each in re.findall(r"\d+\.\d+", sites_of(library).tested)]
     return min(named), max(named)
 
 
 def measured(library: str, page: str) -> tuple[Minor, Minor]:
-    """The first and the last of which all cells on the page are equal."""
+    """Return the first and the last release whose cells on the page are all equal."""
     section = page.partition(f"## {library}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([\d.]+) \| (\d+) of (\d+) equal \|$", section, re.MULTILINE)
     equal = [minor(release) for release, count, cells in rows if count == cells]

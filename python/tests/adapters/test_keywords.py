@@ -1,4 +1,4 @@
-"""Misspelled keywords are refused with the nearest one, by every function that loads."""
+"""Every function that loads rejects misspelled keywords and suggests the nearest one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DOORS: dict[str, tuple[str, str, str, Any]] = {
 
 
 def call(door: str, path: Path, **keywords: Any) -> Any:
-    """Loads a model through a function."""
+    """Load a model through a function."""
     if door == "plan":
         return loadstone.plan(blank(), path, **keywords)
     if door == "load":
@@ -123,7 +123,7 @@ def test_a_misspelled_keyword_is_refused_with_the_nearest_one(
     call(door, path, **{right: value})
 
 
-# By public function that loads nothing into a model: a misspelled keyword, and the nearest one.
+# By public function that does not load into a model: a misspelled keyword, and the nearest one.
 OTHER_FUNCTIONS = {
     "configure_remote": ("ca_flie", "ca_file"),
     "convert": ("shard_szie", "shard_size"),
@@ -145,7 +145,7 @@ def test_other_functions_suggest_the_nearest_keyword(name: str) -> None:
     refusal = "got an unexpected keyword argument"
     with pytest.raises(TypeError, match=f"{refusal} '{misspelled}'; did you mean '{right}'"):
         function(**{misspelled: None})
-    with pytest.raises(TypeError, match=f"{name}.*{refusal} 'a_word_of_its_own'$"):  # the control
+    with pytest.raises(TypeError, match=f"{name}.*{refusal} 'a_word_of_its_own'$"):  # control
         function(a_word_of_its_own=None)
     assert right in inspect.signature(function).parameters
 
@@ -179,7 +179,7 @@ def test_fields_of_a_folder_s_config_are_keywords(llama: Path) -> None:
     (llama / "config.json").write_text(json.dumps(config | {"hidden_sizes": 1}))
     model = loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, hidden_sizes=2)
     assert model.config.hidden_sizes == 2
-    with pytest.raises(loadstone.PlanError, match="did you mean 'hidden_size'"):  # the control
+    with pytest.raises(loadstone.PlanError, match="did you mean 'hidden_size'"):  # control
         loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, hidden_siez=2)
 
 
@@ -216,6 +216,6 @@ def test_names_that_a_function_looks_up_are_its_keywords() -> None:
 
 @pytest.mark.parametrize("door", ["load_checkpoint_in_model", "load_checkpoint_and_dispatch"])
 def test_functions_keep_their_signature(door: str) -> None:
-    """Tools and the patches of libraries read it."""
+    """Tools and the libraries' patches read the signature."""
     names = list(inspect.signature(getattr(loadstone.accelerate, door)).parameters)
     assert names[:2] == ["model", "checkpoint"] and "receipt" in names

@@ -1,4 +1,4 @@
-"""What works in the libraries works under ``loadstone.patch`` too: each of these once did not."""
+"""Regressions: calls that work in the libraries must work under ``loadstone.patch``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tiny_vae(tmp_path: Path) -> Path:
 
 
 def in_thread(function):
-    """Runs it in a thread that may hang."""
+    """Run it in a thread that may hang."""
     done = []
     thread = threading.Thread(target=lambda: done.append(function()), daemon=True)
     thread.start()
@@ -101,7 +101,7 @@ class SlowConfig(PretrainedConfig):
 
 
 class Slow(PreTrainedModel):
-    """Waits in its second construction, which ``gain`` asks for: nothing else knows its value."""
+    """Waits in its second construction, which happens because no file has ``gain``."""
 
     config_class = SlowConfig
     constructed = 0
@@ -115,7 +115,7 @@ class Slow(PreTrainedModel):
         type(self).constructed += 1
         if type(self).constructed == 2:
             self.inside.set()
-            self.other_done.wait(1)  # in vain: the other's construction has to wait for this one
+            self.other_done.wait(1)  # times out, because the other construction waits for this one
 
     def _init_weights(self, module):
         pass
@@ -166,7 +166,7 @@ def test_the_librarys_own_constructions_take_their_turn_too(bert):
         got: list[BertModel] = []
         thread.start()
         thread.join(0.5)
-        assert thread.is_alive()  # the other thread is not patched, and waits all the same
+        assert thread.is_alive()  # the other thread waits although it is not patched
     thread.join(60)
     assert got[0].embeddings.word_embeddings.weight.dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
@@ -230,7 +230,7 @@ def test_the_first_int8_load_under_patch(tmp_path):
 
 
 def test_tracing_leaves_the_attributes_of_weights(tmp_path):
-    """Where this fails, the load above fails in processes in which it is the first."""
+    """Such a failure also breaks the load above, if that load is the first in its process."""
     from types import SimpleNamespace
 
     from transformers.integrations.bitsandbytes import Bnb8bitQuantize
@@ -289,7 +289,7 @@ def test_the_class_of_a_weight_is_the_librarys():
         eight = bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu").weight
     assert four.__class__ == bnb.nn.Params4bit and isinstance(four, bnb.nn.Params4bit)
     assert eight.__class__ == bnb.nn.Int8Params
-    assert type(four) is not bnb.nn.Params4bit  # it is healed none the less
+    assert type(four) is not bnb.nn.Params4bit  # still patched
     moved = four.to("meta")
     assert moved.quant_state.absmax.is_meta and not four.quant_state.absmax.is_meta
 

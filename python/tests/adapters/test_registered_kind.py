@@ -1,4 +1,4 @@
-"""A kind of target that a library's adapter registers takes part in loads by every entry point."""
+"""Every entry point loads a kind of target that a library's adapter registers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARY = "negating"
 
 
 class Negated(torch.nn.Linear):
-    """A layer of another library, whose weight checkpoints hold negated."""
+    """A layer of a different library, whose weight checkpoints store negated."""
 
     __module__ = LIBRARY
 

@@ -1,7 +1,7 @@
-"""The places where libraries are entered stand in a table each, which is checked before use.
+"""Each adapter has a table of the library functions it uses, which it checks before use.
 
-A library that lacks one row is refused in one sentence by every direct call, and left as it is,
-with one warning, by ``loadstone.patch``.
+If the library lacks one row, every direct call raises one error, and ``loadstone.patch`` leaves the
+library unchanged with one warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadstone._adapters.sites import LIBRARIES, Site, sites_of
 
 PACKAGE = Path(loadstone.__file__).parent
 
-# A direct call of each adapter; none gets as far as its arguments.
+# A direct call of each adapter; all fail before they use their arguments.
 CALLS: dict[str, list[Callable[[], Any]]] = {
     "transformers": [
         lambda: loadstone.transformers.from_pretrained(None, "nowhere"),
@@ -50,9 +50,10 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
 
 
 def known() -> list[str]:
-    """Beside an old release of one library others may not import, or not be known.
+    """Return the libraries that import and are supported.
 
-    That all are in a usual environment :func:`test_the_library_at_hand_is_as_its_table_says` tells.
+    An old release of one library may break others. In a usual environment,
+    :func:`test_the_library_at_hand_is_as_its_table_says` requires all of them.
     """
     found = []
     for library in LIBRARIES:
@@ -82,18 +83,19 @@ def owner_of(site: Site) -> tuple[Any, str]:
 
 
 REGISTERS = (
-    "loadstone._adapters.bitsandbytes.layout"  # operators of torch, which can be defined once
+    # Registers operators of torch, which can be defined only once.
+    "loadstone._adapters.bitsandbytes.layout"
 )
 
 
 @pytest.fixture
 def anew(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The adapter of a library as in a process that has not used it; afterwards as it was."""
+    """Reset a library's adapter to that of a new process, and restore it afterwards."""
     library: str = request.getfixturevalue("library")
     adapter = f"loadstone.{library}"
     behind = f"loadstone._adapters.{library}"
     importlib.import_module(adapter)
-    if library in LIBRARIES:  # else later tests would import a second set of its modules
+    if library in LIBRARIES:  # otherwise later tests would import a second set of its modules
         with loadstone.patch(library):
             pass
     held = {
@@ -126,7 +128,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def require_refused(library: str, named: str) -> None:
-    """Every direct call says the one sentence; a patch warns once and touches nothing."""
+    """Require that every direct call raises the one error, and that a patch only warns once."""
     for call in CALLS[library]:
         with pytest.raises(loadstone.Error) as caught:
             call()
@@ -150,7 +152,7 @@ def require_refused(library: str, named: str) -> None:
 
 
 def take_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place is gone, from the bases of its class too where the table says that it is theirs."""
+    """Remove the function, and from the class's bases too if the table marks it as inherited."""
     owner, name = owner_of(site)
     if isinstance(owner, type):
         holders = [each for each in owner.__mro__ if name in vars(each)]
@@ -186,7 +188,7 @@ def test_without_a_place_nothing_is_entered(
 def test_the_advice_for_another_release_works(
     library: str, anew: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own functions load; with a release that has the place the same call does."""
+    """The library's own functions load, and so does the same call with a complete release."""
     module = importlib.import_module(library)
     if library == "diffusers":
         model = module.AutoencoderTiny(encoder_block_out_channels=(8,) * 4)
@@ -213,7 +215,7 @@ def test_the_advice_for_another_release_works(
 
 
 def renamed(owner: Any, name: str, parameter: str) -> Any:
-    """The function that stands there, with another name of a parameter."""
+    """Return a copy of the function with one parameter renamed."""
     found = getattr(owner, name)
     known = inspect.signature(found).parameters
     other = [
@@ -261,7 +263,7 @@ def test_the_library_at_hand_is_as_its_table_says(library: str, anew: str) -> No
 def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
     library: str, anew: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whichever way it is entered; the release at hand is the control."""
+    """Every entry point shares one warning; the installed release is the control."""
     module = importlib.import_module(anew)
     *first, last = sites_of(library).newest
     newer = ".".join(map(str, [*first, last + 1, 0]))
@@ -286,7 +288,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
 def test_a_release_that_was_dropped_is_refused(
     library: str, anew: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first supported version is the control: it is asked for its places."""
+    """The control is the first supported version, for which loadstone checks the table."""
     module, first = importlib.import_module(anew), sites_of(library).first
     major, minor = first.split(".")
     dropped = f"{major}.{int(minor) - 1}.9"
@@ -310,11 +312,11 @@ def test_which_releases_are_untried(
     assert sites.is_untried() == is_untried
 
 
-# --- the tables name all that the package's source takes ------------------------------------------
+# --- the tables list every library name in the package's source -----------------------------------
 
 
 class Names(ast.NodeVisitor):
-    """Every name of a library in one source file, by its whole path."""
+    """Collects the full path of every name of a library in one source file."""
 
     def __init__(self, library: str) -> None:
         self.library = library
@@ -354,7 +356,7 @@ def names_in(library: str, text: str) -> set[str]:
 
 
 def resolved(path: str) -> Any:
-    """The object at a path; None where it is of a module that nothing has imported."""
+    """Return the object at a path; None if its module is not imported."""
     module = path
     while module and module not in sys.modules:
         module = module.rpartition(".")[0]
@@ -370,7 +372,7 @@ def prefixes(path: str) -> list[str]:
 
 
 def is_covered(path: str, known: set[str], same: set[int]) -> bool:
-    """Whether a row names it, or the same object by another path."""
+    """Return true if a row names the path, or the same object by a different path."""
     found = resolved(path)
     return not inspect.ismodule(found) and (path in known or id(found) in same)
 
@@ -384,7 +386,7 @@ def test_tables_name_all_that_is_taken(library: str) -> None:
     same = {id(found) for found in objects if not inspect.ismodule(found)}
     lacking = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        if file.name == "canary.py":  # it fails by itself where a name is gone
+        if file.name == "canary.py":  # the canary itself fails if a name is gone
             continue
         for path in names_in(library, file.read_text(encoding="utf-8")):
             if "__" in path or any(is_covered(prefix, known, same) for prefix in prefixes(path)):

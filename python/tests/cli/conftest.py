@@ -1,4 +1,4 @@
-"""The command under test, and checkpoints written byte by byte: no library stands between."""
+"""Fixtures: the command under test, and checkpoints written byte by byte, without a library."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def command() -> Path:
 
 @pytest.fixture(scope="session")
 def run(command: Path) -> Run:
-    """Run the command and return what it said; `status` is checked where it is given."""
+    """Run the command; check its exit status if `status` is given."""
 
     def run_command(
         *arguments: object, status: int | None = None, **options: Any
@@ -53,7 +53,7 @@ def write_safetensors(
     values: bytes | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a file with these dtypes and shapes; without `values` the data is a hole, all zeros."""
+    """Write a file with these dtypes and shapes; without `values` the data is a hole of zeros."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -101,6 +101,6 @@ def write_skeleton(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def incomplete(write_skeleton: Callable[..., Path]) -> Path:
-    """A skeleton that needs two tensors that the small checkpoint lacks."""
+    """A skeleton that needs two tensors missing from the small checkpoint."""
     more = {"head.weight": ("F32", [4, 2]), "head.bias": ("F32", [4])}
     return write_skeleton(SMALL | more, "incomplete.json")

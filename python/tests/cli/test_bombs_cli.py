@@ -1,4 +1,4 @@
-"""Torch files that are small and ask for much: the command's memory and CPU time are bounded."""
+"""Small torch files that expand enormously: the command's memory and CPU time stay bounded."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
 FACTOR = 32
 MEMORY_KB_MAX = 64 * 1024
 MEMORY_PER_FILE_BYTE = 128
-# Far above what any of them needs, far below what a quadratic reader takes.
+# Far above the need of any of them, far below that of a quadratic reader.
 CPU_SECONDS = 60
 ADDRESS_BYTES = 8 << 30
 
@@ -31,7 +31,7 @@ def bombs() -> ModuleType:
 BOMBS = bombs()
 NAMES = [name for name in BOMBS.BOMBS if name.startswith("pt_bomb_")]
 
-# A process of its own: a child's peak counts what its parent held when it was forked.
+# Separate process: a child's peak includes its parent's memory at the fork.
 RUNNER = """
 import json, os, resource, sys
 command, seconds, bytes = json.load(sys.stdin)
@@ -81,7 +81,7 @@ def test_large_bombs_are_bounded(
 
 
 def test_the_limits_are_felt() -> None:
-    """The control: a process that takes too much memory does not end well."""
+    """Control: a process that takes too much memory fails."""
     status, _ = run(sys.executable, "-c", f"x = bytearray({ADDRESS_BYTES})")
     assert status != 0
 

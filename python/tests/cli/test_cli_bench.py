@@ -1,4 +1,4 @@
-"""loadstone bench: every figure is there, loads are beside their limits, files stay as they are."""
+"""loadstone bench: every figure is printed, loads next to their limits; files do not change."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ LIMITS = {"new_memory", "memory_copy", "page_cache", "page_cache_to_new_memory",
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Two shards of 12 and 4 MiB; the second begins at no multiple of a sector."""
+    """Two shards of 12 and 4 MiB; the second does not start at a multiple of a sector."""
     folder = tmp_path_factory.mktemp("model")
     save_file({f"a{i}": torch.randn(MIB) for i in range(3)}, folder / "a.safetensors")
     save_file({"b": torch.randn(MIB), "odd": torch.randn(3)}, folder / "b.safetensors")

@@ -1,4 +1,4 @@
-"""`loadstone convert`, and what `inspect` says of encodings."""
+"""`loadstone convert`, and the encodings that `inspect` lists."""
 
 import json
 import struct
@@ -36,7 +36,7 @@ def test_one_file(run, small, tmp_path):
     header = header_of(target)
     assert header.pop("__metadata__") == {"format": "pt", "made by": "a test"}
     assert header["embed.weight"]["shape"] == [4, 2]
-    assert list(header) == ["embed.weight", "norm.weight"]  # the wider elements first
+    assert list(header) == ["embed.weight", "norm.weight"]  # wider elements first
     run("verify", small, target, status=0)
 
 
@@ -186,7 +186,7 @@ def test_malformed(run, tmp_path, file, code):
 
 
 def test_five_dims(run, tmp_path):
-    """Video models have them; `convert` takes them, others where they are told to."""
+    """Video models have five dims: `convert` accepts them, and `inspect` with an option."""
     file = HOSTILE / "gguf/gg_dims_five.gguf"
     run("convert", file, tmp_path / "out.safetensors", status=0)
     run("inspect", file, status=3)
@@ -215,7 +215,7 @@ def test_inspect_tells_encodings(run, small):
 
 
 def test_every_hostile_file(run, tmp_path):
-    """What opens becomes the same tensors; what does not leaves nothing."""
+    """A file that opens converts to the same tensors; any other leaves no output."""
     cases = json.loads((HOSTILE / "manifest.json").read_text())["cases"]
     target = tmp_path / "out.safetensors"
     made = 0
@@ -224,7 +224,7 @@ def test_every_hostile_file(run, tmp_path):
             continue
         source = HOSTILE / case["file"]
         opens = run("inspect", source, "--gguf-rank-max", 8).returncode == 0
-        # Finite codes of a block whose scale is not: written only if that is allowed.
+        # Finite codes in a block with a non-finite scale: written only if that is allowed.
         is_spoiled = case["name"] in ("gg_nan_scale", "gg_inf_scale")
         if is_spoiled:
             done = run("convert", source, target, status=1)

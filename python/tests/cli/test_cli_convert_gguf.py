@@ -1,4 +1,4 @@
-"""`loadstone convert` to GGUF: files that the gguf package reads, and what is refused."""
+"""`loadstone convert` to GGUF: files that the gguf package reads, and rejected requests."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ HEADER = {"format": "loadstone-gguf-metadata", "version": 1}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Values of many types, blocks, and tensors whose bytes are no multiple of the alignment."""
+    """Values of many types, blocks, and tensors whose size is not a multiple of the alignment."""
     path = tmp_path / "source.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)
@@ -71,7 +71,7 @@ def test_the_gguf_package_reads_the_same(run, source, tmp_path):
     run("verify", source, target, status=0)
 
 
-# The control of the above: another byte and another value are seen.
+# Control: the comparison detects one changed byte and one changed value.
 def test_the_comparison_sees_a_difference(run, source, tmp_path):
     target = tmp_path / "out.gguf"
     extra = metadata_file(tmp_path, {"key": "a.short", "type": "i16", "value": -6})
@@ -251,7 +251,7 @@ def test_a_mix_of_types(run, tmp_path, write_safetensors):
     options = ["--metadata", extra, "--quantize", "q4_k_m"]
     plan = run("convert", path, target, *options, "--dry-run", status=0).stdout
     assert "q6_k" in plan
-    assert "no whole blocks of Q4_K" in plan
+    assert "do not fill whole blocks of Q4_K" in plan
     run("convert", path, target, *options, status=0)
     types = {name: each[0] for name, each in tensors_of(target).items()}
     assert types["token_embd.weight"] == "Q4_K"

@@ -1,4 +1,4 @@
-"""Checkpoints of more shards than the process may have descriptors."""
+"""Checkpoints with more shards than the process may open descriptors."""
 
 import json
 import resource
@@ -26,7 +26,7 @@ def sharded(tmp_path_factory, write_safetensors):
 
 @pytest.fixture(params=LIMITS)
 def limited(request, run):
-    """Runs the command with so many descriptors at most."""
+    """Run the command with a limited number of descriptors."""
     limits = (request.param, request.param)
     set_limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
     return partial(run, preexec_fn=set_limit, status=0)

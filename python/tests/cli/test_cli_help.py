@@ -1,4 +1,4 @@
-"""Help, the manual page and the completions: each is made of the table of commands and options."""
+"""Help, manual page and completions, all generated from the table of commands and options."""
 
 import re
 import shutil
@@ -47,7 +47,7 @@ def test_an_unknown_word_names_the_nearest(run, arguments, said):
     assert "[usage]" in done.stderr
 
 
-# Each option that takes one of some words, or a size, with a word that it does not take.
+# Each option with a fixed set of words or a size, with a wrong value.
 WRONG = {
     "--device-map tpu": "unknown device 'tpu'; did you mean 'cpu'",
     "--device-map cud:0": "unknown device 'cud:0'; did you mean 'cuda:0'?",
@@ -58,7 +58,7 @@ WRONG = {
     "--missing eror": "unknown value 'eror'; did you mean 'error'?",
     "--unexpected warm": "unknown value 'warm'; did you mean 'warn'?",
     "--staging 0": "0 is too small",
-    "--staging many": "'many' is no size",
+    "--staging many": "'many' is not a size",
     "--color allways": "unknown value 'allways'; did you mean 'always'?",
     "--receipt xxh3-256": "unknown value 'xxh3-256'; did you mean 'xxh3-128'?",
     "--block-dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",
@@ -160,7 +160,7 @@ def test_completion_is_sound(scripts, shell, tmp_path):
 
 @pytest.fixture
 def offered(scripts):
-    """The words that a real bash offers for the last of those given, split as bash splits them."""
+    """Return bash's completions of the last word given, split as bash splits words."""
 
     def complete(words: list[str], folder: Path | None = None) -> list[str]:
         script = (

@@ -1,4 +1,4 @@
-"""Ctrl-C from the first moment on that the command runs."""
+"""Ctrl-C at any time after the command starts."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Until the program itself runs (the system is still loading its libraries) no program can answer.
+# The system loads libraries first, and no program can answer until that is done.
 LOADING_SECONDS_MAX = 5.0
 
 
@@ -33,5 +33,5 @@ def test_a_signal_as_soon_as_it_is_caught_gives_130(command, small, signal_numbe
             process.send_signal(signal_number)
             process.communicate()
             ended.append(process.returncode)
-    assert set(ended) <= {130, 0}, ended  # 0: it was done already
+    assert set(ended) <= {130, 0}, ended  # 0: it had already finished
     assert 130 in ended

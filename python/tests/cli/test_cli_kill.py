@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: an offload folder and a target are the old ones or the new ones."""
+"""SIGKILL at any time: an offload folder and a target are either the old or the new ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def checkpoint(state: dict[str, torch.Tensor], tmp_path: Path) -> Path:
-    """Of torch's own format, whose values are always written to an offload folder."""
+    """Write torch's own format, whose values are always written to an offload folder."""
     torch.save(state, tmp_path / "model.pt")
     return tmp_path / "model.pt"
 
 
 def kills(arguments: list[object], seed: int) -> Iterator[None]:
-    """Runs the command, and kills it at another moment each time; at first it is left alone."""
+    """Run the command and kill it at a different time each time; the first run completes."""
     begin = time.perf_counter()
     subprocess.run([str(each) for each in arguments], check=True, capture_output=True)
     whole = time.perf_counter() - begin
@@ -70,7 +70,7 @@ def test_offload_folder(command: Path, checkpoint: Path, state, tmp_path: Path) 
             for entry in json.loads((folder / "index.json").read_text()).values()
         }
         assert {path.name for path in folder.iterdir()} == {"index.json", *named}
-    assert torch.bfloat16 in seen  # the control: a run that is left alone gives the new ones
+    assert torch.bfloat16 in seen  # control: a run without a signal writes the new values
 
 
 def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path
 def test_the_library_writes_into_the_same_folder(
     command: Path, checkpoint: Path, state, tmp_path: Path
 ) -> None:
-    """accelerate's own function brings an index up to date that loadstone wrote, and back."""
+    """accelerate's own function updates an index that loadstone wrote, and the reverse."""
     from accelerate.utils import offload_state_dict
 
     folder = tmp_path / "offload"

@@ -1,4 +1,4 @@
-"""The errors of ``loadstone merge``, and the status that it ends with."""
+"""Errors of ``loadstone merge``, and its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print, for people and as JSON."""
+"""Output of the commands, for people and as JSON."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_saved_plan_of_a_file_of_another_time(run, small, tmp_path):
 def test_saved_plan_of_a_file_that_changed(run, small, tmp_path):
     run("plan", small, "-o", tmp_path / "plan.json", status=0)
     header = small.read_bytes()
-    small.write_bytes(header.replace(b'"dtype": ', b'"dtype":\n', 1))  # as many bytes, other ones
+    small.write_bytes(header.replace(b'"dtype": ', b'"dtype":\n', 1))  # same size, different bytes
     done = run("load", "--plan", tmp_path / "plan.json", status=4)
     assert "[io.changed]" in done.stderr
 
@@ -123,7 +123,7 @@ def test_saved_plan_of_files_that_were_copied(run, small, tmp_path):
     run("plan", small, "-o", tmp_path / "plan.json", status=0)
     copied = tmp_path / "elsewhere"
     copied.mkdir()
-    shutil.copyfile(small, copied / small.name)  # with the time of now, as cp gives it
+    shutil.copyfile(small, copied / small.name)  # the current time, as cp sets it
     small.unlink()
     done = run("load", copied, "--plan", tmp_path / "plan.json", status=0)
     assert "[io.time]" in done.stderr
@@ -165,7 +165,7 @@ def test_html(run, small, tmp_path, name):
 
 
 def test_readers_are_part_of_the_plan(run, small, tmp_path):
-    """And others may carry it out."""
+    """A different process may execute the plan."""
     plan = tmp_path / "plan.json"
     for threads in (1, 3):
         run("plan", small, "--threads", threads, "-o", plan, status=0)
@@ -249,7 +249,7 @@ def test_device_map_forms(run, small, tmp_path):
 
 @pytest.mark.parametrize("mode", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_computed_device_map(run, small, tmp_path, mode):
-    """The command knows this machine's memory, so a mode needs no --max-memory."""
+    """The command knows this machine's memory, so a placement mode needs no --max-memory."""
     assert set(devices_of(run, small, "--device-map", mode).values()) == {"cpu"}
     limited = ["--max-memory", "cpu=8", "--offload-folder", str(tmp_path / "offload")]
     devices = devices_of(run, small, "--device-map", mode, *limited)

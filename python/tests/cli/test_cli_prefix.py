@@ -1,4 +1,4 @@
-"""Prefixes of names on the command line: those of wrappers, and literal ones in rules."""
+"""Name prefixes on the command line: those of wrappers, and literal ones in rules."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ def test_rules_of_literal_prefixes(run: Any, skeleton: Path, tmp_path: Path) -> 
     )
     rules.write_text(json.dumps({"op": "rename", "sources": "a", "targets": "b"}))
     done = run("plan", path, "--skeleton", skeleton, "--rules", rules)
-    assert done.returncode == 1 and "a rule stands in a list" in done.stderr
+    assert done.returncode == 1 and "rules are a list" in done.stderr

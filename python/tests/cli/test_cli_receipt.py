@@ -1,4 +1,4 @@
-"""Receipts of conversions: written, verified, and what `--resume` believes."""
+"""Receipts of conversions: written, verified, and trusted by `--resume`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from receipt_digests import convert, flip, tree, verify, write
 
 
 def bf16(generator: random.Random, count: int) -> bytes:
-    """Numbers around one, so that all can be quantized."""
+    """Values around one, so that all can be quantized."""
     data = bytearray(generator.randbytes(2 * count))
     data[1::2] = bytes(0x3C + (each & 0x83) for each in data[1::2])
     return bytes(data)
@@ -119,7 +119,7 @@ def test_what_is_added_to_a_folder_below_is_named(source: Path, tmp_path: Path) 
     (model / "modules.json").write_text(json.dumps(modules))
     out = tmp_path / "out"
     convert(model, out, "--receipt", "xxh3-128")
-    assert verify(out, "--receipt") == []  # the control
+    assert verify(out, "--receipt") == []  # control
     (out / "1_Pooling" / "more.json").write_text("{}")
     (out / "1_Pooling" / "receipt.json").write_text("{}")
     (out / "2_Dense").mkdir()
@@ -135,7 +135,7 @@ def test_one_file(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     convert(source, target, "--receipt", "sha256-tree")
     assert verify(target, "--receipt", "--source", source) == []
-    convert(source, target, "--dtype", "f32")  # its receipt went with the file
+    convert(source, target, "--dtype", "f32")  # the conversion deleted its receipt with the file
     assert not (tmp_path / "out.safetensors.receipt.json").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_second_conversion_leaves_nothing_of_the_first(
 
 
 def test_a_strangers_file_of_the_receipts_name_is_set_aside(source: Path, tmp_path: Path) -> None:
-    """The control: only receipts of conversions are removed."""
+    """Control: loadstone removes only receipts of conversions."""
     out = tmp_path / "out"
     convert(source, out)
     (out / "receipt.json").write_text('{"paid": true}')
@@ -244,7 +244,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 
 
 def begun(source: Path, out: Path, seconds: float) -> bool:
-    """A run that is killed; False where it was done before."""
+    """Run and kill a conversion; return False if it finished first."""
     process = subprocess.Popen(
         [COMMAND, "convert", str(source), str(out), *RESUMED, "--resume", "--threads", "1"],
         stdout=subprocess.DEVNULL,
@@ -268,7 +268,7 @@ def test_killed_50_times_and_resumed_elsewhere(
         if (place / "out").exists():
             assert files_of(place / "out") == whole
             shutil.rmtree(place / "out")
-        # Another path, inode and time of all files.
+        # Change path, inode and time of all files.
         moved = tmp_path / str(kills + 1)
         if not moved.exists():
             shutil.copytree(place, moved, copy_function=shutil.copyfile)
@@ -279,7 +279,7 @@ def test_killed_50_times_and_resumed_elsewhere(
 
 
 def finished(source: Path, out: Path) -> Path:
-    """The waiting shards of a conversion of which one part of two is done."""
+    """Finish one of two parts; return the folder of its waiting shards."""
     convert(source, out, *RESUMED, "--part", "1/2")
     return out.parent / f".loadstone-{out.name}.part" / "files"
 
@@ -347,7 +347,7 @@ def test_files_of_a_hub_cache_are_those_that_were_published(source: Path, tmp_pa
 
 
 def published(folder: Path, snapshot: Path) -> None:
-    """A snapshot in a hub's cache of a folder's files."""
+    """Create a snapshot of a folder's files in a hub's cache."""
     blobs = snapshot.parent.parent / "blobs"
     for made in (blobs, snapshot):
         made.mkdir(parents=True)
@@ -387,7 +387,7 @@ def test_all_files_of_a_snapshot_are_those_that_were_published(
     output("verify", snapshot, "--digests")
     name = change(snapshot)
     assert name in output("verify", snapshot, "--digests", status=1)
-    output("verify", snapshot / "model.safetensors", "--digests")  # that file alone
+    output("verify", snapshot / "model.safetensors", "--digests")  # only this file
 
 
 def emptied(receipt: dict[str, Any]) -> None:
@@ -418,7 +418,7 @@ WRONG += [set_field("shape", [1 << 63] * 2), set_field("encoding", "I8")]
 def test_a_receipt_of_a_load_lists_what_was_read(
     change: Callable[[dict[str, Any]], None], source: Path, tmp_path: Path
 ) -> None:
-    """By the digest of each tensor that a target was made of, and as the file's header has it."""
+    """Compare the digest of each tensor in a target with its bytes in the file."""
     file = tmp_path / "load.json"
     output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
     output("verify", source, "--receipt-file", file)

@@ -1,4 +1,4 @@
-"""Each exit status, with a real cause; and where what is said goes."""
+"""Each exit status, with a real cause; and which stream each message goes to."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ERROR_MEMBERS = {"code", "message", "path", "tensor", "byte_offset", "field", "f
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> dict:
-    """The error of a --json run, which says it on stdout and nowhere else."""
+    """Return the error of a --json run, and check that it is on stdout only."""
     assert done.stderr == ""
     error = json.loads(done.stdout)["error"]
     assert error.keys() >= ERROR_MEMBERS
@@ -45,7 +45,7 @@ def test_version(run):
     assert run("--version", status=0).stdout.startswith("loadstone ")
 
 
-# ---- 1: done, and it found something
+# ---- 1: it ran, and found something
 
 
 def test_incomplete_plan(run, small, incomplete):
@@ -99,7 +99,7 @@ def test_difference(run, small, tmp_path, write_safetensors):
     ],
 )
 def test_bad_value(run, file, code):
-    """Headers say nothing about values, so only `verify` can tell."""
+    """Headers contain no values, so only `verify` can detect this."""
     run("inspect", HOSTILE / file, status=0)
     assert code in run("verify", HOSTILE / file, status=1).stdout
     document = json.loads(run("verify", HOSTILE / file, "--json", status=1).stdout)
@@ -219,7 +219,7 @@ def test_full_standard_output(command, small, arguments):
     assert b"[io.no_space]" in done.stderr
 
 
-# Python ignores the signal (SIGXFSZ), and so does the command, which inherits that.
+# Python ignores the signal (SIGXFSZ), and the command inherits that.
 def test_standard_output_that_may_not_grow(command, small, tmp_path):
     with (tmp_path / "out").open("wb") as out:
         done = subprocess.run(
@@ -249,7 +249,7 @@ def test_over_budget(run, small, name):
 
 
 def test_more_than_the_machine_has(run, tmp_path, write_safetensors):
-    """A hole in a file costs nothing, so a model of a tebibyte is at hand."""
+    """A hole in a file takes no space, so the test can use a 1 TiB model."""
     huge = write_safetensors(tmp_path / "huge.safetensors", {"w": ("F32", [1 << 38])})
     run("inspect", huge, status=0)
     run("plan", huge, status=0)

@@ -1,4 +1,4 @@
-"""What needs a terminal or a signal: the progress line, and Ctrl-C."""
+"""The progress line and Ctrl-C, which need a terminal or a signal."""
 
 import contextlib
 import fcntl
@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-BIG = 128 << 20  # bytes in the file; a cast to F64 makes them four times as many
+BIG = 128 << 20  # bytes in the file; a cast to F64 makes it four times as large
 
 
 @pytest.fixture
 def big(tmp_path, write_safetensors) -> Path:
-    """Enough to be met on the way: a hole, cast to F64 by one thread."""
+    """A load long enough to interrupt: a hole, cast to F64 by one thread."""
     tensors = {f"layers.{i}.weight": ("BF16", [BIG // 2 // 16]) for i in range(16)}
     return write_safetensors(tmp_path / "big.safetensors", tensors)
 
 
 class Terminal:
-    """A command whose stderr is a terminal of so many columns."""
+    """A command whose stderr is a terminal with the given number of columns."""
 
     def __init__(self, command: Path, *arguments: object, columns: int = 80, term: str = "xterm"):
         self._master, slave = pty.openpty()
@@ -43,14 +43,14 @@ class Terminal:
         self.seen = b""
 
     def read(self) -> Iterator[bytes]:
-        """Everything seen so far, each time that there is more."""
+        """Yield all output seen until now, each time there is more."""
         with contextlib.suppress(OSError):  # EIO: the other side is closed
             while piece := os.read(self._master, 4096):
                 self.seen += piece
                 yield self.seen
 
     def finish(self) -> tuple[int, str, str]:
-        """Status, stdout, and all that the terminal was sent."""
+        """Return status, stdout, and everything sent to the terminal."""
         for _ in self.read():
             pass
         stdout, _ = self.process.communicate()
@@ -99,7 +99,7 @@ def test_quiet_shows_no_progress(command, big):
     ],
 )
 def test_an_interrupted_conversion_hints_at_resume(command, big, tmp_path, target, more, hint):
-    for attempt in range(5):  # a run that ended before the signal was sent says nothing
+    for attempt in range(5):  # a run that finishes before the signal prints nothing
         out = tmp_path / str(attempt) / target
         out.parent.mkdir()
         arguments = ["convert", big, out, "--dtype", "f64", "--threads", 1, *more]
@@ -129,7 +129,7 @@ def test_no_progress_when_piped(run, big):
 
 
 def interrupt_midway(command: Path, *arguments: object) -> tuple[int, str, str]:
-    """Interrupts a run midway; again where it was at its end before the signal was sent."""
+    """Interrupt a run midway; retry if it finished before the signal."""
     for _ in range(5):
         result = interrupt_once(command, *arguments)
         if result[0] != 0:
@@ -138,7 +138,7 @@ def interrupt_midway(command: Path, *arguments: object) -> tuple[int, str, str]:
 
 
 def interrupt_once(command: Path, *arguments: object) -> tuple[int, str, str]:
-    """Stop the load where it says that it is on its way, so that the signal meets it there."""
+    """Stop the load when it prints its progress, so that the signal meets it there."""
     terminal = Terminal(command, *arguments)
     for seen in terminal.read():
         if re.search(rb" \d+%|^\r? *\d+%", seen):
@@ -174,7 +174,7 @@ def test_interrupt_json(command, big):
 
 @pytest.fixture
 def written(big, tmp_path) -> list[object]:
-    """Arguments of a load to disk for which every tensor is written: it gets another shape."""
+    """Arguments of a load to disk that writes every tensor, because its shape changes."""
     rows = BIG // 2 // 16 // 64
     rule = {
         "op": "reshape",
@@ -193,7 +193,7 @@ def written(big, tmp_path) -> list[object]:
 
 
 def test_interrupt_leaves_no_offloaded_files(command, written, tmp_path):
-    for attempt in range(5):  # a run that ended before the signal was sent leaves its files
+    for attempt in range(5):  # a run that finishes before the signal leaves its files
         folder = tmp_path / f"offload{attempt}"
         status, _, _ = interrupt_once(command, *written, folder)
         if status != 0:
@@ -203,7 +203,7 @@ def test_interrupt_leaves_no_offloaded_files(command, written, tmp_path):
 
 
 def test_offloaded_files_are_there_without_an_interrupt(command, written, tmp_path):
-    """The control of the test before: the same load, left alone."""
+    """Control of the previous test: the same load without a signal."""
     folder = tmp_path / "offload"
     status, _, _ = Terminal(command, *written, folder).finish()
     assert status == 0

@@ -1,4 +1,4 @@
-"""How much the command says, in which order and colours."""
+"""Amount, order and colours of the command's output."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def surplus(small, write_skeleton):
 
 def test_plan_begins_with_the_verdict(run, small, incomplete, surplus):
     text = run("plan", small, "--skeleton", incomplete, status=1).stdout
-    assert text.startswith("2 errors: this plan cannot be carried out\nNothing was read. Mend")
+    assert text.startswith("2 errors: this plan cannot be carried out\nNothing was read. Fix")
     order = ["cannot be", "plan     ", "bytes    ", "2 errors  plan.missing", "target  "]
     places = [text.find(word) for word in order]
     assert places == sorted(places) and -1 not in places

@@ -1,4 +1,5 @@
-"""Receipts have tensors that only decide values, and verify names sources that it did not read."""
+"""Receipts include tensors that only determine values; verify names the sources that it did not
+read."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def test_an_adapters_config_is_in_the_receipt(tmp_path: Path) -> None:
 
 
 def test_a_scale_that_becomes_a_constant_is_in_the_receipt(tmp_path: Path) -> None:
-    """Global scales of NVFP4 are divisors in compressed-tensors and factors in ModelOpt."""
+    """Global scales of NVFP4 divide in compressed-tensors and multiply in ModelOpt."""
     plain, source, out = tmp_path / "plain", tmp_path / "source", tmp_path / "out"
     plain.mkdir()
     largest = 6 * 448 / 4096  # the scale is a power of two, so its inverse is exact

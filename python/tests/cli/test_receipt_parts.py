@@ -1,4 +1,4 @@
-"""Receipts of sources of which only parts are read: columns, rows for several files, nothing."""
+"""Receipts of partly read sources: columns, rows for several files, nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def described(path: Path, **shapes: list[int]) -> Path:
 def test_bytes_between_columns_are_hashed_as_they_are(
     tmp_path: Path, kind: str, threads: int
 ) -> None:
-    """Holes are read over, many in one system call; the call before ends amid one of them."""
+    """A single system call reads across many holes; the call before ends inside one."""
     data = random.Random(1).randbytes
     file = tmp_path / "model.safetensors"
     write(file, {"a": ("F32", [1], data(4)), "x": ("F32", [512, 1536], data(512 * 6144))})

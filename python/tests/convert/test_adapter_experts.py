@@ -1,6 +1,6 @@
-"""Adapters that were trained per expert, before transformers 5 joined the experts.
+"""Adapters trained per expert, before transformers 5 joined the experts.
 
-The oracle is a base whose files have the products added.
+The oracle is a base to whose files the products were added.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def outputs(
 def test_the_scale_of_joined_experts(
     family: str, use_rslora: bool, door: str, is_patched: bool, tmp_path: Path
 ) -> None:
-    """The control: the library alone gets rsLoRA's scale wrong."""
+    """Control: the library alone applies the wrong rsLoRA scale."""
     with loadstone.patch("peft") if is_patched else contextlib.nullcontext():
         found, expected = outputs(family, use_rslora, tmp_path, DOORS[door])
     is_right = torch.allclose(found, expected, rtol=1e-4, atol=1e-4)

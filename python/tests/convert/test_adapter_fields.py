@@ -1,4 +1,4 @@
-"""Warnings about an adapter's config: fields that peft does not have, modules with two alphas."""
+"""Warnings about an adapter's config: fields unknown to peft, and modules with two alphas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DOORS = [by_merge, by_load, by_command, by_strict_command, by_saved_plan]
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
-    """peft warns as well, of each field that it does not know."""
+    """peft also warns about each unknown field."""
     is_told = "sets 'use_newer': unknown to this version, and ignored" in door(
         *files(tmp_path, use_newer=value)
     )
@@ -66,9 +66,9 @@ def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("patterns", "warns"),
     [
-        ({".*st": 3, "first": 16}, True),  # as peft sorts them
+        ({".*st": 3, "first": 16}, True),  # peft's order
         ({"f.*": 3, "first": 16}, True),
-        ({"first": 16, ".*st": 3}, False),  # in the order of the training
+        ({"first": 16, ".*st": 3}, False),  # training order
         ({".*st": 3, "first": 3}, False),
         ({".*st": 3, "second": 16}, False),
         ({"first": 3}, False),
@@ -78,7 +78,7 @@ def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
 def test_a_module_with_two_alphas(
     patterns: dict[str, int], warns: bool, door: Any, tmp_path: Path
 ) -> None:
-    """peft takes the first key that matches, and sorts the keys of an adapter that it saves."""
+    """peft takes the first key that matches, and sorts the keys of an adapter when saving it."""
     base, adapter = files(tmp_path, alpha_pattern=patterns)
     text = door(base, adapter)
     assert ("gives 1 module two alphas by alpha_pattern" in text) == warns
@@ -88,7 +88,7 @@ def test_a_module_with_two_alphas(
 
 
 def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> None:
-    """peft's load is the reason for the warning; the merge takes the same alpha."""
+    """peft's load is the reason for the warning; the merge uses the same alpha."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["first"], alpha_pattern={"first": 16, ".*st": 3})
     base, _ = files(tmp_path)
@@ -111,7 +111,7 @@ def model() -> torch.nn.Module:
 
 
 def files(folder: Path, **changes: Any) -> tuple[Path, Path]:
-    """A base and an adapter, whose config has these fields too."""
+    """Write a base and an adapter with these fields in its config."""
     base, adapter = folder / "base.safetensors", folder / "adapter"
     save_file({"first.weight": torch.zeros(6, 4)}, base)
     adapter.mkdir()

@@ -1,7 +1,7 @@
-"""nf4, fp4 and LLM.int8 beside real bitsandbytes on a CPU, and beside a model of it in numpy.
+"""nf4, fp4 and LLM.int8 against real bitsandbytes on a CPU, and against a numpy model of it.
 
-bitsandbytes' encoders are right; of its decoders those for AVX-512 are wrong where rows are a
-multiple of 16 and not of the block size, which is shown here, and not compared elsewhere.
+bitsandbytes' encoders are right. Its AVX-512 decoders are wrong if rows are a multiple of 16 but
+not of the block size; one test shows this, and the others avoid it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_four_bits_are_those_of_bitsandbytes(kind: str, dtype: torch.dtype, enco
 
 
 def test_the_comparison_sees_one_bit() -> None:
-    """The control: another last bit, another sign of a zero, another dtype."""
+    """Control: a changed last bit, a changed sign of zero, a different dtype."""
     values = torch.tensor([1.0, 0.0, float("nan")])
     assert same(values, values.clone())
     assert not same(values, values.double())
@@ -102,7 +102,7 @@ def test_the_comparison_sees_one_bit() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_bitsandbytes_decodes_wrongly(dtype: torch.dtype) -> None:
-    """A layer of SigLIP: rows of 16 * 269 numbers, in blocks of 64."""
+    """A layer of SigLIP: rows of 16 * 269 values, in blocks of 64."""
     tensor = numbers("normal", (1152, 4304), dtype)
     unit = loadstone.quantize(tensor, "nf4")
     data, state = bitsandbytes.functional.quantize_4bit(tensor, blocksize=64, quant_type="nf4")
@@ -225,7 +225,7 @@ def test_int8_is_that_of_bitsandbytes(kind: str, dtype: torch.dtype) -> None:
         assert same(unit.dequantize(torch.float32), expected)
 
 
-# ---- what is given
+# ---- kernel arguments
 
 
 def test_strides_and_ranks_do_not_matter() -> None:
@@ -396,7 +396,7 @@ def test_damage_is_named(
 
 
 def test_a_shape_that_lies_costs_no_memory() -> None:
-    """Of terabytes, and of more than 64 bits hold: refused by arithmetic."""
+    """Shapes of terabytes, or beyond 64 bits: rejected by arithmetic."""
     unit = loadstone.quantize(torch.ones(2, 64), "nf4")
     for shape in [(1 << 40, 64), (1 << 62, 64), (1 << 63, 2)]:
         with pytest.raises(loadstone.Error) as caught:
@@ -426,7 +426,7 @@ def test_what_cannot_be_decoded_is_refused(change: dict[str, Any], code: str) ->
 
 
 def test_the_kernels_take_no_buffer_of_another_size() -> None:
-    """The bindings check for themselves: they write to memory that they are given."""
+    """The bindings check the sizes of the buffers that they write to."""
 
     def octets(count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Every cast of the core against torch, bit for bit.
 
-All values of the dtypes of one and two bytes; of the wider ones every exponent, the neighbours of
-each rounding boundary, infinities, NaNs with payloads, and random bits. Left out is only what torch
-itself leaves undefined: a float that does not fit the integer it is cast to.
+All values of one-byte and two-byte dtypes; for wider ones every exponent, the neighbours of each
+rounding boundary, infinities, NaNs with payloads, and random bits. Excluded are only the casts that
+torch leaves undefined: a float that does not fit the target integer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from loadstone import _core
 
-# All that the core casts and torch has.
+# Dtypes that the core casts and torch has.
 TORCH = {
     name: getattr(torch, torch_name)
     for name, torch_name in _core.dtypes()
@@ -25,7 +25,7 @@ MANTISSA = {"F32": (23, torch.int32, 255), "F64": (52, torch.int64, 2047)}
 
 
 def bits_of_wide_floats(name: str) -> torch.Tensor:
-    """Patterns around every boundary at which a narrower float rounds, in every exponent."""
+    """Bit patterns around every boundary at which a narrower float rounds, in every exponent."""
     mantissa_bits, integer, exponent_max = MANTISSA[name]
     kept = [bits for bits in (0, 1, 2, 3, 7, 8, 9, 10, 11, 23, 24) if bits <= mantissa_bits]
     mantissas = {0, 1, (1 << mantissa_bits) - 1}
@@ -71,7 +71,7 @@ def source_values(name: str) -> torch.Tensor:
 
 
 def defined(values: torch.Tensor, source: str, target: str) -> torch.Tensor:
-    """Without the floats that do not fit the integer target."""
+    """Drop the floats that do not fit the integer target."""
     if source not in FLOATS or target in FLOATS or target == "BOOL":
         return values
     limits = torch.iinfo(TORCH[target])

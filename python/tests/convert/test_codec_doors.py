@@ -1,6 +1,6 @@
-"""Every codec through every door: the numbers are those of an oracle, rounded once.
+"""Every codec through every entry point: values equal the oracle's, rounded once.
 
-``codec_files`` writes the checkpoints. A door is a way in which a value leaves loadstone.
+``codec_files`` writes the checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def done(*arguments: object) -> Any:
-    """The document of a command that succeeds."""
+    """Return the document of a command that succeeds."""
     result = run(*arguments, "--json")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return json.loads(result.stdout)
@@ -43,12 +43,12 @@ def skeleton(file: Written, dtype: torch.dtype, folder: Path) -> Path:
 
 
 def offloaded(folder: Path) -> Tensors:
-    """As accelerate's hooks read an offload folder."""
+    """Read an offload folder as accelerate's hooks do."""
     reader = OffloadedWeightsLoader(save_folder=str(folder))
     return {name: reader[name] for name in reader}
 
 
-# ---- doors: each gives what it made of the numbers
+# ---- entry points: each returns its decoded values
 
 
 def by_load(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
@@ -64,7 +64,7 @@ def by_load_into_memory(file: Written, dtype: torch.dtype, folder: Path) -> Tens
 
 
 def by_dtype(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """The model's own dtype is another one."""
+    """The model has a different dtype."""
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     model = model_of(file.numbers, other)
     loadstone.load(model, file.path, dtype=dtype)
@@ -84,7 +84,7 @@ def by_least_staging(file: Written, dtype: torch.dtype, folder: Path) -> Tensors
 
 
 def by_saved_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Made here, and carried out by the command and by Python from its text."""
+    """Plan in Python; execute from the plan's text with the command and with Python."""
     model = model_of(file.numbers, dtype)
     made = loadstone.plan(model, file.path)
     made.require_ok()
@@ -99,7 +99,7 @@ def by_saved_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
 
 
 def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """The values that the command made, as it wrote them."""
+    """Return the values that the command wrote."""
     places: dict[str, Any] = {"device_map": "disk", "offload_folder": folder / "planned"}
     made = loadstone.plan(model_of(file.numbers, dtype), file.path, **places)
     made.require_ok()
@@ -110,7 +110,7 @@ def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tenso
 
 
 def by_command(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Planned and loaded without Python: into memory, which is audited, and to the disk."""
+    """Plan and load without Python: into memory, which is audited, and to disk."""
     needs = skeleton(file, dtype, folder)
     report = done("load", file.path, "--skeleton", needs)
     assert set(report["provenance"]) == set(file.numbers)
@@ -135,7 +135,7 @@ def by_offload(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
 
 
 def by_reader(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Each tensor by itself, as a C++ program reads it: in three ranges that begin anywhere."""
+    """Read each tensor alone, as a C++ program does: in three ranges with arbitrary starts."""
     catalog = loadstone.inspect(file.path)._core
     found = {}
     for name, numbers in file.numbers.items():
@@ -164,7 +164,7 @@ DOORS: list[Door] = [
     by_offload,
     by_reader,
 ]
-# Each codec through each door; the dtypes in turn, so that a codec has all of them.
+# Each codec through each entry point; the dtypes rotate, so that each codec meets all of them.
 CELLS = [
     (door, codec, list(DTYPES)[(i + j) % len(DTYPES)])
     for i, door in enumerate(DOORS)
@@ -178,7 +178,7 @@ def test_each_two_of_door_codec_and_dtype_meet() -> None:
     assert len(CODECS) * len(DTYPES) == len({(codec, dtype) for _, codec, dtype in CELLS})
 
 
-@pytest.mark.parametrize("door, codec, dtype", CELLS)
+@pytest.mark.parametrize("door,codec,dtype", CELLS)
 def test_numbers_are_the_oracles(
     door: Door, codec: str, dtype: str, files: Files, tmp_path: Path
 ) -> None:
@@ -193,7 +193,7 @@ def test_conversions_give_the_oracles_numbers(
     codec: str, dtype: str, files: Files, tmp_path: Path
 ) -> None:
     file, target = files(codec), tmp_path / "out.safetensors"
-    # Some numbers of the file become infinite, which is an error without the option.
+    # Some values of the file become infinite, which is an error without the option.
     done("convert", file.path, target, "--dequantize", "--dtype", dtype, "--allow-non-finite")
     expected = {
         name: tensor if tensor.dtype == torch.float8_e8m0fnu else rounded(tensor, DTYPES[dtype])
@@ -227,7 +227,8 @@ def test_inspect_names_the_tensors(codec: str, files: Files) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
-    """Components are told by role; those that give no number its value may stand there too."""
+    """inspect lists components by role; the list may include components without an effect on
+    values."""
     file = files(codec)
     listed = {value["name"]: value for value in done("inspect", file.path)["quantized"]}
     assert set(listed) == set(file.quantized)
@@ -239,7 +240,7 @@ def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
 
 
 def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
-    """Doors with an option for it; the others refuse the file by name."""
+    """Entry points with an option for it accept the file; the others reject it by name."""
     file = write_5d(tmp_path / "model")
     expected = {name: rounded(tensor, torch.bfloat16) for name, tensor in file.numbers.items()}
     done("convert", file.path, tmp_path / "out.safetensors", "--dequantize", "--dtype", "BF16")
@@ -254,7 +255,7 @@ def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
 
 
 def test_the_comparison_sees_one_bit(files: Files) -> None:
-    """The control."""
+    """Control."""
     numbers = files("gguf-Q4_K").numbers
     other = {name: tensor.clone() for name, tensor in numbers.items()}
     name = "blk.0.gain.weight"

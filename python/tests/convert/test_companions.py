@@ -1,5 +1,5 @@
-"""Markers and companions go with their codes, whatever is made of them: by layout, request and
-entry point. Each conversion is read back from its file alone."""
+"""Markers and companions follow their codes: by layout, request and entry point. Each conversion is
+read back from its file alone."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ class Layout:
     """A checkpoint of one quantized matrix.
 
     Attributes:
-        codes: components without which the values mean nothing.
-        beside: markers and scales that mean nothing without the codes.
+        codes: components required to decode the values.
         layers: markers in the header's metadata, by module.
-        is_read: whether a codec decodes the codes.
+        is_read: True if a codec decodes the codes.
     """
 
     name: str
     codes: dict[str, torch.Tensor]
-    beside: dict[str, torch.Tensor]
+    beside: dict[str, torch.Tensor]  # markers and scales that have no meaning without the codes
     layers: dict[str, Any] = field(default_factory=dict)
     is_read: bool = True
 
@@ -138,7 +137,7 @@ def rename(source: str, target: str) -> dict[str, Any]:
     return {"op": "rename", "sources": [source], "targets": [target]}
 
 
-# Requests that leave codes as they are, and those that make something else of them.
+# Requests that keep codes, and requests that change them.
 KEEP: dict[str, dict[str, Any]] = {
     "as it is": {},
     "bfloat16": {"dtype": "bfloat16"},
@@ -221,7 +220,7 @@ def test_codes_that_stay_keep_all_that_belongs_to_them(
     for name in (*layout.codes, *layout.beside):
         assert same(found[moved(name)], tensors[name]), name
     assert layers_of(target) == {moved(name): each for name, each in layout.layers.items()}
-    # The control: a tensor that belongs to no codes is cast.
+    # Control: a tensor unrelated to the codes is cast.
     assert same(found[PLAIN], tensors[PLAIN]) == ("dtype" not in KEEP[request_name])
 
 
@@ -245,7 +244,7 @@ def test_other_codes_and_values_keep_no_marker(
     if not code:
         found = load_file(target)
         assert not found.keys() & layout.beside.keys()
-        assert same(found[PLAIN], tensors[PLAIN])  # the control: what is no companion stays
+        assert same(found[PLAIN], tensors[PLAIN])  # control: other tensors stay
         assert layers_of(target) == {}
 
 
@@ -288,7 +287,7 @@ CACHE_LEAVES = ("q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "k_ze
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("leaf", CACHE_LEAVES)
 def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str, way: str) -> None:
-    """Codes elsewhere in the model, in its layer or at its root, have no claim to them."""
+    """Codes elsewhere, in the same layer or at the model's root, do not own them."""
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     learned = {
         f"{module}.{leaf}": torch.tensor([1.7])
@@ -301,7 +300,7 @@ def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str,
     found = load_file(target)
     for name, tensor in learned.items():
         assert same(found[name], tensor), name
-    assert not owned.keys() & found.keys()  # the control: these go with their codes
+    assert not owned.keys() & found.keys()  # control: these belong to their codes
 
 
 def test_a_learned_scale_of_another_name_makes_no_codes(tmp_path: Path) -> None:

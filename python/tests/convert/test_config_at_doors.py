@@ -1,5 +1,5 @@
-"""The source's config decides the same at every door: whichever of its files names the checkpoint,
-and whether the output is a folder or one file."""
+"""The source's config has the same effect at every entry point, for each file that can name the
+checkpoint, and for folders and single files as output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gpt2() -> tuple[Tensors, dict[str, Any]]:
 
 
 def deepseek() -> tuple[Tensors, dict[str, Any]]:
-    """The second of two layers is one of the multi-token prediction."""
+    """The second of two layers belongs to multi-token prediction."""
     tensors = {f"model.layers.{i}.mlp.up_proj.weight": numbers(128, 128) for i in range(2)}
     tensors["model.layers.0.self_attn.kv_b_proj.weight"] = numbers(128, 128)
     return tensors, {"config.json": {"model_type": "deepseek_v3", "num_hidden_layers": 1}}
@@ -90,7 +90,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 def outcome(source: Any, target: Path, options: dict[str, Any]) -> Tensors | str:
-    """The tensors of the output, or the code of the error."""
+    """Return the tensors of the output, or the error's code."""
     try:
         loadstone.convert(source, target, **options)
     except loadstone.Error as error:
@@ -133,7 +133,7 @@ def test_the_output_is_that_of_the_folder(
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "no layer for codes"])
 def test_another_folder_gives_another_output(case: str, tmp_path: Path) -> None:
-    """The control: without its configs the same file becomes something else."""
+    """Control: without its configs the same file converts differently."""
     model, options = write(tmp_path / "model", case), CASES[case][1]
     expected = outcome(model, tmp_path / "expected", options)
     for file in CASES[case][0]()[1]:

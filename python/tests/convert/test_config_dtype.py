@@ -1,4 +1,4 @@
-"""config.json declares the dtype that the output has, by every entry point that converts."""
+"""config.json declares the output's dtype, at every entry point that converts."""
 
 from __future__ import annotations
 
@@ -85,17 +85,17 @@ def test_fp8_codes_that_are_decoded(tmp_path: Path, door: str, dequantize: bool)
         tmp_path / "codes", tmp_path / "out", **({"dequantize": True} if dequantize else {})
     )
     found = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
-    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # the control: a copy
+    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # control: a copy
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_without_a_change_of_dtype_the_config_is_the_same(tmp_path: Path, door: str) -> None:
-    config = {"dtype": "float16", "model_type": "own"}  # not true, and not ours to mend
+    config = {"dtype": "float16", "model_type": "own"}  # wrong, but not loadstone's to fix
     assert config_after(tmp_path, door, config) == config
 
 
 def test_most_numbers_decide(tmp_path: Path) -> None:
-    """Pinned: FP8 weights leave only the others to declare a dtype."""
+    """Pinned: FP8 weights leave the dtype to the other tensors."""
     config = {"dtype": "float32", "model_type": "own"}
     found = config_after(tmp_path, "convert", config, dtype="bf16", quantize="fp8")
     assert found["dtype"] == "bfloat16"
@@ -115,7 +115,7 @@ def test_decoded(tmp_path: Path, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_blocks_of_gguf(tmp_path: Path, door: str) -> None:
-    """Blocks become BF16 without any option."""
+    """Blocks convert to BF16 without any option."""
     source = tmp_path / "source"
     source.mkdir()
     writer = gguf.GGUFWriter(source / "model.gguf", "llama")

@@ -1,9 +1,9 @@
 """The configs of a converted folder against its tensors, both read back from the files alone:
-what they report as quantized is, and a server quantizes nothing else.
+everything reported as quantized is quantized, and servers quantize nothing else.
 
-The matchers are compressed-tensors' own and ModelOpt's wildcards, which are those of fnmatch. The
-questions are those of servers: a linear layer by its module, a stack of experts by its module, and
-by the weights that its first expert would have.
+The matchers are those of compressed-tensors and ModelOpt's wildcards (fnmatch). The questions are
+those of servers: a linear layer by its module, a stack of experts by its module and by the weights
+of its first expert.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[str], dict[str, torch.Tensor]]]] = {
     "experts": ("qwen3_moe", lambda prefix: one_by_one(prefix, "mlp", ROLES)),
     "mixtral": ("mixtral", lambda prefix: one_by_one(prefix, "block_sparse_moe", MIXTRAL)),
 }
-# Layers 1 and 10 have names of which one begins the other; the last one predicts further tokens.
+# The names of layers 1 and 10 share a prefix; the last layer predicts further tokens.
 LAYERS = (
     "model.layers.0.",
     "model.layers.1.",
@@ -116,7 +116,8 @@ MIXED = {r"self_attn": "fp8", "": "fp8-channel"}
 
 
 def cells() -> list[tuple[str, str]]:
-    """Each layout with each choice whose `include` finds tensors in it: others are refused."""
+    """Each layout with each choice whose `include` matches one of its tensors; loadstone rejects
+    the others."""
     return [
         (layout, choice)
         for layout in LAYOUTS
@@ -130,12 +131,12 @@ def cells() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class ConversionInput:
-    """A question of a server to its config.
+    """A layer that a server looks up in its config.
 
     Attributes:
         is_quantized: whether the files hold codes for it.
-        name: of the module that it asks for.
-        stack: the module of the stack whose expert it is, for a server that makes one layer of it.
+        name: the module.
+        stack: the stack that contains the expert, for servers that build one layer from it.
     """
 
     is_quantized: bool
@@ -144,12 +145,13 @@ class ConversionInput:
 
 
 def questions(tensors: Mapping[str, torch.Tensor]) -> list[ConversionInput]:
-    """Every layer that a server makes of the tensors of a folder."""
+    """Return every layer that a server builds from the tensors of a folder."""
     asked = []
     codes = {n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")}
     stacks: dict[str, set[bool]] = {}
     if "lm_head.weight" not in tensors and "lm_head.weight_scale" not in tensors:
-        asked.append(ConversionInput(False, "lm_head"))  # tied to the embedding: a linear layer too
+        # tied to the embedding: also a linear layer
+        asked.append(ConversionInput(False, "lm_head"))
     for name, tensor in tensors.items():
         if tensor.dim() < 2 or name.endswith("_scale"):
             continue
@@ -173,7 +175,7 @@ def compressed_says(config: dict[str, Any], asked: ConversionInput) -> bool:
 
 
 def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
-    """Ask for the module of a stack, and in a mixed config for any layer below it."""
+    """Look up a stack's module, and in a mixed config any layer below it."""
     name = asked.stack or asked.name
     layers = section.get("quantized_layers")
     patterns = section.get("ignore", section.get("exclude_modules", []))
@@ -185,7 +187,7 @@ def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
 
 
 def wrong_answers(folder: Path, style: str) -> list[str]:
-    """The questions that a config and the tensors answer differently."""
+    """Return the layers on which config and tensors disagree."""
     config = json.loads((folder / "config.json").read_text())
     asked = questions(load_file(folder / "model.safetensors"))
     assert any(each.is_quantized for each in asked)
@@ -224,7 +226,7 @@ def test_configs_and_tensors_agree(
 def test_a_list_that_lacks_a_stack_is_found(
     sources: dict[str, Path], tmp_path: Path, style: str
 ) -> None:
-    """The control: without the entries of one layer's experts, servers quantize them."""
+    """Control: without the entries of one layer's experts, servers quantize them."""
     target = tmp_path / "out"
     options = CHOICES["experts of a layer"]
     loadstone.convert(sources["stacks"], target, quantize="fp8-channel", style=style, **options)
@@ -265,7 +267,8 @@ def mixture(folder: Path, model_type: str) -> Path:
             tensors |= {f"{prefix}mlp.{block}{role}.weight": matrix(H, H) for role in roles}
     tensors = {name: each.repeat(4, 4) for name, each in tensors.items()}  # several blocks of 128
     for tensor in tensors.values():
-        tensor[0, 0] = 21 / 32  # the largest: nvfp4's outer scale is 2 ** -12, which has an inverse
+        # the largest value: nvfp4's outer scale is 2 ** -12, which has an inverse
+        tensor[0, 0] = 21 / 32
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -284,7 +287,7 @@ def lists_of(folder: Path) -> dict[str, Any]:
 def test_a_repack_has_the_lists_of_a_quantization(
     encoding: str, model_type: str, tmp_path: Path
 ) -> None:
-    """Scales of experts are matrices as well; the choices that differ are the control."""
+    """Scales of experts are matrices as well; the different choices are the control."""
     source = mixture(tmp_path / "in", model_type)
     seen = []
     for choice in ("usual", "experts of a layer", "no experts", "no attention"):
@@ -306,7 +309,7 @@ def test_a_repack_has_the_lists_of_a_quantization(
     "options", [{"quantize": "fp8-channel", "style": "compressed-tensors"}, {"quantize": "nf4"}]
 )
 def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]) -> None:
-    """The library would otherwise make a quantized layer of it, without scales."""
+    """Without the entry the library builds a quantized layer without scales."""
     config = LlamaConfig(
         hidden_size=H,
         intermediate_size=H,
@@ -323,4 +326,4 @@ def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]
     assert dict(model.lm_head.named_parameters()).keys() == {"weight"}
     assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
     stored = load_file(tmp_path / "out" / "model.safetensors")
-    assert stored["model.layers.0.self_attn.q_proj.weight"].dtype != torch.bfloat16  # the control
+    assert stored["model.layers.0.self_attn.q_proj.weight"].dtype != torch.bfloat16  # control

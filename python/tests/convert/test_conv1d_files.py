@@ -1,5 +1,5 @@
-"""Weights of Conv1D layers that bitsandbytes quantized are stored transposed, and only config.json
-says so: a file without it is read as nn.Linear has them, and each entry point warns."""
+"""bitsandbytes weights of Conv1D layers are stored transposed, and only config.json declares it:
+without a config loadstone reads the file as nn.Linear, and each entry point warns."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 import loadstone
 
 CODE = "q.layout_assumed"
-NAME = "h.0.attn.c_proj.weight"  # square: no shape tells its layout
+NAME = "h.0.attn.c_proj.weight"  # square, so the shape does not show the layout
 CONFIGS: dict[str, Any] = {"gpt2": {"model_type": "gpt2"}, "starcoder2": {}, "none": None}
 
 
 def checkpoint(folder: Path, encoding: str, config: Any, name: str = NAME) -> Path:
-    """A quantized file of GPT-2's names as transformers stores it, and ``plain.safetensors``."""
+    """Write a quantized file with GPT-2's names as transformers stores it, and
+    ``plain.safetensors``."""
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(64, 64, generator=generator), "ln.weight": torch.ones(64)}
     save_file(tensors, folder / "plain.safetensors")
@@ -111,7 +112,7 @@ def test_other_names_need_no_config(door: Callable[[Path, str], list[str]], tmp_
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 def test_the_config_decides_the_layout(encoding: str, tmp_path: Path) -> None:
-    """The control: the values are one another's transposes."""
+    """Control: the two results are transposes of each other."""
     found = {}
     for config, value in CONFIGS.items():
         (tmp_path / config).mkdir()

@@ -30,7 +30,7 @@ WAN = BLOCK_CASES[0]
 
 
 class Wan:
-    """A tiny Wan of mixed blocks in the original names, and what it stands for."""
+    """A tiny Wan of mixed blocks under the original names, and its decoded values."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 def test_blocks_are_gguf_pys_numbers_rounded_once(wan: Wan, tmp_path: Path) -> None:
-    """Without rules: the file's names; plain floats as they are, blocks as bf16."""
+    """Without rules: names and plain floats unchanged, blocks as bf16."""
     report = loadstone.convert(wan.path, tmp_path / "plain.safetensors")
     assert report.outputs == [tmp_path / "plain.safetensors"]
     plain = {"F16": torch.float16, "F32": torch.float32}
@@ -82,7 +82,7 @@ def test_blocks_are_gguf_pys_numbers_rounded_once(wan: Wan, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renamed_for_a_class_by_the_command(wan: Wan, tmp_path: Path, dtype: torch.dtype) -> None:
-    """Recipes from Python, the conversion without it, and the library's own loader at the end."""
+    """Recipes from Python, converted by the command, loaded by the library's own loader."""
     recipes = tmp_path / "wan.recipes.json"
     loadstone.save_recipes(wan.skeleton(), wan.path, recipes, dtype=dtype)
     target = wan.folder / "out/diffusion_pytorch_model.safetensors"
@@ -92,12 +92,12 @@ def test_renamed_for_a_class_by_the_command(wan: Wan, tmp_path: Path, dtype: tor
     found = WAN.cls.from_pretrained(wan.folder / "out", torch_dtype=dtype)
     expected = cast_copy(WAN, wan.reference, dtype)
     assert_equal(dict(found.state_dict()), dict(expected.state_dict()))
-    if dtype is torch.bfloat16:  # modules that the class keeps in float32 are so in the file
+    if dtype is torch.bfloat16:  # the file has float32 for modules that the class keeps in float32
         assert {value.dtype for value in load_file(target).values()} == {dtype, torch.float32}
 
 
 def test_shards_that_diffusers_loads(wan: Wan, tmp_path: Path) -> None:
-    """The same from Python, with what an adapter traced, in shards."""
+    """The same in Python, from an adapter's trace, in shards."""
     catalog = loadstone.inspect(wan.path, gguf_rank_max=5)
     traced = loadstone.diffusers.trace(wan.skeleton(), catalog)
     write_config(wan.reference, tmp_path)
@@ -269,7 +269,8 @@ def test_progress_and_an_error_of_the_callers(
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:
-    """Of tensors and metadata: text in a header, never a path, and nothing of a terminal."""
+    """Names of tensors and metadata are only header text: they cannot be paths or reach the
+    terminal."""
     names = [
         "../../escape",
         "/etc/passwd",
@@ -298,7 +299,7 @@ def test_names_are_only_names(tmp_path: Path) -> None:
 
 
 def peak_of(*arguments: object) -> int:
-    """The largest resident set of the command, the program itself included."""
+    """Return the command's largest resident set, including the program itself."""
     document = json.loads(output(*arguments, "--json"))
     process = document["process"]
     assert process["anonymous_bytes_peak"] <= process["resident_bytes_peak"]
@@ -307,7 +308,7 @@ def peak_of(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """The memory of the same command for next to nothing: the program's own code."""
+    """Memory of the same command on almost no data: the program's own code."""
     folder = tmp_path_factory.mktemp("start")
     save_file({"a": torch.zeros(1)}, folder / "a.safetensors")
     return peak_of("convert", folder / "a.safetensors", folder / "b.safetensors")
@@ -318,7 +319,7 @@ LARGE = pytest.param(480, marks=pytest.mark.bench)
 
 @pytest.fixture(scope="module", params=[90, LARGE])
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Q8_0 file of so many MiB."""
+    """A Q8_0 file of the given size in MiB."""
     return single_files.make(tmp_path_factory.mktemp("large"), request.param) / "model.gguf"
 
 
@@ -328,12 +329,12 @@ def test_memory_does_not_grow_with_the_file(large: Path, tmp_path: Path, start: 
         peak = peak_of("convert", large, tmp_path / "out.safetensors", *options) - start
         print(f"{options}: {peak / 2**20:.1f} MiB for a file of {size / 2**20:.0f} MiB")
         assert peak <= 64 << 20
-    # The control: who holds the values is seen.
+    # Control: a program that keeps the values exceeds the limit.
     assert peak_of("load", tmp_path / "out.safetensors") - start > size
 
 
 def test_a_large_tensor_that_is_turned(tmp_path: Path, start: int) -> None:
-    """It fits no window, so its source is read again and again, and the memory stays."""
+    """A transposed tensor larger than the window is read repeatedly, but memory stays bounded."""
     value = torch.randint(-128, 127, (8192, 16384), dtype=torch.int8)
     save_file({"w": value}, tmp_path / "one.safetensors")
     rules = [{"op": "transpose", "dims": [0, 1], "sources": ["w"], "targets": ["w"]}]
@@ -347,7 +348,7 @@ def test_a_large_tensor_that_is_turned(tmp_path: Path, start: int) -> None:
     assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], value.t())
 
 
-# --- what ends it early --------------------------------------------------------------------------
+# --- early exits ---------------------------------------------------------------------------------
 
 
 def parts(folder: Path) -> list[str]:
@@ -363,7 +364,7 @@ def begin(source: Path, target: Path, *options: str) -> subprocess.Popen[bytes]:
 
 
 def interrupt(process: subprocess.Popen[bytes], folder: Path, delay: float, number: int) -> bool:
-    """Sends a signal some time after the first file is there; whether one was."""
+    """Send a signal some time after the first file appears; return True if it was sent."""
     while not parts(folder) and process.poll() is None:
         time.sleep(0.0002)
     found = bool(parts(folder))
@@ -379,7 +380,7 @@ KILLS = [pytest.param(12, id="some"), pytest.param(50, id="50", marks=pytest.mar
 @pytest.mark.parametrize("count", KILLS)
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
 def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int) -> None:
-    """Under the final name there is nothing, or the whole."""
+    """The final path has either no file or the complete one."""
     loadstone.convert(large, tmp_path / "whole.safetensors")
     duration = loadstone.convert(large, tmp_path / "probe.safetensors").seconds
     (tmp_path / "probe.safetensors").unlink()
@@ -396,7 +397,7 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
         left = sorted(path.name for path in folder.iterdir())
         if name in left:
             output("verify", tmp_path / "whole.safetensors", folder / name)
-            duration *= 0.9  # the machine is quicker now
+            duration *= 0.9  # the machine is faster now
         else:
             assert left == parts(folder)
             killed += began

@@ -1,4 +1,4 @@
-"""Every encoding in every style, there and back: a cell works, or is refused by name."""
+"""Every encoding in every style, there and back: each combination works, or is rejected by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import loadstone
 
 STYLES = (None, "modelopt", "compressed-tensors")
 OF_BITSANDBYTES = ("nf4", "fp4", "int8")
-# By their own names: ModelOpt's layouts that compressed-tensors does not have.
+# Own names: ModelOpt's layouts that compressed-tensors lacks.
 ONLY_MODELOPT = ("int4", "int4-awq")
 ENCODINGS = (
     *OF_BITSANDBYTES,
@@ -24,8 +24,8 @@ ENCODINGS = (
     *("fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4", "mxfp8"),
 )
 LAYER = "model.layers.0"
-# No two of them share a scale. Of int4 in rows of 256, and int4-awq in rows of 128, the two layouts
-# have the same shapes; blocks of FP8 are cut in rows of 384 by 320.
+# No two of them share a scale. int4 in rows of 256 and int4-awq in rows of 128 have the same shapes
+# in both layouts; FP8 blocks cut rows of 384 by 320.
 SHAPES = {
     f"{LAYER}.self_attn.o_proj.weight": (256, 256),
     f"{LAYER}.mlp.down_proj.weight": (256, 128),
@@ -64,7 +64,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def divided(unit: loadstone.Quantized) -> torch.Tensor:
-    """What NVFP4 stands for where the inverse of its scale for all is kept: scales are divided."""
+    """Decode NVFP4 whose global scale is stored as its inverse: scales are divided."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     data = unit.parts["data"]
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2).long()
@@ -107,7 +107,7 @@ def test_each_cell_works_or_is_refused(
             if encoding == "nvfp4" and style == "compressed-tensors":
                 expected = divided(unit)
         assert torch.equal(found[name].view(torch.int16), expected.view(torch.int16)), name
-    # It was quantized at all.
+    # Quantization took place.
     assert set(tensors_of(out)) != set(given) or any(
         tensor.dtype != given[name].dtype for name, tensor in tensors_of(out).items()
     )
@@ -117,7 +117,7 @@ EXPERTS = "model.layers.0.mlp.experts"
 
 
 def experts(folder: Path) -> dict[str, torch.Tensor]:
-    """Two experts one by one, and a tensor that no encoding takes."""
+    """Two separate experts, and a tensor that no encoding accepts."""
     generator = torch.Generator().manual_seed(4)
     inner = (256, 128)
     tensors = {
@@ -189,7 +189,7 @@ def test_stacked_codes_are_not_taken_apart_without_their_scales(tmp_path: Path) 
     done = run("convert", tmp_path / "stacked.safetensors", out, "--experts", "separate")
     assert done.returncode == 1 and "plan.encoding" in done.stderr, done
     assert not out.exists()
-    save_file(tensors, tmp_path / "plain.safetensors")  # numbers of 8 bits, as no scale is there
+    save_file(tensors, tmp_path / "plain.safetensors")  # 8-bit values, for lack of a scale
     done = run("convert", tmp_path / "plain.safetensors", out, "--experts", "separate")
     assert done.returncode == 0, done.stderr
     assert torch.equal(
@@ -238,7 +238,7 @@ def test_another_dtype_rounds_no_scale(
     options = [] if style is None else ["--style", style]
     assert run("convert", source, stored, "--quantize", encoding, *options).returncode == 0
     before = tensors_of(stored)
-    # A scale of the activations belongs to the codes as well.
+    # An activation scale also belongs to the codes.
     before[f"{EXPERTS}.0.up_proj.input_scale"] = torch.tensor(1 / 3)
     (file,) = stored.glob("*.safetensors")
     save_file(before, file)
@@ -246,7 +246,7 @@ def test_another_dtype_rounds_no_scale(
     after = tensors_of(out)
     assert set(after) == set(before)
     for name, tensor in before.items():
-        if name == "model.norm.weight":  # the control: numbers are cast
+        if name == "model.norm.weight":  # control: floats are cast
             wanted = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
             assert torch.equal(after[name], tensor.to(wanted))
             continue
@@ -257,7 +257,7 @@ def test_another_dtype_rounds_no_scale(
 @pytest.mark.parametrize("codec", sorted({*CODECS} - {*codec_gguf.WRITERS, "plain"}))
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_another_dtype_leaves_codes_as_they_are(codec: str, dtype: str, tmp_path: Path) -> None:
-    """Also codes that are stored as floats (bitsandbytes' quant_storage)."""
+    """Includes codes that are stored as floats (bitsandbytes' quant_storage)."""
     written, out = CODECS[codec](tmp_path / "in"), tmp_path / "out"
     config = tmp_path / "in/config.json"
     known = json.loads(config.read_text()) if config.exists() else {}
@@ -268,7 +268,7 @@ def test_another_dtype_leaves_codes_as_they_are(codec: str, dtype: str, tmp_path
     assert set(after) == set(written.stored)
     plain = set(written.numbers) - set(written.quantized)
     for name, tensor in written.stored.items():
-        if name in plain and tensor.is_floating_point():  # the control: numbers are cast
+        if name in plain and tensor.is_floating_point():  # control: floats are cast
             wanted = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[dtype]
             assert after[name].dtype == wanted, name
             continue
@@ -291,14 +291,14 @@ def test_modelopts_layouts_are_decoded_from_other_dtypes(
     assert done.returncode == 0, done.stderr
     found = load_file(again)
     for name in SHAPES:
-        # Of blocks ModelOpt's export rounds once, as "exact" does.
+        # ModelOpt's export rounds blocks once, as "exact" does.
         dialect = "exact" if encoding == "fp8-block" else mode
         unit = loadstone.quantize(given[name], encoding, dialect=dialect)
         assert torch.equal(found[name], unit.dequantize(torch.float32)), name
 
 
 def test_integers_of_four_bits_that_may_be_either_are_refused(tmp_path: Path) -> None:
-    """Without the header's word the two layouts of these shapes are one."""
+    """Without the header's declaration the two layouts are indistinguishable."""
     unit = loadstone.quantize(torch.randn(256, 128).bfloat16(), "int4-awq")
     name = f"{LAYER}.mlp.down_proj.weight"
     parts = {name: unit.parts["data"], f"{name}_scale": unit.parts["scale"]}
@@ -388,7 +388,7 @@ def test_an_inverse_scale_that_would_be_infinite_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_largest_numbers_stay_finite(encoding: str, dtype: torch.dtype) -> None:
-    # int8 goes through F16, and 65280 is the largest number there that BF16 has too.
+    # int8 is computed in F16; 65280 is the largest value that both F16 and BF16 have.
     most = 65280.0 if encoding == "int8" else torch.finfo(dtype).max
     weight = torch.full((256, 256), most).to(dtype)
     weight[1::2] *= -1

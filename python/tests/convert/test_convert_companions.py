@@ -1,4 +1,4 @@
-"""Files next to a model come along with a conversion by rule, or the conversion names them."""
+"""A conversion copies the files next to a model, or names them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_each_file_comes_along_or_is_named(model: Path, tmp_path: Path, door: st
     for name in COMPANIONS:
         assert (target / name).read_bytes() == (model / name).read_bytes()
     assert {name: "info" for name in [*NAMED, *CODE]} == named
-    # The control: no file of the model is neither copied, named nor skipped.
+    # Control: each file of the model is copied, named or skipped.
     left = files_in(model) - files_in(target) - set(named) - set(SKIPPED)
     assert left == set(OTHERS)
     assert all(any(name.startswith(folder) for folder in NAMED) for name in left)
@@ -156,11 +156,11 @@ def test_declarations_of_other_codes_do_not_come_along(
     named = by_convert(model, tmp_path / "codes", quantize="fp8")
     assert named[name] == "info"
     assert name not in files_in(tmp_path / "codes")
-    by_convert(model, tmp_path / "floats", dtype="bfloat16")  # the control
+    by_convert(model, tmp_path / "floats", dtype="bfloat16")  # control
     assert name in files_in(tmp_path / "floats")
 
 
-NAMES = {  # config, name that is asked for, name of the file
+NAMES = {  # config, requested name, file name
     "diffusers": ({"_class_name": "WanTransformer3DModel"}, None, "diffusion_pytorch_model"),
     "diffusers, named": ({"_class_name": "WanTransformer3DModel"}, "model", "model"),
     "transformers": ({"model_type": "llama"}, None, "model"),
@@ -170,7 +170,7 @@ NAMES = {  # config, name that is asked for, name of the file
 
 @pytest.mark.parametrize("case", NAMES)
 def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) -> None:
-    """diffusers found no file in a converted folder."""
+    """Regression: diffusers found no file in a converted folder."""
     config, name, stem = NAMES[case]
     folder = tmp_path / "model"
     folder.mkdir()

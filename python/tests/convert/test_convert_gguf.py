@@ -1,4 +1,4 @@
-"""GGUF files from Python: metadata by key, and what comes back through the package."""
+"""GGUF files from Python: metadata by key, read back with the gguf package."""
 
 import json
 import subprocess
@@ -212,7 +212,7 @@ BLOCKS += ("iq4_nl", "iq4_xs", "iq3_s", "tq1_0", "tq2_0", "mxfp4-gguf")
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_verify_knows_blocks_of_ordinary_weights(tmp_path, kind):
-    """Few bits are far from the numbers and yet right; rows in another order are wrong."""
+    """Low-bit codes far from the values are still right; rows in a different order are wrong."""
     torch.manual_seed(1)
     weight = torch.randn(64, 512) * 0.05
     source, target = tmp_path / "source.safetensors", tmp_path / "out.gguf"

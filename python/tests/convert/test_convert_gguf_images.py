@@ -1,4 +1,4 @@
-"""Models of images and video to GGUF: no metadata given, and the files open in diffusers."""
+"""Image and video models to GGUF: without given metadata, the files open in diffusers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of conversions into folders, whose shards have digests: what is promised is kept."""
+"""Conversions into folders, whose shards have digests, stay within the planned memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of no whole blocks of a digest, so that parts wait for others."""
+    """Rows that do not fill a digest's blocks, so that parts wait for others."""
     tensors = {
         f"model.layers.{i}.mlp.up_proj.weight": ("BF16", [2000, 4124], None) for i in range(6)
     }
@@ -24,14 +24,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(*arguments: object) -> tuple[int, int]:
-    """Anonymous memory at its largest, and what was promised."""
+    """Return the peak anonymous memory and the planned one."""
     document = json.loads(output(*arguments, "--json"))
     return document["process"]["anonymous_bytes_peak"], document["peak_bytes"]
 
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """A conversion of one number: hardly more than the process has by itself."""
+    """Return the memory of a conversion of one value: hardly more than an idle process."""
     folder = tmp_path_factory.mktemp("nothing")
     small = write_tensors({"t": ("BF16", [1], None)}, folder)
     return measured("convert", small, folder / "out.safetensors", "--threads", 1)[0]

@@ -1,4 +1,5 @@
-"""Folders below a model's own: modules of sentence-transformers come along; others are named."""
+"""Folders below a model's own: a conversion copies modules of sentence-transformers and names
+others."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ DOORS: dict[str, Callable[..., list[str]]] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_modules_come_along(model: Path, tmp_path: Path, door: str) -> None:
     target = tmp_path / "out"
-    for _ in range(2):  # new, and in the place of the older one
+    for _ in range(2):  # new, then replacing the older one
         assert DOORS[door](model, target) == []
         expected = ["config.json", "model.safetensors", "modules.json", *BELOW]
         assert files_in(target) == sorted(expected)
@@ -113,8 +114,8 @@ def test_options_of_a_conversion(model: Path, tmp_path: Path) -> None:
     assert {*BELOW, "2_Dense/model.py", "receipt.json"} <= set(files_in(report))
     assert run("verify", report, "--receipt").returncode == 0
     (report / "2_Dense" / "config.json").write_text("{}")
-    assert run("verify", report, "--receipt").returncode == 1  # the control: it is in the receipt
-    # In parts, which are put together at the end.
+    assert run("verify", report, "--receipt").returncode == 1  # control: the receipt covers it
+    # In parts, joined at the end.
     for number in (1, 2):
         loadstone.convert(model, tmp_path / "parts", part=(number, 2))
     loadstone.convert(model, tmp_path / "parts", finish=True)
@@ -135,7 +136,7 @@ def test_one_file_names_what_it_leaves(model: Path, tmp_path: Path, door: str) -
         (tmp_path / name).unlink()
     done = run("convert", model, tmp_path / "out.safetensors", "--strict")
     assert done.returncode == 3
-    write_modules(model, [""])  # the control: nothing else is named
+    write_modules(model, [""])  # control: no other module is named
     assert DOORS[door](model, tmp_path / "out.safetensors") == []
 
 
@@ -210,7 +211,7 @@ def test_names_that_leave_the_folder_are_not_followed(model: Path, tmp_path: Pat
         (model / "modules.json").write_text(text)
         with pytest.raises(loadstone.Error, match=r"modules\.json.*format\.config"):
             by_python(model, tmp_path / "other")
-    (model / "modules.json").write_text('[1, {}, {"path": 1}]')  # names none
+    (model / "modules.json").write_text('[1, {}, {"path": 1}]')  # no valid entry
     assert len(by_python(model, tmp_path / "other")) == 1  # the link
     assert "2_Dense/config.json" not in files_in(tmp_path / "other")
 
@@ -229,11 +230,11 @@ def test_no_part_of_a_path_may_be_a_link(path: str, tmp_path: Path) -> None:
     safetensors.torch.save_file({"a": torch.ones(2)}, model / "model.safetensors")
     loadstone.convert(model, tmp_path / "out", dtype="float16")
     assert not (tmp_path / "out" / path).exists()
-    assert (tmp_path / "out" / "real" / "own" / "config.json").exists()  # the control
+    assert (tmp_path / "out" / "real" / "own" / "config.json").exists()  # control
 
 
 def merge_of_two(models: list[Path], target: Path, door: str) -> list[str]:
-    """What a merge of two models says of the modules."""
+    """Return the messages about modules from a merge of two models."""
     if door == "python":
         report = loadstone.merge([(each, 0.5) for each in models], target)
         return warnings_of(report)
@@ -249,7 +250,7 @@ def test_a_merge_names_the_modules_that_it_does_not_merge(
 ) -> None:
     second = tmp_path / "second"
     shutil.copytree(model, second)
-    assert merge_of_two([model, second], tmp_path / "out", door) == []  # the control: equal modules
+    assert merge_of_two([model, second], tmp_path / "out", door) == []  # control: equal modules
     if file == "more/x":
         (second / "more").mkdir()
         write_modules(second, [*MODULES, "more"])
@@ -262,7 +263,7 @@ def test_a_merge_names_the_modules_that_it_does_not_merge(
         said = merge_of_two([model, second], tmp_path / target, door)
         named = [each for each in said if str(second) in each]
         assert len(named) == 1 and f"'{file}'" in named[0], said
-        assert "2_Dense/deep" not in named[0]  # it is the same in both
+        assert "2_Dense/deep" not in named[0]  # equal in both
     assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == (
         model / "2_Dense" / "model.safetensors"
     ).read_bytes()

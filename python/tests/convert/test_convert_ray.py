@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"dtype": torch.float16, "shard_size": 2_200_000}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that runs no task, and three nodes for one each."""
+    """A head without task slots, and three nodes with one each."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def writers(work: Path) -> list[psutil.Process]:
-    """Processes of this cluster that have a shard under way."""
+    """Return the cluster's processes that have a shard in progress."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -76,7 +76,7 @@ def writers(work: Path) -> list[psutil.Process]:
 
 
 def strike(work: Path, kill: Callable[[psutil.Process], object], stop: threading.Event) -> bool:
-    """Stops a process that writes a shard, and kills it when it surely still does."""
+    """Stop a process that is writing a shard, and kill it while it certainly still is."""
     while not stop.wait(0.002):
         for process in writers(work):
             process.send_signal(signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_a_node_that_goes_away(
             if not node.head
         }
         node = next(raylets[parent.pid] for parent in process.parents() if parent.pid in raylets)
-        process.kill()  # it is stopped, and would not hear of its node's end
+        process.kill()  # it is stopped, so it would not notice the end of its node
         cluster.remove_node(node, allow_graceful=False)
 
     before = len(cluster.list_all_nodes())

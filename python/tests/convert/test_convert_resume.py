@@ -1,4 +1,4 @@
-"""Conversions that are killed and resumed, and parts that processes do at once."""
+"""Conversions that are killed and resumed, and parts converted by parallel processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process makes of it in one go."""
+    """Return the files that one uninterrupted process writes."""
     target = tmp_path_factory.mktemp("whole") / "out"
     report = loadstone.convert(source, target, dtype="float16", shard_size=SHARD)
     assert report.files == len(report.outputs) - 1 == 24
@@ -67,7 +67,7 @@ def run(source: Path, target: Path, *options: object, status: int = 0) -> str:
 
 
 def assert_shards_are_whole(folder: Path, whole: dict[str, bytes]) -> int:
-    """Each file under a final name; returns how many there are."""
+    """Check each file under a final name; return their number."""
     found = contents(folder) if folder.exists() else {}
     for name, value in found.items():
         assert value == whole[name], name
@@ -81,7 +81,7 @@ def assert_shards_are_whole(folder: Path, whole: dict[str, bytes]) -> int:
 def test_killed_at_any_moment_and_resumed(
     source: Path, whole: dict[str, bytes], tmp_path: Path, old: bool
 ) -> None:
-    """25 times each: nothing or a whole target under the name; the same bytes at the end."""
+    """25 times each: the target is missing or complete; the final bytes are the same."""
     target = tmp_path / "out"
     work = tmp_path / ".loadstone-out.part"
     former: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ def test_killed_at_any_moment_and_resumed(
         expected = whole | ({"config.json": b"{}"} if old else {})
         assert found in ({}, former, expected)
         if found == expected:
-            duration *= 0.95  # the machine is quicker now
+            duration *= 0.95  # the machine is faster now
         elif work.exists():
             kept += assert_shards_are_whole(work / "files", expected) > 0
         if found == expected or random_source.random() < 0.5:
@@ -118,7 +118,7 @@ def test_killed_at_any_moment_and_resumed(
             assert contents(target) == expected
             shutil.rmtree(target)
             assert not work.exists()
-    assert kept > 5  # there was something to resume
+    assert kept > 5  # some runs had shards to resume from
 
 
 def test_a_run_that_begins_anew_after_a_kill(
@@ -145,7 +145,7 @@ def test_the_control_a_shard_that_is_not_whole_is_seen(
 
 
 def kill_when_begun(process: subprocess.Popen[bytes], work: Path, shards: int) -> None:
-    """Kills it when so many shards are there; it must not have come to its end by then."""
+    """Kill the process once this many shards exist; it must not have finished by then."""
     files = work / "files"
     while process.poll() is None and (not files.exists() or len(list(files.iterdir())) < shards):
         time.sleep(0.001)
@@ -157,7 +157,7 @@ def kill_when_begun(process: subprocess.Popen[bytes], work: Path, shards: int) -
 
 
 def begun_and_stopped(source: Path, target: Path, work: Path) -> subprocess.Popen[bytes]:
-    """Part 3 of 4, stopped while it writes a shard."""
+    """Start part 3 of 4, and stop it while it writes a shard."""
     while True:
         process = start(source, target, "--part", "3/4", "--threads", 1)
         while process.poll() is None and not list(work.glob("*.safetensors.unfinished-*")):
@@ -215,7 +215,7 @@ def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path
 def test_files_that_somebody_puts_among_the_shards_are_refused(
     source: Path, whole: dict[str, bytes], tmp_path: Path, ending: dict[str, bool], name: str
 ) -> None:
-    """They would be part of the target. Files that systems leave in folders are allowed."""
+    """They would be part of the target. System files in the folders are allowed."""
     target = tmp_path / "out"
     options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
     for i in (1, 2):
@@ -242,7 +242,7 @@ def of_values(folder: Path, values: float) -> Path:
     return folder
 
 
-# Sources of the steps before the last: "a" and its copy "c" have equal values, "b" has others.
+# Sources of all steps before the last: "a" and its copy "c" have equal values, "b" differs.
 BEGUN: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "a, a": [("a", {"part": (1, 2)}), ("a", {"part": (2, 2)})],
     "a, c": [("a", {"part": (1, 2)}), ("c", {"part": (2, 2)})],
@@ -289,7 +289,7 @@ def test_no_output_mixes_two_sources(
 
 @pytest.mark.parametrize("encoding", ["nvfp4", "nf4"])
 def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
-    """Partners share a scale whichever part they are of, and the config comes with the end."""
+    """Partners in different parts share a scale; the last step writes the config."""
     source = tmp_path / "source"
     source.mkdir()
     generator = torch.Generator().manual_seed(1)
@@ -319,7 +319,7 @@ def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
 
 
 class Results:
-    """An engine whose futures are its own, as some have."""
+    """An engine with its own kind of futures, as some have."""
 
     def submit(self, call: Any, *arguments: Any) -> Any:
         class Result:
@@ -372,7 +372,7 @@ def test_an_error_of_a_part_is_the_callers(source: Path, tmp_path: Path) -> None
     copy = shutil.copytree(source, tmp_path / "source")
 
     class Breaking(ThreadPoolExecutor):
-        """The source is damaged when the work has been divided."""
+        """Damages the source after the work has been divided."""
 
         def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
             for path in copy.iterdir():
@@ -411,7 +411,7 @@ def test_what_tasks_cannot_be_told(source: Path, tmp_path: Path) -> None:
 def test_a_pool_whose_process_is_killed(
     source: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """The pool is broken, and the next one goes on where this one was."""
+    """The pool breaks; the next one continues from its shards."""
     import multiprocessing
     from concurrent.futures.process import BrokenProcessPool
 

@@ -1,5 +1,5 @@
-"""Conversions of what a checkpoint holds quantized, and of experts: equal to what the libraries
-that wrote it make of the same bytes."""
+"""Conversions of quantized tensors and of experts equal the result of the libraries that wrote the
+bytes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_without_being_asked_bytes_stay(tmp_path: Path) -> None:
 
 
 def claim_fp8(folder: Path) -> None:
-    """Without a config that says so, FP8 weights without scales are plain numbers."""
+    """Without a config that declares it, FP8 weights without scales are plain values."""
     (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
 
 

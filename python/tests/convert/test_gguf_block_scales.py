@@ -1,5 +1,5 @@
-"""A scale of blocks of GGUF, as llama.cpp multiplies with it: one of a matrix, or one of each
-expert. Expected numbers are gguf-py's, times the scale."""
+"""A scale of GGUF blocks, applied as llama.cpp does: one per matrix, or one per expert. The
+expected values are gguf-py's, times the scale."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def stored(path: Path) -> dict[str, tuple[str, bytes]]:
 
 
 def numbers(path: Path) -> dict[str, torch.Tensor]:
-    """Returns the numbers that llama.cpp computes with."""
+    """Return the values that llama.cpp computes with."""
     tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
     found = {}
     for name, each in tensors.items():
@@ -98,7 +98,7 @@ def test_numbers_are_multiplied(kind: Kind, tmp_path: Path) -> None:
         assert opened.components(f"{UP}.weight").keys() == {"data", "scale"}
     half = loadstone.load_file(path, dtype="bfloat16")
     assert torch.equal(half[f"{UP}.weight"], expected[f"{UP}.weight"].bfloat16())
-    # The control: blocks without the scale are other numbers.
+    # Control: without the scale the values differ.
     bare = write(tmp_path / "b.gguf", kind, other={f"{UP}.scale": None})
     assert not torch.equal(loadstone.load_file(bare)[f"{UP}.weight"], expected[f"{UP}.weight"])
 
@@ -130,7 +130,7 @@ def test_numbers_of_an_output(
     for name, each in expected.items():
         assert torch.equal(found[name], each), name
     assert run("verify", source, out).returncode == 0
-    # The control: numbers without the scale are found to be others.
+    # Control: the comparison detects values without the scale.
     bare = write(tmp_path / "c.gguf", kind, other={f"{UP}.scale": None})
     assert run("verify", bare, out).returncode != 0
 
@@ -166,7 +166,7 @@ def test_rules_move_both_or_neither(tmp_path: Path) -> None:
     with pytest.raises(loadstone.Error, match="does not go with them") as caught:
         loadstone.convert(source, tmp_path / "c.gguf", rules=[rename(rf"{UP}\.weight", "x.weight")])
     assert caught.value.code == "plan.encoding"
-    # Numbers need no scale, whatever they are called.
+    # Plain values need no scale, regardless of their name.
     loadstone.convert(
         source, tmp_path / "d.safetensors", rules=[rename(rf"{UP}\.weight", "x")], dtype="float32"
     )
@@ -223,7 +223,7 @@ def test_a_scale_that_fits_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_the_same_name_beside_other_blocks_is_a_weight_of_its_own(tmp_path: Path) -> None:
-    """Gemma scales what its experts give by "ffn_down_exps.scale", whatever their type."""
+    """Gemma's "ffn_down_exps.scale" scales the output of experts, of any type."""
     source = write(tmp_path / "a.gguf", Kind.Q8_0)
     loadstone.convert(source, tmp_path / "b.safetensors", dtype="float32")
     found = load_file(tmp_path / "b.safetensors")

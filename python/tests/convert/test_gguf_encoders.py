@@ -1,8 +1,8 @@
-"""Numbers to blocks of GGUF beside ggml's own code, built from source.
+"""Encoding to GGUF blocks, against ggml's own code, built from source.
 
-The reference is no package that pip installs as a wheel: ``LOADSTONE_LLAMA_CPP`` names the unpacked
-source package of llama-cpp-python (``tools/ggml_oracle.py`` says how to get it). Without it these
-tests are skipped; ``kernels.GgufEncode`` holds the same bytes as fingerprints, always.
+The reference has no wheel on PyPI: ``LOADSTONE_LLAMA_CPP`` names the unpacked source package of
+llama-cpp-python (``tools/ggml_oracle.py`` explains how to get it). Without it pytest skips these
+tests; ``kernels.GgufEncode`` always checks fingerprints of the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCE = os.environ.get("LOADSTONE_LLAMA_CPP")
 COLUMNS = 1280
 COUNT = COLUMNS * 256
 
-# Our names, and ggml's.
+# loadstone's names, and ggml's.
 FORMATS = {
     "q4_0": "q4_0",
     "q4_1": "q4_1",
@@ -43,7 +43,7 @@ FORMATS = {
     "tq2_0": "tq2_0",
     "mxfp4-gguf": "mxfp4",
 }
-# Those whose numbers are points of grids: slow, so they have fewer rows of each kind.
+# Encodings with grid points: slow, so they have fewer rows of each kind.
 GRIDS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 NEED_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
 GRID_ROWS = 40
@@ -56,13 +56,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if SOURCE is None:
         pytest.skip("LOADSTONE_LLAMA_CPP names no unpacked source package of llama-cpp-python")
     sys.path.insert(0, str(ROOT / "tools"))
-    from ggml_oracle import Oracle, build  # a program, no package
+    from ggml_oracle import Oracle, build  # a program, not a package
 
     return Oracle(build(Path(SOURCE), tmp_path_factory.mktemp("ggml")))
 
 
 def samples() -> Iterator[tuple[str, np.ndarray]]:
-    """F32 numbers of many kinds, all finite."""
+    """Yield F32 values of many kinds, all finite."""
     random = np.random.default_rng(1)
     normal = random.standard_normal(COUNT)
     runs = COUNT // 16
@@ -94,14 +94,14 @@ def samples() -> Iterator[tuple[str, np.ndarray]]:
 
 
 def rows(numbers: np.ndarray) -> np.ndarray:
-    """As F32 ``[rows, columns]``."""
+    """Return the values as F32 ``[rows, columns]``."""
     return np.ascontiguousarray(numbers, np.float32).reshape(-1, COLUMNS)
 
 
 def encoded(
     name: str, numbers: np.ndarray, dtype: str = "F32", importance: list[float] | None = None
 ) -> np.ndarray:
-    """Our blocks of numbers ``[rows, columns]``, whose bytes are of `dtype`."""
+    """Return loadstone's blocks of ``[rows, columns]`` values, read as `dtype`."""
     shape = list(numbers.shape)
     ((_, stored, _),) = _core.scaled.parts_of(name, "", shape, dtype, importance)
     blocks = torch.zeros(stored, dtype=torch.uint8)
@@ -113,7 +113,7 @@ def encoded(
 
 
 def importances() -> dict[str, np.ndarray]:
-    """Numbers of columns: some of them zeros, heavy-tailed, zeros in whole runs and all zeros."""
+    """Column importances: with some zeros, heavy-tailed, with runs of zeros, and all zero."""
     random = np.random.default_rng(4)
     some = random.random(COLUMNS)
     made = {
@@ -127,7 +127,7 @@ def importances() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_blocks_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte, for a few million numbers of 22 kinds."""
+    """Byte for byte, for a few million values of 22 kinds."""
     with np.errstate(all="ignore"):
         for kind, numbers in samples():
             given = rows(numbers)
@@ -136,7 +136,7 @@ def test_blocks_are_those_of_ggml(name: str, oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_blocks_with_an_importance_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte; formats that take no notice of it have the same bytes as without."""
+    """Byte for byte; formats that ignore the importance have the same bytes as without it."""
     with np.errstate(all="ignore"):
         for label, importance in importances().items():
             for kind, numbers in samples():
@@ -149,7 +149,7 @@ def test_blocks_with_an_importance_are_those_of_ggml(name: str, oracle: Any) -> 
 def same_blocks(
     name: str, given: np.ndarray, importance: np.ndarray | None, oracle: Any
 ) -> tuple[bool, int]:
-    """Whether all blocks that ggml encodes are the same, and how many these are."""
+    """Compare the blocks that ggml encodes; return the result and their number."""
     listed = None if importance is None else importance.tolist()
     expected, good = oracle.encode_grid(name, given, importance)
     made = encoded(name, given, importance=listed).reshape(expected.shape)
@@ -158,7 +158,7 @@ def same_blocks(
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_of_grids_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte, for more than a million numbers; ggml itself ends where squares overflow."""
+    """Byte for byte, for more than a million values; ggml itself fails if squares overflow."""
     choices = importances()
     compared = 0
     with np.errstate(all="ignore"):
@@ -177,7 +177,7 @@ def test_points_of_grids_are_those_of_ggml(name: str, oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_comparison_of_grids_sees_one_bit(name: str, oracle: Any) -> None:
-    """The control: the last bit of one weight of the largest number is seen."""
+    """Control: the comparison detects the last bit of one weight of the largest value."""
     given = rows(np.random.default_rng(5).standard_normal(COUNT))[:2]
     importance = importances()["heavy-tailed"]
     assert same_blocks(name, given, importance, oracle) == (True, 10)
@@ -188,7 +188,7 @@ def test_the_comparison_of_grids_sees_one_bit(name: str, oracle: Any) -> None:
 
 
 def test_runs_of_zeros_in_iq3_s_stay_where_decoders_look_for_them(oracle: Any) -> None:
-    """ggml's own code moves what follows them; ours is read back as the numbers that were there."""
+    """ggml's own code shifts the values that follow; loadstone's decodes to the original values."""
     given = rows(np.random.default_rng(6).standard_normal(COUNT))[:4].copy()
     given[:, 64:96] = 0
     made = encoded("iq3_s", given)
@@ -203,7 +203,6 @@ def test_runs_of_zeros_in_iq3_s_stay_where_decoders_look_for_them(oracle: Any) -
 
 @pytest.mark.parametrize("name", NEED_IMPORTANCE)
 def test_some_formats_need_an_importance(name: str) -> None:
-    """As in ggml."""
     with pytest.raises(loadstone.Error, match="it needs an importance matrix") as caught:
         encoded(name, np.ones((1, COLUMNS), np.float32))
     assert caught.value.expected == "--imatrix"
@@ -212,7 +211,7 @@ def test_some_formats_need_an_importance(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 def test_narrow_numbers_are_cast_first(name: str, dtype: str, oracle: Any) -> None:
-    """BF16 and F16 have the blocks of the same numbers as F32."""
+    """BF16 and F16 have the same blocks as the same values in F32."""
     numbers = torch.from_numpy(rows(np.random.default_rng(2).standard_normal(COUNT)))
     narrow = numbers.to({"F16": torch.float16, "BF16": torch.bfloat16}[dtype])
     wide = narrow.float().numpy()
@@ -223,7 +222,7 @@ def test_narrow_numbers_are_cast_first(name: str, dtype: str, oracle: Any) -> No
 
 @pytest.mark.parametrize("name", [*FORMATS, *GRIDS])
 def test_one_number_changes_one_block(name: str) -> None:
-    """The control: another number is seen, and by its own block alone."""
+    """Control: one changed value changes its own block only."""
     numbers = rows(np.random.default_rng(3).standard_normal(COUNT))[:GRID_ROWS]
     importance = [1.0] * COLUMNS if name in NEED_IMPORTANCE else None
     before = encoded(name, numbers, importance=importance)

@@ -1,4 +1,5 @@
-"""Mixes, with importance matrices too: digests of what llama-quantize makes of a small model."""
+"""Mixes, with and without importance matrices: digests of llama-quantize's output for a small
+model."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_every_mix_is_that_of_llama_quantize(
 def test_all_doors_write_the_same_file(
     small: Path, imatrix: dict[str, Path | None], tmp_path: Path
 ) -> None:
-    """A call, the command, merges of a model with itself, and other numbers of threads."""
+    """A call, the command, merges of a model with itself, and different thread counts."""
     keys = llama_quantize.write_keys(tmp_path / "keys.json", llama_quantize.METADATA)
     options: dict[str, Any] = {"quantize": "q4_k_m", "imatrix": imatrix["gguf"]}
     loadstone.convert(small, tmp_path / "call.gguf", metadata=keys, **options)
@@ -106,7 +107,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_one_pass_is_small_and_writes_one_file(tmp_path: Path) -> None:
-    """A model that would break the bound if it were held; no file may be larger than the output."""
+    """A model larger than the bound; no file may be larger than the output."""
     tensors: Stored = {
         "token_embd.weight": ("BF16", [32_000, 2048], None),
         "output.weight": ("BF16", [32_000, 2048], None),
@@ -130,7 +131,7 @@ def test_one_pass_is_small_and_writes_one_file(tmp_path: Path) -> None:
 
     planned = json.loads(run(*given, "--dry-run").stdout)["bytes_to_write"]
     assert planned < checkpoint.stat().st_size / 2
-    assert converted(planned - 1).returncode != 0  # the control
+    assert converted(planned - 1).returncode != 0  # control
     done = converted(planned)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Blocks of GGUF formats beside gguf-py, torch's rounding and the functions of diffusers."""
+"""Blocks of GGUF formats against gguf-py, torch's rounding and diffusers' functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 import loadstone
 from loadstone import _core
 
-# Where a block holds scales of 16 bits; gguf-py does not know the younger types.
+# Offsets of 16-bit scales in a block; gguf-py does not support the newer types.
 HALVES = {name: places for name, places in ALL_HALVES.items() if name not in YOUNGER}
 IN_DIFFUSERS = [kind.name for kind in dequantize_functions if kind.name != "BF16"]
-# Zeros, ones, the smallest and largest numbers, infinities and NaNs, with both signs.
+# Zeros, ones, the smallest and largest values, infinities and NaNs, with both signs.
 SPECIAL = [0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7FFF]
 SPECIAL += [0x8000 | half for half in SPECIAL]
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -27,13 +27,14 @@ DTYPES = list(NAMES)
 
 
 def random_blocks(name: str, count: int, seed: int = 0) -> np.ndarray:
-    """Blocks of random bytes, one a row."""
+    """Return blocks of random bytes, one per row."""
     size = GGML_QUANT_SIZES[GGMLQuantizationType[name]][1]
     return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
 
 
 def special_blocks(name: str) -> np.ndarray:
-    """All pairs of special scales, in random blocks; IQ1_M keeps its scale in four parts."""
+    """Return random blocks with all pairs of special scales; IQ1_M splits its scale into four
+    parts."""
     pairs = [(first, second) for first in SPECIAL for second in SPECIAL]
     rows = random_blocks(name, len(pairs), seed=1)
     for row, pair in zip(rows, pairs, strict=True):
@@ -48,7 +49,7 @@ def special_blocks(name: str) -> np.ndarray:
 
 
 def decoded(name: str, rows: np.ndarray, dtype: torch.dtype, mode: str = "exact") -> torch.Tensor:
-    """Our numbers, flat."""
+    """Return loadstone's values, flat."""
     elements = GGML_QUANT_SIZES[GGMLQuantizationType[name]][0] * len(rows)
     target = torch.zeros(elements, dtype=dtype)
     data = torch.from_numpy(rows.copy()).view(-1)
@@ -57,7 +58,8 @@ def decoded(name: str, rows: np.ndarray, dtype: torch.dtype, mode: str = "exact"
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Every bit, signs of zeros included; a NaN is a NaN, because its bits are the machine's."""
+    """Compare every bit, including signs of zeros; any two NaNs match, because their bits depend on
+    the machine."""
     assert found.dtype is expected.dtype and found.shape == expected.shape
     bits = BITS[found.dtype]
     same = found.view(bits) == expected.view(bits)
@@ -94,7 +96,7 @@ def test_compatible_is_what_diffusers_computes(
 
 
 def test_the_dialects_differ() -> None:
-    """The control: F16 arithmetic shows."""
+    """Control: F16 arithmetic makes a difference."""
     rows = random_blocks("Q4_K", 50)
     exact = decoded("Q4_K", rows, torch.float32)
     compatible = decoded("Q4_K", rows, torch.float32, "diffusers-compatible")
@@ -102,7 +104,7 @@ def test_the_dialects_differ() -> None:
 
 
 def test_the_comparison_sees_one_bit() -> None:
-    """The control: a wrong last bit, and a wrong sign of a zero."""
+    """Control: a wrong last bit, and a wrong sign of a zero."""
     values = torch.tensor([1.0, 0.0, float("nan")])
     assert_same_bits(values, values.clone())
     for place in (0, 1):
@@ -158,7 +160,7 @@ def test_dequantize_gives_a_tensor(dtype: torch.dtype) -> None:
     data = torch.from_numpy(rows)
     expected = torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType.Q8_0)).to(dtype)
     assert torch.equal(loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], dtype), expected)
-    # Not contiguous, and in another shape: only the blocks count.
+    # Not contiguous, and in a different shape: only the blocks count.
     apart = torch.stack([data, data])[:, :, :].transpose(0, 1)[:, 0]
     flat = {"data": apart.reshape(-1)}
     assert torch.equal(loadstone.dequantize(flat, "Q8_0", (24, 64), dtype).view(6, 4, 64), expected)

@@ -1,5 +1,5 @@
-"""GGUF metadata keeps its types by way of safetensors, and general.file_type is true of the output,
-by every entry point that converts."""
+"""GGUF metadata keeps its types through safetensors, and general.file_type describes the output, at
+every entry point that converts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = gguf.GGMLQuantizationType
 Type = gguf.GGUFValueType
 TYPES_KEY = "loadstone.gguf_types"
 
-# Values at the ends of their types, and floats that few digits do not say.
+# Limits of each type, and floats that need many digits.
 VALUES: dict[Type, list[Any]] = {
     Type.UINT8: [0, 255],
     Type.INT8: [-128, 127],
@@ -68,7 +68,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
     DOORS[door](source, tmp_path / "b.safetensors")
     DOORS[door](tmp_path / "b.safetensors", tmp_path / "c.gguf")
     assert fields(tmp_path / "c.gguf") == fields(source)
-    # The control: without the key numbers stay text.
+    # Control: without the key numbers stay text.
     with safe_open(tmp_path / "b.safetensors", "np") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -80,7 +80,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
 
 
 TOKENS = "tokenizer.ggml.tokens"
-# A key that safetensors cannot hold, a file next to it, and whether there is a warning.
+# A key that safetensors cannot store, a file next to the source, and True if there is a warning.
 LOST: dict[str, tuple[str, str, bool]] = {
     "description": ("general.tags", "", False),
     "vocabulary": (TOKENS, "", True),
@@ -101,7 +101,8 @@ def test_a_vocabulary_that_safetensors_lose_is_a_warning(
     write(tmp_path / "source" / "a.gguf", [(key, ["a", "b"], Type.ARRAY)])
     if beside:
         (tmp_path / beside).write_text("{}")
-    is_lost |= beside.startswith("source") and target != "out"  # files are copied to folders
+    # conversions to folders copy the files
+    is_lost |= beside.startswith("source") and target != "out"
     for dry_run in (True, False):
         report = loadstone.convert(tmp_path / "source", tmp_path / target, dry_run=dry_run)
         told = [each for each in report.findings if each.code == "convert.metadata"]
@@ -126,7 +127,7 @@ def test_text_that_somebody_edits(tmp_path: Path) -> None:
     tensor = {"a.weight": np.ones((4, 4), np.float32)}
     metadata = {
         "general.architecture": "llama",
-        "general.file_type": "0",  # the format fixes the type of this one
+        "general.file_type": "0",  # the format fixes this type
         "general.name": "12",
         "llama.block_count": "8",
         "llama.layers": "300",
@@ -161,7 +162,7 @@ FILE_TYPES: dict[str, tuple[Kind, int, dict[str, Any], int | None]] = {
     "to float32": (Kind.Q8_0, FileType.MOSTLY_Q8_0, {"dtype": "f32"}, FileType.ALL_F32),
     "decoded": (Kind.Q4_0, FileType.MOSTLY_Q4_0, {"dequantize": True}, FileType.MOSTLY_BF16),
     "quantized": (Kind.F32, 0, {"quantize": "q8_0", "include": "ffn_up"}, FileType.MOSTLY_Q8_0),
-    "to a dtype that is no file type": (Kind.F32, 0, {"dtype": "f64"}, None),
+    "to a dtype without a file type": (Kind.F32, 0, {"dtype": "f64"}, None),
 }
 
 
@@ -217,7 +218,7 @@ def test_a_matrix_is_named_as_long_as_its_blocks_are_there(
     target = tmp_path / f"b.{suffix}"
     DOORS[door](source, target, **options)
     named = [key for key in loadstone.inspect(target).metadata if "imatrix" in key]
-    is_copy = suffix == "gguf" and not options  # the control
+    is_copy = suffix == "gguf" and not options  # control
     assert named == (sorted(key for key, *_ in IMATRIX) if is_copy else [])
     given = {"quantize.imatrix.file": "mine"}
     loadstone.convert(source, tmp_path / f"c.{suffix}", dtype="float32", metadata=given)
@@ -247,5 +248,5 @@ def test_safetensors_have_no_word_about_the_source_file(tmp_path: Path) -> None:
     with safe_open(tmp_path / "b.safetensors", "np") as file:
         metadata = file.metadata()
     assert metadata["general.file_type"] == str(int(FileType.MOSTLY_BF16))
-    assert metadata["general.architecture"] == "llama"  # the control
+    assert metadata["general.architecture"] == "llama"  # control
     assert not any(key.startswith("split.") for key in metadata)

@@ -45,4 +45,4 @@ def test_they_stay_plain(name: str, quantize: str, tmp_path: Path) -> None:
     for path, weight in embeddings.items():
         assert torch.equal(found[path], weight)
     linear = "transformer_blocks.0.ff.net.0.proj.weight"
-    assert found[linear].dtype != torch.bfloat16  # the control
+    assert found[linear].dtype != torch.bfloat16  # control

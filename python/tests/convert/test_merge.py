@@ -1,4 +1,4 @@
-"""loadstone.merge and `loadstone merge`: models and adapters, held to torch's arithmetic."""
+"""loadstone.merge and `loadstone merge`: models and adapters, against torch's arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linear(weights: dict[int, float]) -> dict[str, torch.Tensor]:
-    """The definition: F32, one term after the other."""
+    """Return the sum by definition: in F32, term by term."""
     models = {seed: model(seed) for seed in weights}
     first = models[next(iter(weights))]
     merged = {}
@@ -116,7 +116,7 @@ class TestLowRank:
 
 
 class TestCost:
-    """The same bytes, however the work is cut."""
+    """The bytes do not depend on how the work is divided."""
 
     @pytest.mark.parametrize("threads", [1, 2, 3])
     @pytest.mark.parametrize("memory", [None, "24MB"])

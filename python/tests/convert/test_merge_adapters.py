@@ -1,8 +1,8 @@
-"""Adapters of peft, diffusers and kohya: names, scales and kinds, held to peft's own merge.
+"""Adapters of peft, diffusers and kohya: names, scales and kinds, against peft's own merge.
 
-peft and loadstone sum a product in different orders, so in F32 they are not equal bit for bit: both
-have to lie within the bound of such sums around the exact result (:func:`close`). What is written
-out in a fixed order is compared bit for bit.
+peft and loadstone sum a product in different orders, so their F32 results are not equal bit for
+bit: both must be within the bound of such sums around the exact result (:func:`close`). Sums in a
+fixed order are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import loadstone
 
 peft = pytest.importorskip("peft")
 
-EPSILON = 2.0**-24  # of one rounding of F32
+EPSILON = 2.0**-24  # one rounding of F32
 
 
 class Net(nn.Module):
-    """One layer of each kind that adapters are trained for."""
+    """One layer of each kind that adapters support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def randomised(wrapped: Any) -> None:
-    """Matrices that peft begins with zeros would show nothing."""
+    """Randomise matrices that peft initialises to zero, which would hide errors."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
@@ -53,7 +53,7 @@ def randomised(wrapped: Any) -> None:
 
 
 def saved(tmp_path: Path, **config: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A base and an adapter on disk; what the base was, and what peft makes of both."""
+    """Save a base and an adapter; return the base's tensors and peft's merge."""
     torch.manual_seed(3)
     net = Net()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -72,7 +72,7 @@ def merged(tmp_path: Path, **options: Any) -> dict[str, torch.Tensor]:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, scale: float) -> None:
-    """Within the roundings of two sums: ``scale`` is the size of what was summed, in terms."""
+    """Compare within the roundings of two sums; ``scale`` is the magnitude of the terms."""
     bound = scale * EPSILON * expected.abs().max().clamp(min=1).item()
     assert (found.double() - expected.double()).abs().max().item() <= bound
 
@@ -103,7 +103,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Each field of peft's LoraConfig. A new one fails the test below: find out what it does.
+# Each field of peft's LoraConfig. If a new field fails the test below, find out its effect.
 USED = {
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora",
     "fan_in_fan_out", "init_lora_weights",
@@ -141,7 +141,7 @@ class TestPeft:
     @pytest.mark.parametrize("alpha", [0, -3, 5])
     @pytest.mark.parametrize("where", ["alone", "rslora", "pattern", "dora"])
     def test_alphas_of_zero_and_below(self, tmp_path: Path, where: str, alpha: int) -> None:
-        """peft adds nothing then, or subtracts."""
+        """peft then adds nothing, or subtracts."""
         config: dict[str, Any] = {"target_modules": ["first", "second"], "r": 4, "lora_alpha": 2}
         more = {"pattern": {"alpha_pattern": {"first": alpha}}, "alone": {}}
         more |= {"rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
@@ -162,7 +162,7 @@ class TestPeft:
             close(found["first.weight"], expected["first.weight"], 200)
 
     def test_transposed_weights(self, tmp_path: Path) -> None:
-        base = {"h.0.attn.c_attn.weight": torch.randn(24, 72)}  # [in, out], as GPT-2 has it
+        base = {"h.0.attn.c_attn.weight": torch.randn(24, 72)}  # [in, out], as in GPT-2
         adapter = products(4, 1, {"h.0.attn.c_attn": (72, 24)})
         save_file(base, tmp_path / "base.safetensors")
         write_peft(tmp_path / "adapter", adapter, r=4, lora_alpha=4, fan_in_fan_out=True)
@@ -274,7 +274,7 @@ class TestNames:
 
 
 class TestParts:
-    """One module's product in a tensor of several."""
+    """The product of one module inside a tensor of several."""
 
     def test_queries_and_values_of_a_fused_tensor(self, tmp_path: Path) -> None:
         base = {"l.qkv_proj.weight": torch.randn(24 + 8 + 8, 16)}
@@ -334,7 +334,7 @@ class TestParts:
 
 
 class TestRefused:
-    """Nothing of an adapter is dropped in silence."""
+    """Nothing of an adapter is dropped silently."""
 
     def refused(self, tmp_path: Path, adapter: dict[str, torch.Tensor], **config: Any) -> Any:
         save_file(model(0), tmp_path / "base.safetensors")
@@ -404,7 +404,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
     def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
-        """peft changes the base anew when it loads such an adapter: it is no plain difference."""
+        """When peft loads such an adapter, it changes the base: it is not a plain difference."""
         saved(tmp_path, target_modules=["first"], r=4)
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())
@@ -455,11 +455,11 @@ class TestRefused:
         assert field in str(error) or error.field == field
 
     def test_numbers_that_are_none(self, tmp_path: Path) -> None:
-        """Python writes them, and no other reader of JSON takes them."""
+        """Python writes them, but no other JSON reader accepts them."""
         assert "NaN or infinite" in str(self.config_error(tmp_path, lora_alpha=float("nan")))
 
     def test_text_that_is_no_configuration(self, tmp_path: Path) -> None:
-        assert "no JSON object" in str(self.config_error(tmp_path, text="[NaN]x"))
+        assert "not a JSON object" in str(self.config_error(tmp_path, text="[NaN]x"))
 
     def test_factors_beyond_f32(self, tmp_path: Path) -> None:
         saved(tmp_path, target_modules=["first"], r=4, lora_alpha=8)

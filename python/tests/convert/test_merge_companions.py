@@ -1,4 +1,4 @@
-"""Files next to models and adapters: a merge has the first model's, and names what differs."""
+"""Files next to models and adapters: a merge keeps the first model's, and names the others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def token(text: str) -> dict[str, Any]:
 
 
 DENSE = [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Dense"}]
-# File, its content with the first model and with the other input, and words of the warning.
+# File, its content in the first model and in the other input, and words of the warning.
 DIFFERENT: dict[str, tuple[str, Any, Any, str]] = {
     "tokens": ("tokenizer.json", tokenizer(), tokenizer("<s>"), "'tokenizer.json'"),
     "normalizer": (
@@ -175,7 +175,7 @@ def test_what_is_alike_is_not(case: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "method"), INPUTS)
 def test_all_files_of_all_inputs(kind: str, method: str, tmp_path: Path) -> None:
-    """The control: the same input without files of its own is not named."""
+    """Control: the warning omits the same input without its own files."""
     first, other = as_model(tmp_path / "first"), MAKE[kind](tmp_path / "other")
     assert warnings_of(merged(first, other, kind, method, tmp_path / "out")) == []
     for folder, text in ((first, "x"), (other, "y")):
@@ -213,7 +213,7 @@ def test_an_older_file_of_the_vocabulary_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_the_template_of_a_gguf_file(tmp_path: Path) -> None:
-    """Its metadata has the tokens, so files of tokenizers are not compared."""
+    """Its metadata has the tokens, so tokenizer files are not compared."""
     first, adapter = as_model(tmp_path / "first"), as_adapter(tmp_path / "adapter")
     metadata = {"general.architecture": "llama", "tokenizer.chat_template": "{{x}}"}
     loadstone.convert(first, tmp_path / "first.gguf", metadata=metadata)
@@ -247,7 +247,7 @@ def test_a_lost_adapter_is_a_warning(case: str, target: str, tmp_path: Path) -> 
     options: dict[str, Any] = {}
     if target.endswith(".gguf"):
         options["metadata"] = {"general.architecture": "llama"}
-    assert warnings_of(loadstone.convert(base, tmp_path / target, **options)) == []  # the control
+    assert warnings_of(loadstone.convert(base, tmp_path / target, **options)) == []  # control
     path = base / ADAPTERS[case]
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(adapter / "adapter_model.safetensors", path)
@@ -260,7 +260,7 @@ def test_a_lost_adapter_is_a_warning(case: str, target: str, tmp_path: Path) -> 
 
 
 def test_adapters_that_are_not_lost(tmp_path: Path) -> None:
-    """One that is merged, other formats of the source, and steps of a training."""
+    """An adapter that is merged, other formats of the source, and training checkpoints."""
     base = as_model(tmp_path / "base")
     adapter = as_adapter(base / "speech-lora")
     assert warnings_of(loadstone.merge(base, tmp_path / "out", lora=adapter)) == []

@@ -1,4 +1,4 @@
-"""Adapters of models whose encoder and decoder have classes of their own, held to what peft trains.
+"""Adapters of models whose encoder and decoder are different classes, against peft's trained model.
 
 The decoder is tied by its own config, and only its layers store weights transposed.
 """
@@ -68,7 +68,7 @@ def logits(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def trained(folder: Path, which: str, wish: dict[str, Any]) -> torch.Tensor:
-    """Writes base and adapter, and returns the logits of the model that was trained."""
+    """Write base and adapter; return the logits of the trained model."""
     cls, config, encoder, inputs = MODELS[which]
     model = cls(config=config(encoder=encoder.to_dict(), decoder=DECODER.to_dict()))
     randomise_all(model, 3)
@@ -92,7 +92,7 @@ def test_the_result_is_the_trained_model(
     expected = trained(tmp_path, which, TRAINED[change])
     file = tmp_path / "base" / "config.json"
     text = json.loads(file.read_text())
-    text["tie_word_embeddings"] = False  # of the whole, where transformers looks at the decoder's
+    text["tie_word_embeddings"] = False  # the composite's field; transformers reads the decoder's
     if decoder_says is not None:
         text["decoder"]["tie_word_embeddings"] = decoder_says
     file.write_text(json.dumps(text))
@@ -104,7 +104,7 @@ def test_the_result_is_the_trained_model(
 
 @pytest.mark.parametrize("declares", [True, False])
 def test_peft_transposes_by_the_layer(declares: bool, tmp_path: Path) -> None:
-    """A declared `fan_in_fan_out` holds of Conv1D layers alone; peft resets it for nn.Linear."""
+    """A declared `fan_in_fan_out` applies only to Conv1D layers; peft resets it for nn.Linear."""
     expected = trained(tmp_path, "text", TRAINED["layers"])
     file = tmp_path / "adapter" / "adapter_config.json"
     text = json.loads(file.read_text())
@@ -117,7 +117,7 @@ def test_peft_transposes_by_the_layer(declares: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["InternVLChatModel", "InternVLModel"])
 def test_a_chat_model_has_a_head(architecture: str, tmp_path: Path) -> None:
-    """Remote code calls a model with a head so; the control is a class without one."""
+    """Remote code uses this name for a model with a head; the control is a class without one."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     name = "language_model.model.embed_tokens"
     base.mkdir()

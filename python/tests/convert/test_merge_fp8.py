@@ -1,4 +1,4 @@
-"""Merges of FP8 weights without scales, which are numbers as they are."""
+"""Merges of FP8 weights without scales, which are plain values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_they_are_merged_as_numbers(
 
 @pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare-linear", "dare-ties", "slerp"])
 def test_every_method_computes_with_them(method: str, tmp_path: Path) -> None:
-    """The same as with their numbers in BF16."""
+    """The result equals a merge of the same values in BF16."""
     results = []
     for dtype in (torch.float8_e4m3fn, torch.bfloat16):
         folder = tmp_path / str(dtype)
@@ -104,7 +104,7 @@ def test_adapters_are_added_to_them(door: Callable[..., None], tmp_path: Path) -
 
 
 def test_what_nothing_changes_stays(tmp_path: Path) -> None:
-    """The control: an adapter of another weight leaves the codes as they are."""
+    """Control: an adapter of a different weight leaves the codes unchanged."""
     base = write(tmp_path / "a.safetensors", 1, torch.float8_e4m3fn)
     save_file(load_file(base) | {"other.weight": torch.zeros(24, 16)}, base)
     product = {"other.lora_A.weight": torch.randn(2, 16), "other.lora_B.weight": torch.randn(24, 2)}
@@ -115,7 +115,7 @@ def test_what_nothing_changes_stays(tmp_path: Path) -> None:
     assert torch.equal(found[WEIGHT].float(), load_file(base)[WEIGHT].float())
 
 
-# True for names of FP8 numbers; scales of unknown codes can be FP8 too.
+# True for names of plain FP8 values; scales of unknown codes can be FP8 too.
 NAMES = {
     "norm.query_norm.scale": True,
     "blocks.0.scale_shift_table": True,

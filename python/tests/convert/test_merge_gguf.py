@@ -1,4 +1,4 @@
-"""Merges from and into GGUF files: what is merged is numbers, what is not stays as it was."""
+"""Merges from and into GGUF files: merged tensors become floats, the others do not change."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sum_of(folder: Path) -> torch.Tensor:
-    """The merged weight, in F32."""
+    """Return the merged weight, in F32."""
     base = loadstone.load_file(folder / "base.gguf", dtype=torch.float32)[MERGED]
     a, b = products(8, 1, {MERGED.removesuffix(".weight"): SHAPE}).values()
     return added(base, a, b, 2.0)
 
 
 def blocks(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Type and bytes of each tensor, as gguf-py reads them."""
+    """Return type and bytes of each tensor, as gguf-py reads them."""
     reader = gguf.GGUFReader(path)
     return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
 
@@ -100,7 +100,7 @@ def test_a_file_without_an_architecture_is_refused(folder: Path, tmp_path: Path)
 def test_a_head_that_is_the_embedding(
     architecture: str, has_head: bool, tie: str, tmp_path: Path
 ) -> None:
-    """llama.cpp takes the embedding for a head that the file lacks, unless it is an encoder."""
+    """llama.cpp uses the embedding if the file has no head, except for encoders."""
     embedding, keys = torch.randn(SHAPE), {"general.architecture": architecture}
     save_file({"token_embd.weight": embedding}, tmp_path / "base.safetensors")
     base = tmp_path / "base.gguf"
@@ -154,7 +154,7 @@ def test_the_head_of_a_split_tie_has_the_base_s_values(
 
 
 def test_a_head_that_cannot_be_a_tensor_of_its_own(tmp_path: Path) -> None:
-    """llama.cpp refuses a Gemma 2 with an output.weight."""
+    """llama.cpp rejects a Gemma 2 with an output.weight."""
     save_file({"token_embd.weight": torch.randn(SHAPE)}, tmp_path / "base.safetensors")
     base, keys = tmp_path / "base.gguf", {"general.architecture": "gemma2"}
     loadstone.convert(tmp_path / "base.safetensors", base, metadata=keys)

@@ -1,4 +1,4 @@
-"""Merges find the config of a base however it is given: its tie decides what is written."""
+"""Merges find a base's config however the base is given: its tie determines the output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hub(folder: Path) -> Path:
 
 
 def linked(folder: Path) -> Path:
-    """A folder whose files link to each other's folder, as a local copy of a cache has them."""
+    """A folder whose files link to a sibling's folder, as in a local copy of a cache."""
     (folder / "linked" / "store").mkdir(parents=True)
     for path in (folder / "base").iterdir():
         (folder / "linked" / "store" / path.name).write_bytes(path.read_bytes())
@@ -53,7 +53,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 
 
 def write(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """A tied base with one name, and an adapter that replaces one of both; returns the base."""
+    """Write a tied base with one name, and an adapter of one of the two; return the base."""
     model = llama()
     model.save_pretrained(folder / "base")
     (folder / "adapter").mkdir()
@@ -106,7 +106,7 @@ def test_the_written_config_is_the_base_s_without_the_tie(source: str, tmp_path:
 
 
 def test_a_link_that_leaves_the_folder_is_not_followed(tmp_path: Path) -> None:
-    """The control: it is a link to another place that is not read, and it is named."""
+    """Control: a link to an unrelated folder is named, but not followed."""
     write(tmp_path, EMBEDDING)
     config = tmp_path / "base" / "config.json"
     (tmp_path / "elsewhere.json").write_bytes(config.read_bytes())

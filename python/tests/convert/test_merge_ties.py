@@ -1,4 +1,4 @@
-"""Adapters that change one name of a tie, held to the model that peft trains."""
+"""Adapters that change one name of a tie, against the model that peft trains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ peft = pytest.importorskip("peft")
 
 TOKENS = torch.arange(10)[None]
 
-# What is trained; the adapters of "equal" and "equal products" store both names alike.
+# Trained modules; the adapters of "equal" and "equal products" store both names alike.
 TRAINED: dict[str, dict[str, Any]] = {
     "embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -56,7 +56,7 @@ MADE = tempfile.TemporaryDirectory(prefix="loadstone-ties-")
 
 
 def trained(folder: Path, which: str) -> torch.Tensor:
-    """Writes base and adapter, and returns the logits of the model that was trained."""
+    """Write base and adapter; return the logits of the trained model."""
     made, found = _trained(which)
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return found
@@ -102,7 +102,7 @@ def test_both_names_change_if_that_is_asked_for(door: str, which: str, tmp_path:
     model = DOORS[door](tmp_path, "keep")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.config.tie_word_embeddings
-    # The control: this is another model, and the comparison above sees it.
+    # Control: the comparison above detects this different model.
     assert not close(logits(model), wanted)
 
 
@@ -138,7 +138,7 @@ def test_products_that_differ_in_one_element_are_two(tie: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("which", ["product", "product of the head"])
 def test_peft_merges_a_product_into_both_names(which: str, tmp_path: Path) -> None:
-    """The merged model is not the trained one: docs/found-elsewhere.md lists it."""
+    """The merged model differs from the trained one: docs/found-elsewhere.md lists it."""
     wanted = trained(tmp_path, which)
     base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
     merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
@@ -201,7 +201,7 @@ def test_an_unknown_head_is_refused(tmp_path: Path) -> None:
         loadstone.merge(tmp_path, tmp_path / "o", lora=tmp_path / "a")
     loadstone.merge(tmp_path, tmp_path / "o", lora=tmp_path / "a", tie="keep")
     assert load_file(tmp_path / "o" / "model.safetensors")["text.tokens.weight"].sum() == 0
-    # The control: without a tie nothing is refused.
+    # Control: without a tie the merge succeeds.
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     loadstone.merge(tmp_path, tmp_path / "p", lora=tmp_path / "a")
 
@@ -234,11 +234,11 @@ def test_a_server_reads_the_config_of_the_base(tmp_path: Path) -> None:
     assert caught.value.code == "merge.tie"
 
 
-# --- bases that hold both names -------------------------------------------------------------------
+# --- bases with both names ------------------------------------------------------------------------
 
 
 def hold_both(folder: Path) -> torch.Tensor:
-    """Stores the embedding under both names, and returns it."""
+    """Store the embedding under both names; return it."""
     state = load_file(folder / "base" / "model.safetensors")
     state[HEAD] = state[EMBEDDING].clone()
     save_file(state, folder / "base" / "model.safetensors", {"format": "pt"})
@@ -257,7 +257,7 @@ def test_keep_changes_both_names_that_a_base_holds(which: str, door: str, tmp_pa
 
 @pytest.mark.parametrize("prefix", ["", "net."])
 def test_a_split_of_names_that_a_base_holds_stays(prefix: str, tmp_path: Path) -> None:
-    """Also under other names than the model's; the library ties them no more."""
+    """Also under names other than the model's; the library no longer ties them."""
     trained(tmp_path, "product of the head")
     hold_both(tmp_path)
     path = tmp_path / "base" / "model.safetensors"

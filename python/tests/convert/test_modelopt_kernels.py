@@ -42,7 +42,7 @@ def _with_zeros() -> torch.Tensor:
 
 
 def _ties() -> torch.Tensor:
-    """Quotients halfway between codes, of many encodings."""
+    """Return quotients halfway between codes, for many encodings."""
     steps = torch.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE) % 225
     x = (steps - 112).float() / 16
     x[:, ::16] = 7.0
@@ -60,7 +60,7 @@ def _outlier() -> torch.Tensor:
 
 
 def _bit_patterns() -> torch.Tensor:
-    """All finite numbers of bfloat16, and zeros up to whole blocks."""
+    """Return all finite bfloat16 values, padded with zeros to whole blocks."""
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(torch.bfloat16).float()
     numbers = numbers[torch.isfinite(numbers)]
@@ -68,7 +68,7 @@ def _bit_patterns() -> torch.Tensor:
 
 
 def _small_patterns() -> torch.Tensor:
-    """Magnitudes of 1e-3 to 1e3, all of bfloat16."""
+    """Return magnitudes of 1e-3 to 1e3, all of bfloat16."""
     numbers = _bit_patterns().reshape(-1)
     keep = (numbers.abs() > 1e-3) & (numbers.abs() < 1e3)
     numbers = numbers[keep]
@@ -97,7 +97,7 @@ def sample(name: str, dtype: str) -> torch.Tensor:
 
 
 def as_bytes(array: Any, part: torch.Tensor) -> bytes:
-    """An oracle's part with the dtype of ours, which holds it."""
+    """Return an oracle's component in the dtype of ours, which can represent it."""
     if array.dtype == np.float32:
         stored = torch.from_numpy(np.ascontiguousarray(array)).to(part.dtype)
         assert torch.equal(stored.float(), torch.from_numpy(np.ascontiguousarray(array)))
@@ -157,7 +157,7 @@ def test_what_is_decoded_is_near(encoding: str) -> None:
 
 
 def theirs(encoding: str, x: torch.Tensor) -> tuple[Any, ...]:
-    """ModelOpt's packed tensor, and its scales."""
+    """Return ModelOpt's packed tensor, and its scales."""
     if encoding == "fp8":
         return qtensor.FP8QTensor.quantize(x)
     if encoding == "fp8-channel":
@@ -175,7 +175,7 @@ def theirs(encoding: str, x: torch.Tensor) -> tuple[Any, ...]:
     return qtensor.MXFP8QTensor.quantize(x)
 
 
-# Whose scales come to 0 or infinity there are undefined bytes in ModelOpt; see docs/formats.
+# ModelOpt's bytes are undefined if a scale is 0 or infinity; see docs/formats.
 UNDEFINED = {
     "normal": (),
     "heavy": (),
@@ -211,7 +211,7 @@ def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
         is_finite = torch.isfinite(numbers)
         assert torch.isfinite(unit.dequantize()).all(), name
         if encoding == "fp8" and not is_finite.all():
-            overflows += 1  # one scale for all numbers: it has to be another one
+            overflows += 1  # one scale for all values, so it must differ
             continue
         for (part, ours), their in zip(unit.parts.items(), expected, strict=True):
             if part != "data" or is_finite.all():
@@ -220,7 +220,7 @@ def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
         overflows += int(not is_finite.all())
         compared += 1
     assert compared >= 5
-    # ModelOpt gives infinities for the largest numbers, and we none: all else is the same.
+    # ModelOpt encodes the largest values as infinities and loadstone does not: all else is equal.
     assert overflows == int(encoding.startswith("mx") or (encoding, dtype) == ("fp8", "BF16"))
 
 
@@ -236,7 +236,7 @@ def test_export_of_fp8_is_modelopt_with_a_scale_of_float32() -> None:
 
 @pytest.mark.parametrize(("encoding", "most"), [("mxfp4", 6.0), ("mxfp8", 448.0)])
 def test_exponents_next_to_a_power_of_two(encoding: str, most: float) -> None:
-    """Where a logarithm in float32 rounds down to the power, compat is one less, and only there."""
+    """Compat is one less only if a float32 logarithm rounds down to the power."""
     rows = []
     for power in range(-120, 115 if most == 448 else 125):
         near = torch.tensor(most * 2.0**power, dtype=torch.float32).view(torch.int32)
@@ -281,7 +281,7 @@ def test_partners_share_a_scale(encoding: str) -> None:
         assert torch.equal(parts[last], both[last])
         assert raw(parts["data"]) == raw(both["data"][rows])
         alone = loadstone.quantize(x, encoding).parts
-        assert torch.equal(alone[last], parts[last]) == (x is up)  # the control
+        assert torch.equal(alone[last], parts[last]) == (x is up)  # control
     stack = torch.stack([gate, up])
     given = loadstone.quantize(stack, encoding, amax=[float(amax), float(amax)]).parts
     assert torch.equal(given[last], both[last].expand(2))
@@ -309,7 +309,7 @@ def test_numbers_that_are_not_finite(encoding: str, dialect: str, dtype: str) ->
     assert caught.value.code == "q.nan"
     assert "nan at [33, 150]" in str(caught.value)
     unit = loadstone.quantize(x, encoding, dialect=dialect, allow_non_finite=True)
-    # As zeros in their places: no scale knows of them.
+    # Encoded as zeros: they do not affect any scale.
     places = (x.float() - x.float()) != 0
     without = torch.where(places, torch.zeros_like(x), x)
     expected = loadstone.quantize(without, encoding, dialect=dialect)
@@ -406,7 +406,7 @@ def test_parts_are_checked() -> None:
     )
     assert code(data=parts["data"].to("meta")) == "audit.on_meta"
     back = loadstone.dequantize(parts, "NVFP4", SHAPE, torch.float32)
-    assert torch.equal(back, unit.dequantize())  # the control
+    assert torch.equal(back, unit.dequantize())  # control
 
 
 def test_strides_do_not_matter() -> None:

@@ -1,9 +1,9 @@
-"""Quantized folders of models whose modules transformers calls otherwise than their files do: the
-library makes quantized layers of all modules that have codes, and of no others.
+"""Quantized folders of models whose module names differ between transformers and their files: the
+library builds quantized layers for exactly the modules with codes.
 
 The files have the published names, such as `visual.blocks.0` and `vit.layers.0`; the library's are
-`model.visual.blocks.0` and `model.vision_tower.layers.0`. The lists in config.json are matched
-against the library's.
+`model.visual.blocks.0` and `model.vision_tower.layers.0`. The library matches the lists in
+config.json against its own names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TYPES = [
     "step3p7",
     "voxtral",
 ]
-# transformers opens experts in no other of these encodings.
+# transformers opens experts only in these of the encodings.
 WITH_EXPERTS = ["deepseek_ocr2", "mistral_large4", "phimoe", "unlimited_ocr"]
 CHOSEN = ["llava", "qwen2_vl", "gemma3"]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def without_codes(model: torch.nn.Module, missing: set[str]) -> Iterator[str]:
-    """Quantized layers whose codes or scales no file gave."""
+    """Yield quantized layers whose codes or scales are in no file."""
     yield from (name for name in missing if "scale" in name)
     for name, module in model.named_modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
@@ -67,7 +67,7 @@ def without_codes(model: torch.nn.Module, missing: set[str]) -> Iterator[str]:
 
 
 def wrong_layers(case: Any, folder: Path, cls: Any = None) -> list[str]:
-    """The layers that transformers makes quantized ones of without codes, and unused scales."""
+    """Return the quantized layers that transformers builds without codes, and unused scales."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, info = (cls or case.cls).from_pretrained(
@@ -102,7 +102,7 @@ def test_chosen_layers_stay_plain(name: str, option: str, exclude: str, tmp_path
     assert wrong_layers(case, out) == []
 
 
-# Choices under which a tower and the language model have layers of one name on both sides.
+# Choices that treat equally named layers of a tower and of the language model differently.
 BOTH_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "two formats": (
         "llava",
@@ -140,7 +140,7 @@ def test_layers_of_one_name_are_told_apart(choice: str, tmp_path: Path) -> None:
     assert wrong_layers(case, converted(case, tmp_path, **options)) == []
 
 
-# Choices that leave a list of layers plain in part, by model type. AutoModel drops `model.`,
+# Choices that leave part of a list of layers plain, by model type. AutoModel drops `model.`,
 # `roberta.` and `tracker_model.`; the library's `encoder.layers` is AltCLIP's `encoder.layer`.
 IN_PART: dict[str, dict[str, Any]] = {
     "bart": {"exclude": [r"encoder\.layers\.0\."]},
@@ -186,7 +186,7 @@ def test_lists_of_layers_in_two_formats(name: str, is_auto: bool, tmp_path: Path
 @pytest.mark.parametrize("option", ["fp8", "int8"])
 @pytest.mark.parametrize("name", ["hunyuan_vl", "paddleocr_vl", "bart", "altclip"])
 def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_path: Path) -> None:
-    """The control."""
+    """Control."""
     case = by_name(name)
     out = converted(case, tmp_path, **OPTIONS[option], **IN_PART.get(name, {}))
     config = json.loads((out / "config.json").read_text())
@@ -209,7 +209,7 @@ def test_towers_stay_plain_by_default(tower: str, tmp_path: Path) -> None:
 
 
 def is_read(case: Any, folder: Path) -> bool:
-    """Returns true if transformers finds a layer for all codes and scales."""
+    """Return true if transformers finds a layer for all codes and scales."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -221,7 +221,7 @@ def is_read(case: Any, folder: Path) -> bool:
     return not info["unexpected_keys"] and not wrong_layers(case, folder)
 
 
-# Model types, and whether transformers joins or splits their layers while it loads.
+# Model types, and True if transformers joins or splits their layers while it loads.
 CHANGED = {
     "qwen3_moe": "joins",
     "mixtral": "joins",
@@ -241,7 +241,7 @@ CHANGED = {
 }
 
 
-# Keys do not show whether int8-channel of a split layer is read.
+# Keys do not show if transformers reads int8-channel of a split layer.
 READ = [
     (name, option)
     for name, change in CHANGED.items()
@@ -254,7 +254,7 @@ READ = [
 def test_a_plan_tells_of_layers_that_the_library_changes(
     name: str, option: str, tmp_path: Path
 ) -> None:
-    """A conversion warns of the layers exactly where transformers does not read their codes."""
+    """A conversion warns of exactly the layers whose codes transformers does not read."""
     case = by_name(name)
     base = write_checkpoint(case, tmp_path / "base", "public", torch.bfloat16)
     report = loadstone.convert(base, tmp_path / "out", **OPTIONS[option])

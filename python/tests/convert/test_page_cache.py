@@ -1,4 +1,4 @@
-"""A conversion leaves in the system's page cache what it found there, where it is asked to."""
+"""A conversion leaves the system's page cache as it found it, if asked to."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 
-ROWS = 4 << 10  # of 4 KB: 16 MB a tensor
+ROWS = 4 << 10  # 4 KB each: 16 MB per tensor
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two shards whose pages are not in the cache."""
+    """Write two shards whose pages are not in the cache."""
     folder = tmp_path / "model"
     folder.mkdir()
     for shard in (1, 2):
@@ -38,7 +38,7 @@ def files(place: Path) -> list[Path]:
 
 
 def cached(place: Path) -> float:
-    """The share of the pages that are in the cache."""
+    """Return the share of the pages in the cache."""
     pages = found = 0
     for path in files(place):
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:

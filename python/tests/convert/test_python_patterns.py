@@ -1,4 +1,4 @@
-"""Keys of `rank_pattern` and `alpha_pattern`, held to Python's `re` and to PEFT's own merge."""
+"""Keys of `rank_pattern` and `alpha_pattern`, against Python's `re` and PEFT's own merge."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 import loadstone
 from loadstone import _core
 
-# Pieces of patterns, of which some mean something else to RE2, to other releases of Python, or to
-# nobody. Strung together they are valid about every third time.
+# Pieces of patterns; some differ in RE2 or in other Python releases, some are invalid everywhere.
+# About every third combination is valid.
 PIECES = [
     *"abq_-.120AQ |^$()[]{}*+?#,<=!:/", r"\d", r"\w", r"\s", r"\W", r"\D", r"\S", r"\.", r"\-",
     r"\_", r"\Z", r"\A", r"\b", r"\B", "(?:", "[^", "{,2}", "{1,}", "{2}", "{,}", "{0,1}", "{1,2}",
@@ -46,7 +46,7 @@ def pattern_key(keys: list[str], module: str) -> int:
 
 
 def expected(keys: list[str]) -> list[int] | None:
-    """None for what Python rejects."""
+    """Return None if Python rejects a key."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def test_patterns_mean_what_they_mean_to_python() -> None:
             found, _ = _core.module_matches([key], MODULES)
         except loadstone.Error as error:
             assert error.code == "format.adapter"
-            if wanted is not None:  # Python takes it: the reason is named
+            if wanted is not None:  # Python accepts it: the error names the reason
                 reason = TRANSLATED.search(str(error))
                 assert reason is not None, (key, str(error))
                 counts[reason[1]] += 1
@@ -88,7 +88,7 @@ def test_patterns_mean_what_they_mean_to_python() -> None:
 
 
 def test_the_comparison_sees_what_re2_reads_in_its_own_way() -> None:
-    """The control: RE2's reading of the same keys is another, which the test above would see."""
+    """Control: RE2 reads the same keys differently, and the test above would detect it."""
     differing = 0
     for key in ["a{,2}", "[[:digit:]]", r"q\x5f", r"\pL", r"\Qa\E", r"\C", r"[\s]a", "(?i)a"]:
         own = [f"(?:.*\\.)?(?:{key})"]
@@ -101,7 +101,7 @@ def test_the_comparison_sees_what_re2_reads_in_its_own_way() -> None:
 
 
 def test_the_first_of_several_keys_counts() -> None:
-    """Names are looked up and expressions are tried: the order of the keys decides between them."""
+    """Names are looked up and expressions are tried; the order of the keys decides."""
     generator = random.Random(2)
     names = [
         "a",
@@ -177,7 +177,7 @@ class Net(torch.nn.Module):
         return index
 
 
-# Each is refused by name where it is in REFUSED, and gives PEFT's own values elsewhere.
+# The merge rejects keys in REFUSED by name; the others give PEFT's own values.
 KEYS = [
     r"layers\.\d{,2}\.q_proj", r"layers\.[[:digit:]]\.q_proj", r"q_proj\Z", "q_proj(?=$)",
     r"q_proj\b", "Q_PROJ", "q_pro[j-]", "q_proj$", r"\w+\.q_proj", "layers.{1,3}q_proj",
@@ -189,7 +189,7 @@ REFUSED = {"q_proj(?=$)"}
 
 
 def saved(folder: Path, key: str) -> dict[str, torch.Tensor]:
-    """A base and an adapter with the key; what PEFT makes of both."""
+    """Save a base and an adapter with the key; return PEFT's merge."""
     torch.manual_seed(0)
     net = Net()
     (folder / "base").mkdir()
@@ -224,7 +224,7 @@ def by_command(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
 
 
 def by_metadata(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
-    """The configuration in the file, as diffusers writes it, with a prefix for the model."""
+    """Write the configuration into the file, as diffusers does, with a prefix for the model."""
     tensors = {
         f"transformer.{name.removeprefix('base_model.model.')}": tensor
         for name, tensor in load_file(lora / "adapter_model.safetensors").items()
@@ -261,7 +261,7 @@ def test_all_ways_read_a_key_alike(tmp_path: Path, way: str, key: str) -> None:
     wanted = saved(tmp_path, key)
     found = WAYS[way](tmp_path, tmp_path / "adapter")
     assert_close(found, wanted)
-    name = "layers.0.q_proj.weight"  # the control: without the key's alpha the value is another
+    name = "layers.0.q_proj.weight"  # control: the value differs without the key's alpha
     with pytest.raises(AssertionError):
         torch.testing.assert_close(
             found[name], load_file(tmp_path / "base/model.safetensors")[name], rtol=1e-5, atol=1e-4

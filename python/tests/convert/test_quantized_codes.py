@@ -1,5 +1,5 @@
-"""Codes of quantized tensors become the numbers that they stand for behind every door that loads:
-all encodings that we write, both styles, and the layouts of others, or their refusal."""
+"""Codes of quantized tensors decode to the right values at every entry point that loads: all
+encodings that loadstone writes, both styles, and other layouts, or their rejection."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def skeleton():
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A plain tiny Llama with what the command line needs to load it."""
+    """A plain tiny Llama with everything the command line needs to load it."""
     folder = tmp_path_factory.mktemp("codes")
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config()).to(torch.bfloat16).save_pretrained(folder / "plain")
@@ -51,7 +51,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cell(original):
-    """The folder of the same model in an encoding and a style, made once."""
+    """Return a function that quantizes the model to a folder, once for each encoding and style."""
 
     def made(encoding, style):
         folder = original / f"{encoding}-{style}"
@@ -65,7 +65,7 @@ def cell(original):
 
 @pytest.fixture(scope="module")
 def numbers(cell, original):
-    """The tensors of a cell once they are dequantized, made once for each dtype."""
+    """Return a function that dequantizes a folder's tensors, once for each dtype."""
     made = {}
 
     def of(encoding, style, dtype):
@@ -140,7 +140,7 @@ def test_every_door_of_ours_makes_numbers_of_codes(cell, numbers, original, enco
 
 @pytest.mark.parametrize("encoding", [*MODELOPT, "int4", "int4-awq"])
 def test_rules_of_transformers_move_numbers(cell, numbers, original, encoding):
-    """Its own conversion code runs on values, whatever they are stored as."""
+    """Its own conversion code runs on values, regardless of the encoding."""
     model = by_transformers_rules(cell(encoding, "modelopt"), original)
     assert_numbers(model, numbers(encoding, "modelopt", "BF16"))
 
@@ -167,7 +167,7 @@ def test_the_command_makes_numbers_of_codes(cell, original, encoding, style):
 
 
 def as_others(tensors, style):
-    """One weight of the plain model under the names of other writers."""
+    """Return one weight of the plain model under the names of other writers."""
     weight = tensors.pop(UP)
     codes = weight.to(torch.float8_e4m3fn)
     scale = torch.ones(weight.shape[0] // 128, weight.shape[1] // 128)

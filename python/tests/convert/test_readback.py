@@ -1,6 +1,7 @@
-"""Every output of ``loadstone convert``, read back by us: bit for bit what its own library decodes.
+"""Every output of ``loadstone convert``, read back by loadstone: equal to its own library's
+decoding, bit for bit.
 
-``readback_cells`` has the matrix and ``readback_oracles`` the numbers. Foreign readers are in
+``readback_cells`` has the matrix and ``readback_oracles`` the values. Foreign readers are in
 ``test_opens_where.py``.
 """
 
@@ -42,7 +43,7 @@ BF16 = torch.bfloat16
 
 
 class Outputs:
-    """Sources and cells, each written when it is asked for first."""
+    """Sources and outputs, each written on first use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,9 +71,10 @@ def each_cell(
     is_taken: Callable[[Source], bool] = lambda source: True,
     with_doors: Sequence[Callable[[Path], Any]] = (),
 ) -> Any:
-    """The cells whose source is taken, but those whose oracle is not installed.
+    """Return the cells whose source matches and whose oracle is installed.
 
-    A cell has one of the doors, so that each door meets all encodings, styles and sources.
+    Each cell has one of the entry points, so that each entry point meets all encodings, styles and
+    sources.
     """
     found = []
     for number, cell in enumerate(each for each in cells() if is_taken(each.source)):
@@ -83,7 +85,7 @@ def each_cell(
         doors = [with_doors[turn % len(with_doors)]] if with_doors else []
         words = "-".join([str(cell), *(door.__name__ for door in doors)])
         found.append(pytest.param(*[cell, *doors], id=words, marks=[absent]))
-    return pytest.mark.parametrize("cell, door" if with_doors else "cell", found)
+    return pytest.mark.parametrize("cell,door" if with_doors else "cell", found)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -140,7 +142,7 @@ def test_from_pretrained_dequantizes(cell: Cell, outputs: Outputs) -> None:
 @each_cell(is_taken=lambda source: source == Source("qwen3_moe", shard_size=200_000))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_dtype_is_rounded_to_once(cell: Cell, outputs: Outputs, dtype: torch.dtype) -> None:
-    """Numbers in F32 are those of the oracle before it rounds."""
+    """F32 values equal the oracle's before it rounds."""
     output = outputs.of(cell)
     model = ours(transformers.AutoModelForCausalLM, output.folder, dtype=dtype, dequantize=True)
     exact = {name: tensor.to(dtype) for name, tensor in output.exact.items()}
@@ -148,7 +150,7 @@ def test_a_dtype_is_rounded_to_once(cell: Cell, outputs: Outputs, dtype: torch.d
 
 
 def load_by_rules(folder: Path) -> Any:
-    """Into a skeleton, by the recipes that are traced from the library."""
+    """Load into a skeleton, with recipes traced from the library."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with loadstone.skeleton():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16)
@@ -167,14 +169,14 @@ def load_directly(folder: Path) -> Any:
 
 @each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
-    """Of bitsandbytes' outputs the library makes bitsandbytes' modules, as it always did."""
+    """For bitsandbytes' outputs the library still builds bitsandbytes' modules."""
     output = outputs.of(cell)
     model = door(output.folder)
     found = state_of(model)
     if cell.style is None and door is not load_by_rules:
         assert model.is_quantized
         model.dequantize()
-        # Its zeros of fp4 have the sign that this machine's kernel gives them.
+        # Its zeros of fp4 have the sign of this machine's kernel.
         found = {name: tensor + 0.0 for name, tensor in state_of(model).items()}
     expected = model_state(output.numbers, cell.source)
     assert_equal({name: tensor.to(BF16) for name, tensor in found.items()}, expected)
@@ -185,10 +187,10 @@ def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> Non
 
 @each_cell()
 def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outputs) -> None:
-    """Not what it should: a release that reads more is a new page."""
+    """Pinned behaviour, not the desired one: if a release reads more, update the page."""
     pytest.importorskip("compressed_tensors")
     if (told := foreign.releases_told()) != foreign.releases():
-        pytest.skip(f"the page was made with {told}")
+        pytest.skip(f"the page is of {told}")
     assert foreign.told(cell) == foreign.outcome(cell, outputs.of(cell))
 
 
@@ -212,7 +214,7 @@ def test_a_conversion_warns_of_what_transformers_does_not_read(
 def test_a_conversion_warns_of_experts_in_several_encodings(
     exclude: str, outputs: Outputs, tmp_path: Path
 ) -> None:
-    """A layer's experts that are quantized in part; those by role are read."""
+    """Partly quantized experts of one layer; selections by role are read."""
     pytest.importorskip("compressed_tensors")
     cell = Cell("fp8-channel", "compressed-tensors", Source("qwen3_moe", shard_size=200_000))
     out = tmp_path / "out"
@@ -225,7 +227,7 @@ def test_a_conversion_warns_of_experts_in_several_encodings(
     assert ("1" in exclude) == bool(unread(report))
 
 
-# ---- refused
+# ---- rejected
 
 
 @pytest.mark.parametrize(("encoding", "style"), refused())

@@ -1,7 +1,7 @@
-"""Codes that pass from one layout to another: no number changes, whoever reads them.
+"""Codes repacked from one layout to another: no reader gets different values.
 
-``readback_oracles`` has the numbers by the library whose layout a folder has; gguf-py has those of
-GGUF files.
+``readback_oracles`` has the values according to the library that owns the folder's layout; gguf-py
+has those of GGUF files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def write_source(folder: Path) -> Path:
 
 
 def write_stored(root: Path, encoding: str, style: str) -> Path:
-    """The source in an encoding; global scales are powers of two, so that they have an inverse."""
+    """Write the source in an encoding; global scales are powers of two, so that they have an
+    inverse."""
     folder = root / "stored"
     loadstone.convert(write_source(root / "source"), folder, quantize=encoding, style=style)
     path = folder / "model.safetensors"
@@ -182,7 +183,7 @@ def test_codes_become_blocks_and_back(style: str, options: dict[str, Any], tmp_p
     assert tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4
     numbers = dequantized(stored, tmp_path / "a.safetensors")
     foreign = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).view(48, 192)
-    # GGUF's codes have one zero, without a sign.
+    # GGUF's codes have a single zero, without a sign.
     assert torch.equal(foreign, numbers["a.weight"])
     assert torch.equal(dequantized(file, tmp_path / "b.safetensors")["a.weight"], foreign)
     assert_verified(stored, file)
@@ -216,7 +217,7 @@ def test_a_stack_of_codes_becomes_one_of_blocks(tmp_path: Path) -> None:
 
 
 def test_codes_that_lie_otherwise_are_refused_by_name(tmp_path: Path) -> None:
-    """GPT-OSS, whose model has the numbers transposed."""
+    """GPT-OSS stores the weight transposed."""
     stored = tmp_path / "stored.safetensors"
     blocks = torch.zeros(2, 64, 2, 16, dtype=torch.uint8)
     scales = torch.full((2, 64, 2), 127, dtype=torch.uint8)

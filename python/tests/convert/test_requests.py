@@ -1,6 +1,7 @@
-"""What an option asks for holds of the result, or the conversion is refused.
+"""The result satisfies each option, or the conversion is rejected.
 
-Patterns that select must find something; patterns that leave out warn. What holds already is fine.
+A selecting pattern must match; an excluding one without a match warns. A request that already holds
+is fine.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ FUSED = {
     f"{LAYER}.mlp.experts.gate_up_proj": torch.randn(2, 128, 64).bfloat16(),
     f"{LAYER}.mlp.experts.down_proj": torch.randn(2, 64, 64).bfloat16(),
 }
-FOREIGN = {"layers.0.moe.w1_stack": torch.randn(2, 64, 64).bfloat16()}  # of no known layout
+FOREIGN = {"layers.0.moe.w1_stack": torch.randn(2, 64, 64).bfloat16()}  # an unknown layout
 LLAMA = {"general.architecture": "none"}
-METADATA = {  # the same as a file
+METADATA = {  # equivalent to a file
     "format": "loadstone-gguf-metadata",
     "version": 1,
     "entries": [{"key": "general.architecture", "type": "string", "value": "none"}],
 }
 
-# An option and its values, as the command takes them.
+# Options and values as on the command line.
 Options = dict[str, Any]
-Outcome = tuple[int, str]  # exit status or 0, and what was told
+Outcome = tuple[int, str]  # exit status or 0, and the message
 NAMES = "convert.architecture"  # llama.cpp does not read the names of these small models
 
 
@@ -91,7 +92,7 @@ DOORS: dict[str, Callable[[Path, Path, Options], Outcome]] = {
 }
 TARGETS = ["o.safetensors", "o.gguf"]
 
-# Requests that do not hold, with what is told. GGUF files take Q8_0, others FP8.
+# Unsatisfiable requests with their messages. GGUF files take Q8_0, others FP8.
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
     "quantize": (DENSE, {"quantize": {"nothing": "E"}}, "'nothing' (quantize) finds no tensor"),
     "quantize, one of two": (
@@ -107,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
     "experts fused": (FOREIGN, {"experts": "fused"}, "no tensor is an expert"),
     "experts of a dense model": (DENSE, {"experts": "fused"}, "no tensor is an expert"),
 }
-# Requests that hold, also where nothing is left to do.
+# Satisfiable requests, including those that already hold.
 GRANTED: dict[str, tuple[dict[str, torch.Tensor], Options]] = {
     "dtype": (DENSE, {"dtype": "bf16"}),
     "dequantize": (DENSE, {"dequantize": True}),
@@ -179,7 +180,7 @@ PLAIN = {
     "blocks.0.proj.bias": torch.randn(64).to(torch.float8_e5m2),
     "blocks.0.norm.scale": torch.ones(64),
 }
-# Options, and what becomes of the weight: None is refused.
+# Options, and the resulting dtype of the weight: None means rejected.
 OF_FP8: list[tuple[Options, str, torch.dtype | None]] = [
     ({}, "o.safetensors", FP8),
     ({"dtype": "bf16"}, "o.safetensors", torch.bfloat16),
@@ -187,7 +188,7 @@ OF_FP8: list[tuple[Options, str, torch.dtype | None]] = [
     ({"dequantize": True}, "o.safetensors", torch.bfloat16),
     ({"dequantize": True, "dtype": "f32"}, "o.safetensors", torch.float32),
     ({"dequantize": True, "block_dtype": "f16"}, "o.safetensors", torch.float16),
-    ({"quantize": {"weight": "q8_0"}}, "o.gguf", None),  # the bias is FP8, which GGUF has not
+    ({"quantize": {"weight": "q8_0"}}, "o.gguf", None),  # the bias is FP8, which GGUF lacks
     ({"dequantize": True, "quantize": {"weight": "f16"}}, "o.gguf", torch.float16),
     ({"dtype": "bf16"}, "o.gguf", torch.bfloat16),
     ({"dequantize": True}, "o.gguf", torch.bfloat16),
@@ -217,7 +218,7 @@ def test_plain_fp8_is_numbers_on_request(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_plain_fp8_is_quantized(target: str, tmp_path: Path) -> None:
-    """As the BF16 of the same numbers; what is not chosen stays FP8."""
+    """Same result as BF16 with the same values; unselected weights stay FP8."""
     encoding = "q8_0" if target.endswith(".gguf") else "nvfp4"
     options: Options = {"quantize": encoding, "include": "proj.weight"}
     tensors = {n: t for n, t in PLAIN.items() if not n.endswith("bias")}
@@ -237,7 +238,7 @@ def test_plain_fp8_is_quantized(target: str, tmp_path: Path) -> None:
 
 
 def test_fp8_beside_a_scale_that_is_not_known_stays(tmp_path: Path) -> None:
-    """No number is made of codes without their scale."""
+    """Codes without their scale are not decoded."""
     tensors = {"a.weight": torch.randn(64, 64).to(FP8), "a.my_scale": torch.ones(1)}
     path, out = saved(tmp_path / "a.safetensors", tensors), tmp_path / "o.safetensors"
     assert command_outcome(path, out, {"dtype": "bf16"})[0] == 0
@@ -304,7 +305,7 @@ def test_options_of_adapters_need_an_adapter(option: str, value: str, tmp_path: 
 CODES = {
     "a.weight": torch.randn(64, 64).to(FP8),
     "a.weight_scale": torch.tensor(0.5),
-    "a.pre_quant_scale": torch.ones(64),  # so that nothing decodes it
+    "a.pre_quant_scale": torch.ones(64),  # prevents decoding
 }
 ADVICE: list[tuple[dict[str, torch.Tensor], Options, str]] = [
     (CODES, {"dequantize": True}, "o.safetensors"),

@@ -1,4 +1,4 @@
-"""Activations of AWQ that are divided by a tensor of the file: only AWQ's config implies it."""
+"""AWQ activations divided by a tensor of the file: only AWQ's config implies it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIVATION = "model.layers.0.mlp.act.scales"
 
 
 def scaled_awq(at: Path, name: str = ACTIVATION) -> Path:
-    """Writes a model of AutoAWQ whose activations have factors: Starcoder2, Falcon, Bloom."""
+    """Write an AutoAWQ model whose activations have factors: Starcoder2, Falcon, Bloom."""
     write_awq(32, at)
     tensors = load_file(at / "model.safetensors") | {name: torch.rand(64).half() + 0.5}
     save_file(tensors, at / "model.safetensors", metadata={"format": "pt"})
@@ -39,7 +39,7 @@ def test_scaled_activations_of_awq_are_not_lost(words: tuple[str, ...], tmp_path
     assert f"'{ACTIVATION}' divides" in done.stderr
     assert "[plan.encoding]" in done.stderr
     assert not out.exists()
-    # The control: AWQ has no factors of another name.
+    # Control: AWQ has no factors under a different name.
     other = scaled_awq(tmp_path / "other", "model.layers.0.mlp.act.factors")
     places = [other, other, "--output", out] if words[0] == "merge" else [other, out]
     done = run(words[0], *places, *words[1:])

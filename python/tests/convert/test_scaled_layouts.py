@@ -1,4 +1,4 @@
-"""Grids of scales, sizes of codes and further factors, which names alone do not show."""
+"""Scale grids, code sizes and further factors that names alone do not show."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_no_factor_beside_codes_is_left_out(leaf: str, codes: str, tmp_path: Pat
     given = {UP: CODES[codes](64, 96), f"{UP}_scale": torch.rand(64, 1) + 0.5}
     other = UP.removesuffix("weight") + leaf
     source = folder(tmp_path / "source", {**given, other: torch.rand(64, 1)}, {})
-    if leaf in COMPANIONS:  # the control
+    if leaf in COMPANIONS:  # control
         wanted = (given[UP].float() * given[f"{UP}_scale"]).bfloat16()
         assert torch.equal(loadstone.load_file(source)[UP].bfloat16(), wanted)
         return
@@ -129,7 +129,7 @@ def test_no_factor_beside_codes_is_left_out(leaf: str, codes: str, tmp_path: Pat
 def test_no_factor_beside_a_stack_is_left_out(leaf: str, tmp_path: Path) -> None:
     stem = "model.layers.0.mlp.experts."
     given: dict[str, torch.Tensor] = {}
-    for name in ("up", "up_down"):  # one begins with the other's name
+    for name in ("up", "up_down"):  # one name is a prefix of the other
         given[stem + name] = floats(2, 64, 96)
         given[f"{stem}{name}_scale"] = torch.rand(2, 64, 1) + 0.5
     source = folder(tmp_path / "sound", given, {})

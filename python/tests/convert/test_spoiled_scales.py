@@ -1,5 +1,5 @@
-"""A scale that is NaN or infinite spoils the values that it scales: every codec by every entry
-point warns or rejects the file, and names the tensor.
+"""A NaN or infinite scale spoils its values: for every codec, each entry point warns or rejects the
+file, and names the tensor.
 
 Only a scale that divides may be infinite: the values are then zeros, as the codec's library decodes
 them, and ``verify`` reports the scale.
@@ -29,9 +29,10 @@ from loadstone._base.errors import make
 
 NAN, INFINITY = float("nan"), float("inf")
 SAYS, REJECTED = "because of a scale", "rejected:"
-# Bytes that no decoder takes for a number, by the scale's dtype.
+# Bytes that every decoder reads as NaN, by the scale's dtype.
 BYTES = {torch.uint8: 0xFF, torch.float8_e8m0fnu: 0xFF, torch.float8_e4m3fn: 0x7F}
-# Where a block has no F16 scale. NVFP4 is left out: llama.cpp decodes its NaN as 0.
+# Offset of the scale in blocks without an F16 scale. NVFP4 is excluded: llama.cpp decodes its NaN
+# as 0.
 OTHER_BLOCKS = {"MXFP4": 0}
 
 
@@ -41,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def scales(file: Written) -> Iterator[tuple[str, str]]:
-    """A tensor of scales and its role, once for each role and dtype."""
+    """Yield a tensor of scales and its role, once for each role and dtype."""
     seen = set()
     for value in file.quantized.values():
         for role, name in value.components.items():
@@ -53,7 +54,7 @@ def scales(file: Written) -> Iterator[tuple[str, str]]:
 
 
 def spoiled(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    """The tensor with this value for its first scale."""
+    """Return the tensor with its first scale set to this value."""
     made = tensor.clone()
     if made.dtype in BYTES:
         made.view(torch.uint8).view(-1)[0] = BYTES[made.dtype]
@@ -63,7 +64,7 @@ def spoiled(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def copy_spoiled(file: Written, name: str, value: float, folder: Path) -> Path:
-    """Copies a checkpoint of safetensors or torch files, with a scale of this value."""
+    """Copy a checkpoint of safetensors or torch files, with one scale set to this value."""
     source = file.path if file.path.is_dir() else file.path.parent
     shutil.copytree(source, folder)
     for path in folder.iterdir():
@@ -80,7 +81,7 @@ def copy_spoiled(file: Written, name: str, value: float, folder: Path) -> Path:
 
 
 def copy_spoiled_block(file: Written, kind: str, value: float, folder: Path) -> Path:
-    """Copies a GGUF file, with a first block whose first scale has this value."""
+    """Copy a GGUF file, with the first scale of the first block set to this value."""
     raw = bytearray(file.path.read_bytes())
     begin = loadstone.inspect(file.path).tensors["blk.0.ffn_up.weight"].offset_begin
     if kind in OTHER_BLOCKS:
@@ -97,7 +98,7 @@ def copy_spoiled_block(file: Written, kind: str, value: float, folder: Path) -> 
     return folder / "model.gguf"
 
 
-# ---- entry points: what each one says
+# ---- entry points: the messages of each one
 
 
 def by_load(path: Path, file: Written, folder: Path) -> None:
@@ -180,7 +181,7 @@ DOORS: list[Door] = [
 
 
 def said(door: Door, path: Path, file: Written, folder: Path) -> str:
-    """The warnings and the error."""
+    """Return the warnings and the error."""
     folder.mkdir()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -196,7 +197,7 @@ def is_reported(text: str) -> bool:
 
 
 def doors_of(file: Written) -> list[Door]:
-    """All but accelerate where accelerate itself loads what bitsandbytes quantized."""
+    """Return all entry points, without accelerate if it loads bitsandbytes' tensors itself."""
     has_codes = any(value.encoding in ("nf4", "fp4", "int8") for value in file.quantized.values())
     return [door for door in DOORS if door is not by_accelerate or not has_codes]
 
@@ -230,7 +231,7 @@ def test_every_entry_point_reports_a_scale_that_is_nan(
             is_named = any(name in text for name in file.quantized)
             assert is_named or text.startswith(REJECTED), (path, door.__name__, text)
     assert copies
-    for door in doors_of(file):  # the control
+    for door in doors_of(file):  # control
         text = said(door, file.path, file, tmp_path / f"control-{door.__name__}")
         assert not is_reported(text), (door.__name__, text)
 

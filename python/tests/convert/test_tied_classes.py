@@ -1,5 +1,5 @@
-"""A merge that changes one name of a tie, for every class of transformers that ties an embedding:
-the other name keeps its value, or the merge is refused by name."""
+"""A merge that changes one name of a tie, for every transformers class that ties an embedding: the
+other name keeps its value, or loadstone rejects the merge by name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROWS, WIDTH = 64, 16
 MEMBER = "tie_word_embeddings"
 
 
-# Modules that hold a matrix of words, and others of such names that hold none.
+# Modules with a word matrix, and similar names without one.
 WORDS = re.compile(r"(embed\w*|shared|wte|w|tokens_embed|embed_in)\.weight")
 OTHERS = re.compile(r"bbox_embed|class_embed|patch_embed|audio_tokens|codec")
 
 
 def classes() -> dict[str, tuple[str, str]]:
-    """Classes with two names of a matrix of words: the second is in files."""
+    """Return classes with two names of a word matrix: files may contain the second."""
     found = {}
     for name in dir(transformers):
         cls = getattr(transformers, name, None)
@@ -43,12 +43,12 @@ def classes() -> dict[str, tuple[str, str]]:
 
 
 CLASSES = classes()
-# Without a tie nothing is refused and nothing is split. A type may have one by default.
+# Without a tie nothing is rejected or split. A model type may tie by default.
 CONFIGS = {"tied": {MEMBER: True}, "untied": {MEMBER: False}}
 
 
 def type_of(name: str) -> str | None:
-    """The model's type, where it has a tie by default."""
+    """Return the model's type if it ties by default."""
     config = getattr(transformers, name.split()[0]).config_class
     return config.model_type if getattr(config, MEMBER, False) else None
 
@@ -57,7 +57,7 @@ TYPES = Path(__file__).parents[3] / "src" / "convert" / "tied_head.cpp"
 
 
 def write(folder: Path, name: str, root: str, config: dict[str, object]) -> torch.Tensor:
-    """A checkpoint that holds the embedding alone, and an adapter of it."""
+    """Write a checkpoint with only the embedding, and an adapter for it."""
     embedding = torch.randn(ROWS, WIDTH)
     save_file({root: embedding}, folder / "model.safetensors")
     fields = {"architectures": [name.split()[0]], "vocab_size": ROWS, **config}
@@ -102,7 +102,7 @@ def test_the_head_keeps_its_value_or_the_merge_is_refused(
 
 
 def test_the_classes_are_those_of_the_library() -> None:
-    """The control: heads, words that encoders and decoders share, and ties from head to words."""
+    """Control: heads, words shared by encoders and decoders, and ties from head to words."""
     assert len(CLASSES) > 350
     assert CLASSES["LlamaForCausalLM lm_head.weight"][1] == "model.embed_tokens.weight"
     assert CLASSES["T5Model encoder.embed_tokens.weight"][1] == "shared.weight"

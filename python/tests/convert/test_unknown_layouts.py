@@ -1,4 +1,4 @@
-"""Codes of layouts that no codec reads: a cast leaves them and everything of their module alone."""
+"""Codes of unknown layouts: a cast does not change them or anything else in their module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LAYOUTS: dict[str, dict[str, torch.Tensor]] = {
         "zero": floats(64, 1),
     },
 }
-# Layouts whose names say nothing: only the config declares that they are quantized.
+# Layouts whose names are not distinctive: only the config declares that they are quantized.
 DECLARED: dict[str, dict[str, torch.Tensor]] = {
     "vptq": {
         "centroids.weight": floats(1, 2048),
@@ -126,14 +126,15 @@ def test_a_cast_leaves_the_module_alone(
         each = found[f"{MODULE}.{leaf}"]
         assert each.dtype == tensor.dtype, leaf
         assert torch.equal(each.view(torch.uint8), tensor.view(torch.uint8)), leaf
-    for name, tensor in (PLAIN | {f"{MODULE}.bias": None}).items():  # the control: numbers are cast
+    for name, tensor in (PLAIN | {f"{MODULE}.bias": None}).items():  # control: floats are cast
         assert found[name].dtype == torch.float16, name
         assert tensor is None or torch.equal(found[name], tensor.half())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_load_leaves_the_module_alone(layout: str, tmp_path: Path) -> None:
-    """`dtype=` casts numbers; a model that wants the module's tensors in it is refused."""
+    """`dtype=` casts floats; loadstone rejects a model that needs the module's tensors in that
+    dtype."""
     tensors = LAYOUTS[layout] | {"bias": floats(64)}
     path = folder_of(tmp_path / "in", tensors) / "model.safetensors"
 
@@ -170,7 +171,7 @@ def test_a_cast_is_refused_where_only_the_config_tells(
 ) -> None:
     config = {"quantization_config": {"quant_method": layout}}
     folder = folder_of(tmp_path / "in", DECLARED[layout], **config)
-    with pytest.raises(loadstone.PlanError, match="none of its tensors is in a layout"):
+    with pytest.raises(loadstone.PlanError, match="none of its tensors has a layout"):
         door(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +188,7 @@ def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: P
 
 
 def gemma(bits: int) -> dict[str, torch.Tensor]:
-    """Packs codes like Gemma's own quantizer: the shapes are those of ModelOpt's int4."""
+    """Pack codes like Gemma's own quantizer: the shapes are those of ModelOpt's int4."""
     return {
         "weight": codes(torch.int8 if bits == 8 else torch.uint8, 64, 64),
         "weight_scale": torch.rand(64, 1) + 0.1,
@@ -196,7 +197,7 @@ def gemma(bits: int) -> dict[str, torch.Tensor]:
     }
 
 
-# Layouts that a codec reads, if no config declares another method.
+# Layouts that a codec reads, unless a config declares a different method.
 ALIKE: dict[str, dict[str, torch.Tensor]] = {f"gemma-{bits}": gemma(bits) for bits in (4, 8)} | {
     "fouroversix": {
         "weight": codes(torch.uint8, 64, 32),
@@ -322,7 +323,7 @@ def test_codes_next_to_any_factor_are_no_numbers(
     for name in (f"{MODULE}.weight", f"{MODULE}.{leaf}"):
         assert found[name].dtype == before[name].dtype, name
         assert torch.equal(found[name].view(torch.uint8), before[name].view(torch.uint8)), name
-    assert all(found[name].dtype == torch.float16 for name in PLAIN)  # the control
+    assert all(found[name].dtype == torch.float16 for name in PLAIN)  # control
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
@@ -383,7 +384,7 @@ UNCAST = (torch.float4_e2m1fn_x2, torch.float8_e5m2fnuz, torch.complex64)
 @pytest.mark.parametrize("dtype", UNCAST)
 @pytest.mark.parametrize("request_name", REQUESTS)
 def test_what_nothing_casts_is_named(request_name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Without a scale it may be numbers: it stays, and is named."""
+    """Without a scale it may be plain values: it is unchanged, and a finding names it."""
     beside = {"_proj.weight": floats(64, 64)}  # to be quantized
     source = file_of(tmp_path / "in.safetensors", dtype, beside, "w")
     out = tmp_path / "out.safetensors"

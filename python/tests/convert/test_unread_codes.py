@@ -1,4 +1,4 @@
-"""Layers without a quantized class in any library stay plain; a request warns."""
+"""Layers without a quantized class in any library stay plain; an explicit request warns."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_diffusers_has_no_quantizer(quantize: str, tmp_path: Path) -> None:
     assert not unread(report.findings)
 
 
-# ---- stacks of experts, which compressed-tensors has no layout for
+# ---- stacks of experts, for which compressed-tensors has no layout
 
-# Model types, and whether --experts separate knows the layout.
-STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "of its own": False}
+# Model types, and True if --experts separate supports the layout.
+STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "separate": False}
 
 
 def stack_model(tmp_path: Path, model_type: str) -> Path:
@@ -139,7 +139,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
             loadstone.convert(folder, out, quantize=encoding, style=style)
             assert_readable(out, folder)
             if style is not None and "compressed-tensors" in styles_of(encoding):
-                with pytest.raises(loadstone.Error):  # the codes alone go there neither
+                with pytest.raises(loadstone.Error):  # codes alone cannot go there either
                     loadstone.convert(out, tmp_path / "other", style="compressed-tensors")
                 assert not (tmp_path / "other").exists()
             continue
@@ -151,7 +151,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
             assert finding.code == "plan.options"
             assert ("--experts separate" in finding.suggestion) == STACKS[model_type]
             assert not out.exists()
-        # each advice, followed
+        # follow each piece of advice
         loadstone.convert(folder, out, **asked, exclude="moe|experts")
         assert_readable(out, folder)
         if STACKS[model_type]:
@@ -161,7 +161,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
 
 
 def test_stacks_that_are_taken_apart_have_a_layout(tmp_path: Path) -> None:
-    """The control: the experts of most models are written one by one."""
+    """Control: most models' experts are written separately."""
     folder = stack_model(tmp_path, "qwen3_moe")
     loadstone.convert(folder, tmp_path / "out", quantize="fp8", style="compressed-tensors")
     assert max(value.dim() for value in load_file(tmp_path / "out/model.safetensors").values()) == 2
@@ -180,7 +180,7 @@ def test_experts_of_a_layer_in_several_encodings_warn(encoding: str, tmp_path: P
     for style in styles_of(encoding):
         for i, (options, is_mixed) in enumerate(cases):
             if style is None and isinstance(options["quantize"], dict):
-                continue  # of bitsandbytes, which has one encoding
+                continue  # bitsandbytes, which has one encoding
             out = tmp_path / f"{style}-{i}"
             found = unread(loadstone.convert(folder, out, **options, style=style).findings)
             assert (stack in found) == is_mixed
@@ -230,7 +230,7 @@ def test_an_include_without_names_for_components_is_refused(
 def test_stacks_next_to_codes_warn(
     encoding: str, experts: str, only_attention: bool, tmp_path: Path
 ) -> None:
-    """transformers looks for Llama 4's experts one by one if anything is quantized."""
+    """transformers looks for separate Llama 4 experts if anything is quantized."""
     folder = stack_model(tmp_path, "llama4_text")
     for style in styles_of(encoding):
         for model_type in ("llama4_text", "gpt_oss"):  # the other is the control
@@ -256,7 +256,7 @@ def test_a_merge_warns_too(model: Path, tmp_path: Path) -> None:
 
 
 def test_linear_layers_elsewhere(model: Path, tmp_path: Path) -> None:
-    """The control: another model has linear layers under these names."""
+    """Control: a different model has linear layers under these names."""
     (model / "config.json").write_text(json.dumps({"model_type": "own"}))
     report = loadstone.convert(
         model, tmp_path / "out", quantize="fp8", style="compressed-tensors", include="c_attn|c_fc"
@@ -267,12 +267,12 @@ def test_linear_layers_elsewhere(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_a_choice_without_quantize_is_an_error(model: Path, tmp_path: Path, option: str) -> None:
-    with pytest.raises(loadstone.Error, match="choose what is quantized") as caught:
+    with pytest.raises(loadstone.Error, match="select tensors to quantize") as caught:
         loadstone.convert(model, tmp_path / "out", **{option: "c_attn"})
     assert caught.value.code == "plan.options"
     done = run("convert", model, tmp_path / "out", f"--{option}", "c_attn")
     assert done.returncode == 2
-    assert "choose what is quantized" in done.stderr
-    with pytest.raises(loadstone.Error, match="choose what is quantized"):
+    assert "select tensors to quantize" in done.stderr
+    with pytest.raises(loadstone.Error, match="select tensors to quantize"):
         loadstone.merge({model: 1.0}, tmp_path / "out", method="linear", **{option: "c_attn"})
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""loadstone verify: config.json beside quantized tensors, as it is and as it should not be."""
+"""loadstone verify: valid and invalid config.json next to quantized tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def codes(folder: Path, *options: str) -> tuple[int, set[str]]:
-    """The exit status, and the codes of what was found."""
+    """Return the exit status, and the codes of the findings."""
     status, report = verified(folder, *options)
     return status, {finding["code"] for finding in report["findings"]}
 
@@ -139,7 +139,7 @@ def test_a_claim_about_plain_numbers(claim: str, plain: Path, tmp_path: Path) ->
 
 
 def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> None:
-    """GPTQ for Marlin: its words have other names and another order."""
+    """GPTQ for Marlin: its words have different names and order."""
     tensors = {"a.B": torch.ones(8, 64, dtype=torch.int32), "a.s": torch.ones(1, 32).half()}
     save_file(tensors, tmp_path / "model.safetensors")
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -148,7 +148,7 @@ def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> No
 
 
 def claiming(folder: Path, **section: Any) -> None:
-    """A config of a library beside whatever is there."""
+    """Write a library's config next to the existing files."""
     config = {"model_type": "llama"} | ({"quantization_config": section} if section else {})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -157,7 +157,7 @@ def test_the_config_of_the_base_is_no_claim_about_an_adapter(tmp_path: Path) -> 
     tensors = {f"base.x.lora_{each}.weight": torch.ones(8, 8) for each in "AB"}
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     claiming(tmp_path, quant_method="gptq", bits=4)
-    assert codes(tmp_path) == (1, {"q.config"})  # the control
+    assert codes(tmp_path) == (1, {"q.config"})  # control
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
     assert codes(tmp_path) == (0, set())
 
@@ -168,14 +168,14 @@ def test_a_shard_by_itself_is_not_all_that_the_config_speaks_of(tmp_path: Path) 
     claiming(tmp_path, quant_method="gptq", bits=4)
     assert codes(shard) == (0, set())
     shard.rename(tmp_path / "model.safetensors")
-    assert codes(tmp_path / "model.safetensors") == (1, {"q.config"})  # the control
+    assert codes(tmp_path / "model.safetensors") == (1, {"q.config"})  # control
 
 
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json", "params.json"])
 def test_other_files_may_speak_of_it(name: str, plain: Path, tmp_path: Path) -> None:
     loadstone.convert(plain, tmp_path / "out", quantize="nf4")
     claiming(tmp_path / "out")
-    assert codes(tmp_path / "out") == (1, {"q.config"})  # the control
+    assert codes(tmp_path / "out") == (1, {"q.config"})  # control
     (tmp_path / "out" / name).write_text("{}", encoding="utf-8")
     assert codes(tmp_path / "out") == (0, set())
 
@@ -191,7 +191,7 @@ def test_a_claim_deep_in_a_config_is_one(plain: Path, tmp_path: Path) -> None:
 
 
 def test_a_config_of_no_library_may_be_silent(tmp_path: Path) -> None:
-    """As in the folder "original" of GPT-OSS."""
+    """The folder "original" of GPT-OSS has such a config."""
     gpt_oss(tmp_path / "original")
     config = tmp_path / "original" / "config.json"
     assert codes(tmp_path / "original") == (1, {"q.config"})
@@ -245,7 +245,7 @@ def tie(folder: Path) -> None:
 
 
 def untouched(_: Path) -> None:
-    """Change nothing: the control."""
+    """Control: change nothing."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""``verify SOURCE QUANTIZED`` compares small tensors whole, and large ones from end to end."""
+"""``verify SOURCE QUANTIZED`` compares all of a small tensor, and samples across all of a large
+one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SCALES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "scales", 
 
 
 def rows_of(shape: tuple[int, int]) -> list[int]:
-    """The rows of which each gets a tensor that is wrong there."""
+    """Return the rows to damage, one per tensor."""
     rows, columns = shape
     if rows * columns > WHOLE:
         return [0, rows - 1]
@@ -47,13 +48,13 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def scale_of(module: str, tensors: dict[str, torch.Tensor]) -> str:
-    """The finest scale of a module."""
+    """Return the name of a module's finest scale."""
     names = [f"{module}.{each}" for each in SCALES if f"{module}.{each}" in tensors]
     return max(names, key=lambda name: tensors[name].numel())
 
 
 def shrink(scale: torch.Tensor, row: int, rows: int) -> torch.Tensor:
-    """Make the scales of a row four times as small."""
+    """Divide the scales of a row by four."""
     flat = scale.clone().reshape(-1)
     last = max(row * len(flat) // rows + 1, (row + 1) * len(flat) // rows)
     part = slice(row * len(flat) // rows, last)
@@ -70,13 +71,13 @@ def test_each_row_is_compared(encoding: str, tmp_path: Path) -> None:
     save_file(weights(), source)
     style = styles_of(encoding)[-1]
     loadstone.convert(source, out, quantize=encoding, style=style)
-    assert verified(source, out)[0] == 0  # the control
+    assert verified(source, out)[0] == 0  # control
     tensors = load_file(out)
     wrong = set()
     for name, plain in weights().items():
         stored = tensors.get(name)
         if stored is not None and stored.dtype == plain.dtype:
-            continue  # rows that have no whole blocks
+            continue  # rows without whole blocks
         scale = scale_of(name.removesuffix(".weight"), tensors)
         tensors[scale] = shrink(tensors[scale], int(name.split(".")[2]), plain.shape[0])
         wrong.add(name)

@@ -1,4 +1,4 @@
-"""The audit fires for each thing that can be wrong, and only then."""
+"""The audit reports each kind of defect, and nothing else."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def replace_in_list(model):
 
 
 def replace_at_the_same_address(model):
-    """Freed and made again: very likely the same address, certainly not the same storage."""
+    """Freed and reallocated: very likely the same address, but not the same storage."""
     del model.blocks[0].linear.bias
     gc.collect()
     model.blocks[0].linear.register_parameter("bias", torch.nn.Parameter(torch.zeros(8)))
@@ -120,7 +120,7 @@ def test_what_came_after_the_load_is_changed(loaded, change):
     name = change(model)
     result = loadstone.audit(model, report)
     assert result.changed == [name]
-    assert result.ok  # memory and origin are in order: that is what a load promises
+    assert result.ok  # a load promises only memory and origin, and both are correct
     assert len(repr(result)) < 200 and "1 changed" in repr(result)
 
 
@@ -209,4 +209,4 @@ def test_the_record_of_a_load_keeps_no_other_model() -> None:
     assert seen() is None
     del audit._last_load[model]
     loads.restore()
-    assert model in audit._last_load  # the control: its own record is kept
+    assert model in audit._last_load  # control: the model's own record remains

@@ -1,9 +1,9 @@
-"""The peak that a plan promises is the peak that its load takes: 50 loads, each in a fresh process.
+"""A load's peak memory is the one its plan promises: 50 loads, each in a fresh process.
 
-Drawn at random are the encoding of the file, dtype of the targets, order of their dimensions,
-stacking, quantizing, readers and staging. The test measures the resident set at its largest, less
-that of a load of nothing: files are read, not mapped, so that it grows by anonymous memory only.
-The engine's own count of bytes under way has to agree.
+Random choices are the encoding of the file, dtype of the targets, order of their dimensions,
+stacking, quantizing, readers and staging. The test measures the largest resident set, minus that of
+an empty load: files are read, not mapped, so that it grows by anonymous memory only. The engine's
+own count of bytes in flight must agree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Load:
 
 def drawn(count: int) -> list[Load]:
     chance = random.Random(14)
-    loads = [  # what broke the promise once: 58 MB where 8 were allowed
+    loads = [  # regression: 58 MB with a limit of 8 MB
         Load("BF16", SHAPES["wide"], 2, "F32", "", "fp8-block", 1, 8 * MIB)
     ]
     while len(loads) < count:
@@ -98,7 +98,7 @@ def tensors_of(load: Load) -> Stored:
             tensors[f"{name}.absmax"] = ("F32", [rows * columns // 64], None)
             tensors[f"{name}.quant_map"] = ("F32", [16], code)
             tensors[f"{name}.quant_state.bitsandbytes__nf4"] = ("U8", [len(text)], text)
-        else:  # GPTQ keeps a weight as [inputs, outputs]
+        else:  # GPTQ stores a weight as [inputs, outputs]
             groups, order = columns // 128, [i * 7 % (columns // 128) for i in range(columns)]
             tensors[f"{module}.qweight"] = ("I32", [columns // 8, rows], None)
             tensors[f"{module}.qzeros"] = ("I32", [groups, rows // 8], None)
@@ -124,7 +124,6 @@ def write_safetensors(load: Load, folder: Path) -> Path:
 
 
 def write_gguf(load: Load, folder: Path) -> Path:
-    """Blocks of zeros."""
     rows, columns = load.shape
     elements, block_bytes = block_size(load.source)
     size = rows * columns // elements * block_bytes
@@ -212,11 +211,11 @@ def test_the_peak_is_the_promised_one(
     assert measured <= promised + LISTS
     assert promised <= 1.1 * measured + 8 * MIB
     assert document["staging_bytes_peak"] <= promised - model
-    assert measured <= model + document["staging_bytes_peak"] + LISTS  # it misses nothing
+    assert measured <= model + document["staging_bytes_peak"] + LISTS  # the count misses nothing
 
 
 def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
-    """Each thread walks the boxes of all sources of a target; a digest of each is kept."""
+    """Each thread walks the boxes of all sources of a target, and keeps a digest of each."""
     tensors: Stored = {f"s{i}": ("BF16", [256, 1], None) for i in range(20_000)}
     checkpoint = write_tensors(tensors, tmp_path)
     rule = {"op": "concat", "sources": [r"s(\d+)"], "targets": ["model.layers.0.w"], "dim": 1}
@@ -238,7 +237,7 @@ def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
 def test_memory_beyond_the_promise_would_be_seen(
     resident_bytes_of_nothing: int, tmp_path: Path
 ) -> None:
-    """The control: a plan's memory, measured against another plan's promise."""
+    """Control: measure one plan's load against the promise of a different plan."""
     large = Load("F32", SHAPES["square"], 8, "F32", "transpose", "", 4, 64 * MIB)
     small = dataclasses.replace(large, layout="", threads=1)
     document = loaded(planned(large, tmp_path))

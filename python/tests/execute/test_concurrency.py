@@ -57,7 +57,7 @@ def file(reference: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def switching_often() -> Iterator[None]:
-    """Threads take turns every 50 microseconds, so that rare orders of events are not rare."""
+    """Switch threads every 50 microseconds, to provoke rare orders of events."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)
     yield
@@ -77,7 +77,7 @@ def problems_of(
     background: tuple[Callable[[], object], ...] = (),
     rounds: int = ROUNDS,
 ):
-    """What goes wrong while each worker does its rounds and those in the background go on."""
+    """Return the errors of the workers' rounds while the background threads run."""
     problems: list[BaseException] = []
     done = threading.Event()
 
@@ -107,11 +107,11 @@ def problems_of(
     return problems
 
 
-# --- what others do meanwhile --------------------------------------------------------------------
+# --- background work -----------------------------------------------------------------------------
 
 
 def make_tuples() -> None:
-    """Tuples that grow are reachable by the collector before they are finished."""
+    """The collector can reach growing tuples before they are finished."""
     for _ in range(10):
         made = tuple(object() for _ in range(2000))
         assert len(made) == 2000
@@ -124,13 +124,13 @@ def unpickle() -> None:
 
 def collect() -> None:
     gc.collect(1)
-    time.sleep(0.001)  # the others are to have their turn
+    time.sleep(0.001)  # let the other threads run
 
 
 OTHERS = (make_tuples, unpickle, collect)
 
 
-# --- all at once ---------------------------------------------------------------------------------
+# --- all together --------------------------------------------------------------------------------
 
 
 def test_loads_into_one_model_wait_for_each_other(reference, file):
@@ -142,14 +142,15 @@ def test_loads_into_one_model_wait_for_each_other(reference, file):
 
 
 def test_a_walk_over_the_collectors_objects_is_noticed():
-    """The control: whoever holds other threads' unfinished tuples breaks them."""
+    """Control: references to other threads' unfinished tuples break them."""
 
     def walk() -> None:
         held = [thing for thing in gc.get_objects() if type(thing) is tuple]
         del held
         time.sleep(0.001)
 
-    problems = problems_of(walk, background=(make_tuples, make_tuples), rounds=100_000)  # until one
+    # until there is one
+    problems = problems_of(walk, background=(make_tuples, make_tuples), rounds=100_000)
     assert any(isinstance(problem, SystemError) for problem in problems), problems
 
 
@@ -200,7 +201,7 @@ def test_random_numbers_go_on_as_if_nothing_was_built():
 
 
 def test_two_threads_that_load_different_dtypes(tmp_path: Path):
-    """The library sets the default dtype of the process while it constructs."""
+    """The library sets the process's default dtype while it constructs."""
     transformers = pytest.importorskip("transformers")
     import loadstone.transformers
 
@@ -300,7 +301,7 @@ def test_two_plans_for_one_file_read_by_many_threads(reference: Net, file: Path)
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """The exit status of a child of this process, threads and all, that does the work."""
+    """Fork this process, with its threads; do the work in the child; return its exit status."""
     child = os.fork()
     if child == 0:
         try:
@@ -327,5 +328,5 @@ def test_children_load_while_threads_of_the_parent_do(reference: Net, file: Path
         assert in_a_child(child_loads) == 0
 
     assert not problems_of(fork, load, background=(make_tuples,))
-    assert model.head.weight.is_meta  # the children's loads are the children's
+    assert model.head.weight.is_meta  # loads of the children do not affect the parent
     assert in_a_child(lambda: pytest.fail("the control")) == 1

@@ -1,6 +1,6 @@
-"""Loads to devices: the bytes of the host's, no second copy, nothing half-made.
+"""Loads to devices: the same bytes as on the host, no second copy, no partial results.
 
-No machine of these tests has a GPU: see ``fake_devices``.
+The test machines have no GPU: see ``fake_devices``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
 def test_every_codec_has_the_bytes_of_the_host(
     codec: str, devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decoded, in one pass and tensor by tensor, and as the file holds it."""
+    """Decoded in one pass, tensor by tensor, and as stored."""
     path = CODECS[codec](tmp_path).path
     for name in ("_files.open", "torch"):
         monkeypatch.setattr(f"loadstone.{name}.device_argument", lambda wanted: str(wanted))
@@ -57,7 +57,7 @@ def test_every_codec_has_the_bytes_of_the_host(
 def test_a_device_without_addresses(
     devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each tensor of several windows, and each begins where another one could."""
+    """Each tensor spans several windows, and starts where a different one could."""
     state = {name: torch.randn(512, 1024) for name in "abcd"}
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
     model = torch.nn.Module()
@@ -75,7 +75,7 @@ def test_a_device_without_addresses(
 
 
 class Model(torch.nn.Module):
-    """Matrices, vectors, a scalar, a tie, and something that is in no file."""
+    """Matrices, vectors, a scalar, a tie, and a tensor that no file contains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ MAPS: list[Any] = [
     "xpu:0",
     "mps:0",
     {"": "cpu", "blocks.1": "cuda:1", "blocks.2": "cuda:0", "embed": "cuda:0", "head": "cuda:0"},
-    {"": "cuda:1", "blocks.0": "xpu:0"},  # kinds that no driver has in common
+    {"": "cuda:1", "blocks.0": "xpu:0"},  # device types without a common driver
     {"": "cuda:0", "blocks.3": "disk"},
 ]
 
@@ -141,7 +141,7 @@ def test_a_plan_says_what_passes_through_the_host(devices: FakeDevices, tmp_path
     report = plan.execute(model=skeleton())
     assert 0 < devices.pinned_bytes_peak() <= report.staging_bytes_peak
     assert report.staging_bytes_peak <= plan.peak_bytes["cpu"]
-    assert devices.waited_for == ["cuda:0"]  # what was under way in the memory
+    assert devices.waited_for == ["cuda:0"]  # transfers that were in flight
     small = loadstone.plan(skeleton(), path, device_map="cuda:0", staging_bytes_max=256 << 10)
     assert small.peak_bytes["cpu"] < plan.peak_bytes["cpu"]
     small.execute(model=skeleton())
@@ -193,7 +193,7 @@ def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -
     assert local_ranks() == 1
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
-    assert local_ranks() == 16  # who is elsewhere is not known
+    assert local_ranks() == 16  # ranks of other machines are unknown
     for told, count in (("8", 8), ("1", 1), ("0", 16), ("many", 16), ("", 16), ("9" * 11, 1 << 20)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
         assert local_ranks() == count
@@ -216,7 +216,7 @@ def test_ranks_share_in_loads_of_files_too(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_quantized_on_the_way(
     encoding: str, device: str, devices: FakeDevices, tmp_path: Path
 ) -> None:
-    """The parts have the bytes of the host's, in the dialect that the device's library has."""
+    """The components have the host's bytes, in the layout of the device's library."""
     from loadstone._execute import execute
 
     path = saved(tmp_path)
@@ -274,7 +274,7 @@ def test_a_failure_leaves_the_model_as_it_was(
     assert function == "cuMemHostAlloc" or caught.value.tensor in dict(model.named_parameters())
     assert all(each.is_meta for each in model.parameters())
     devices.require_clean()
-    loadstone.load(model, path, device_map="cuda:1")  # and the next one goes well
+    loadstone.load(model, path, device_map="cuda:1")  # the next load succeeds
     assert not any(each.is_meta for each in model.parameters())
 
 
@@ -346,7 +346,7 @@ def test_without_cudas_driver_torch_copies(
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    """The control: without the fake ones, this machine has none."""
+    """Control: without the fake devices this machine has none."""
     with pytest.raises(loadstone.PlanError, match="no such device") as caught:
         loadstone.load(skeleton(), saved(tmp_path), device_map="cuda:0")
     assert caught.value.code == "plan.device_map"
@@ -392,7 +392,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [*itertools.product(DEVICES, ["bfloat16", "float32"]), ("cpu", "bfloat16")],
 )
 def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, large: Path) -> None:
-    """The device's memory is of this process too: the rest is as planned."""
+    """The device's memory belongs to this process too; the rest is as planned."""
     path, small = large / "model.safetensors", large / "small.safetensors"
     tests = str(Path(__file__).parents[1] / "support")
     program = MEASURED.format(
@@ -402,7 +402,7 @@ def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, large: Path
     assert done.returncode == 0, done.stderr
     beyond, promised, values = map(int, done.stdout.split())
     print(f"{device} {dtype}: {beyond / 1e6:.1f} MB beyond {values / 1e6:.0f} MB")
-    if device == "cpu":  # the control: a plan for the host has the values in its peak
+    if device == "cpu":  # control: the peak of a plan for the host includes the values
         assert promised >= values
     else:
         assert beyond <= promised + (4 << 20) and promised < values // 3

@@ -1,4 +1,4 @@
-"""Every failure: named, before a tensor of the model changes, with nothing half-made left."""
+"""Every failure: raised by name before a tensor of the model changes, without partial results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def skeleton():
 
 
 def snapshot(model):
-    """Which tensor objects the model holds, and what they hold."""
+    """Return the model's tensor objects and their values."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         name: (id(tensor), tensor.is_meta, None if tensor.is_meta else tensor.clone())
@@ -46,7 +46,7 @@ def assert_untouched(model, before):
 
 
 def refused(model, path, code, **arguments):
-    """The load is refused with this code, and the model is as it was."""
+    """Check that the load fails with this code and leaves the model unchanged."""
     before = snapshot(model)
     with pytest.raises(loadstone.Error) as caught:
         loadstone.load(model, path, **arguments)
@@ -121,7 +121,7 @@ def test_absent_and_unreadable_file(state, tmp_path):
     closed = tmp_path / "closed.safetensors"
     save_file(state, closed)
     closed.chmod(0)
-    if os.geteuid() == 0:  # root may read everything; ask as somebody else
+    if os.geteuid() == 0:  # root may read everything, so ask as a different user
         program = textwrap.dedent(f"""
             import os, loadstone
             inspect = loadstone.inspect  # loads its module
@@ -144,7 +144,7 @@ def test_a_state_dict_is_no_checkpoint(state):
         loadstone.load(skeleton(), state)
     assert (raised.value.field, raised.value.found) == ("checkpoint", "dict")
     model = skeleton()
-    model.load_state_dict(state, strict=False, assign=True)  # as the error advises
+    model.load_state_dict(state, strict=False, assign=True)  # the error's advice
     assert all(torch.equal(model.state_dict()[name], each) for name, each in state.items())
 
 
@@ -169,7 +169,7 @@ def test_a_model_that_changed_after_the_plan(tmp_path, state):
 
 
 class Table(torch.nn.Module):
-    """A tensor of one name, which is of another kind from model to model."""
+    """A tensor with a fixed name, whose kind varies from model to model."""
 
     def __init__(self, kind):
         super().__init__()
@@ -182,9 +182,8 @@ class Table(torch.nn.Module):
 @pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
 @pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
 def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
-    """A checkpoint's value was left out, a parameter stayed on meta, or a buffer was reported as a
-    parameter, without a word.
-    """
+    """Regression: a load silently left out a checkpoint's value, left a parameter on meta, or
+    reported a buffer as a parameter."""
     save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
     with loadstone.skeleton():
@@ -203,7 +202,7 @@ def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
 
 
 class Mixed(torch.nn.Module):
-    """Tensors of each kind, of which a checkpoint has the first."""
+    """Tensors of each kind; a checkpoint contains only the first."""
 
     def __init__(self):
         super().__init__()
@@ -231,15 +230,15 @@ FIELDS = {
 )
 @pytest.mark.parametrize("name", [*SAVED, "made", "index", "plain"])
 def test_a_plan_that_was_changed_by_hand_fits_its_model(name, field, value, tmp_path):
-    """A buffer was cast to integers, and torch's own error came half-way through a load."""
+    """Regression: a buffer was cast to integers, and torch raised half-way through a load."""
     save_file({"read": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Mixed(), tmp_path, missing="zeros").save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     target = next(each for each in document["targets"] if each["name"] == name)
     planned, target[field] = target[field], value
-    if field == "dtype":  # the file's totals follow, as a careful hand would have them
+    if field == "dtype":  # the file's totals must match the edit
         grown = 4 * (WIDTHS[value] - WIDTHS[planned])
-        grown += 16 if name == "read" and value != planned else 0  # a cast is staged
+        grown += 16 if name == "read" and value != planned else 0  # a cast needs staging
         document["peak_bytes"] = {"cpu": document["peak_bytes"]["cpu"] + grown}
     (tmp_path / "plan.json").write_text(json.dumps(document))
     model = Mixed()
@@ -281,7 +280,7 @@ def test_an_error_in_the_progress_callback_stops_the_load(state, tmp_path):
 
 
 def test_interrupt_leaves_the_model_as_it_was(tmp_path):
-    """Ctrl-C in the middle of a load of 400 MB, held up by a slow progress callback."""
+    """Ctrl-C in the middle of a load of 400 MB that a slow progress callback delays."""
     program = textwrap.dedent("""
         import os, signal, sys, time, torch, loadstone
         from safetensors.torch import save_file
@@ -317,7 +316,7 @@ def test_signal_handlers_are_those_of_the_caller(state, tmp_path):
 
 
 def test_policies_for_what_is_missing_go_by_name(tmp_path):
-    """The first pattern of a whole name decides; what no pattern names is an error."""
+    """The first pattern that matches a whole name decides; a name without a match is an error."""
     model = randomise(Tiny())
     state = save(model, tmp_path / "model.safetensors")
     for name in ("blocks.0.norm.bias", "blocks.1.norm.weight", "blocks.1.linear.bias"):
@@ -344,6 +343,6 @@ def test_a_message_names_its_tensor_once():
     twice, once = "'w': 'w' is [7] [plan.shape]", "'w' is [7] [plan.shape]"
     assert str(from_core(twice, "plan.shape", "'w' is [7]", "", "w")) == once
     assert str(make("plan.shape", "'w' is [7]", tensor="w")) == once
-    named = "'w': it is [7] [plan.shape]"  # the control: a message without the name
+    named = "'w': it is [7] [plan.shape]"  # control: a message without the name
     assert str(from_core(named, "plan.shape", "it is [7]", "", "w")) == named
     assert str(make("plan.shape", "it is [7]", tensor="w")) == "w: it is [7] [plan.shape]"

@@ -1,4 +1,4 @@
-"""torch.float4_e2m1fn_x2: two values in one element, in a module and in each kind of file."""
+"""torch.float4_e2m1fn_x2: two values per element, in a module and in each kind of file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODES = torch.randint(0, 256, (3, 5, 4), dtype=torch.uint8, generator=torch.manu
 
 
 class Packed(nn.Module):
-    """Makes four-bit codes, and a float that is not their scale."""
+    """A module with four-bit codes, and a float that is not their scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def test_a_buffer_of_pairs_gets_the_bytes_of_the_file(way: str, make: type, file
 
 
 def test_each_file_gives_the_same_pairs(file: Path) -> None:
-    assert loadstone.inspect(file).tensors["w"].shape == (3, 5, 8)  # of values
+    assert loadstone.inspect(file).tensors["w"].shape == (3, 5, 8)  # counted in values
     for tensor in (loadstone.load_file(file)["w"], loadstone.open(file)["w"][:]):
         assert tensor.dtype == PAIRS
         assert torch.equal(tensor.view(torch.uint8), CODES)

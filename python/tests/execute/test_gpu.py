@@ -1,6 +1,6 @@
-"""Loads to a real GPU: the bytes of the host's, by the driver itself and not by a stand-in.
+"""Loads to a real GPU through its driver: the same bytes as on the host.
 
-They run wherever torch finds a GPU of NVIDIA's, and are skipped elsewhere.
+pytest skips these tests unless torch finds an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_every_codec_is_decoded(codec: str, tmp_path: Path) -> None:
 
 
 def test_many_small_tensors(tmp_path: Path) -> None:
-    """Batches of the driver's, with neighbours in one allocation and gaps between them."""
+    """Batches of the driver, with neighbours in one allocation and gaps between them."""
     sizes = (1, 3, 64, 128, 1000)
     state = {f"{i}": torch.randn(sizes[i % len(sizes)]) for i in range(20_000)}
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
@@ -146,7 +146,7 @@ def test_cuda_is_the_current_device(tmp_path: Path) -> None:
 
 
 def test_into_a_model_in_use(tmp_path: Path) -> None:
-    """What runs on the GPU ends first; addresses stay."""
+    """The load waits for work on the GPU; addresses do not change."""
     path = saved(tmp_path)
     plain, model = skeleton(), Model().to("cuda:0", torch.float32)
     loadstone.load(plain, path)
@@ -173,12 +173,12 @@ def test_without_memory_the_model_stays_as_it_was(tmp_path: Path) -> None:
     assert caught.value.code == "memory.device"
     assert caught.value.tensor in dict(model.named_parameters())
     assert all(each.is_meta for each in model.parameters())
-    loadstone.load(model, path, device_map="cuda:0")  # the control
+    loadstone.load(model, path, device_map="cuda:0")  # control
     assert not any(each.is_meta for each in model.parameters())
 
 
 def test_speed_beside_that_of_pinned_memory(tmp_path: Path) -> None:
-    """Prints a ratio. The file is in the page cache, and was read once."""
+    """Print a ratio. The file is in the page cache after one read."""
     nbytes, count = 64 << 20, 16
     state = {
         f"{i}.weight": torch.ones(4096, nbytes // 8192, dtype=torch.bfloat16) for i in range(count)

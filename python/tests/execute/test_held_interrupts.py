@@ -1,4 +1,4 @@
-"""Ctrl-C while a failed load is undone: the model is as it was."""
+"""Ctrl-C while a failed load is undone leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
-
-# --- Ctrl-C while a failed load is undone --------------------------------------------------------
 
 STEPS = {
     "the first exchange": "loadstone._model.tensor_swap.TensorSwap.undo",

@@ -1,4 +1,4 @@
-"""Reports of several calls, joined: ranks that share the reading make a call for each wave."""
+"""Reports of several calls, joined: ranks that share the reading make one call per batch."""
 
 from __future__ import annotations
 

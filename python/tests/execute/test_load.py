@@ -149,7 +149,8 @@ def test_missing_initialise_runs_the_modules_own_initialiser(reference, tmp_path
     model = skeleton()
     report = loadstone.load(model, tmp_path / "some.safetensors", missing="initialise")
     assert torch.equal(model.blocks[1].norm.weight, torch.ones(8))  # LayerNorm's own initialiser
-    assert model.blocks[0].linear.bias.abs().max() <= 1 / 8**0.5  # Linear's: uniform within this
+    # Linear's: uniform within this bound
+    assert model.blocks[0].linear.bias.abs().max() <= 1 / 8**0.5
     assert report.provenance["blocks.1.norm.weight"].origin == "initialiser"
     named = {f.target for f in report.findings if f.code == "plan.missing"}
     assert named == {"blocks.1.norm.weight", "blocks.0.linear.bias"}
@@ -295,7 +296,7 @@ def test_offloaded_tensors_are_not_held_and_their_ties_neither(file, tmp_path, d
     assert result.ok
     assert result.not_held["head.weight"] == result.not_held["embed.weight"] == "offloaded"
     assert model.embed.weight.is_meta
-    # what needs no change, or only a cast, is not written again
+    # tensors without a change, or with only a cast, are not rewritten
     assert report.bytes_written == 0
     assert [file.name for file in folder.iterdir()] == ["index.json"]
 

@@ -1,4 +1,4 @@
-"""A load commits once: what fails at any step leaves model, audit and folder old, or all new."""
+"""A load commits once: a failure at any step leaves model, audit and folder all old or all new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import loadstone
 
 PACKAGE = str(Path(loadstone.__file__).parent)
 PLACES = {"a": "disk", "b": "cpu", "e": "cpu", "i": "cpu"}
-# A test that raises at every line tries this many of them, evenly spread.
+# A test that raises at every line tries at most this many, evenly spread.
 LINES = 100
 
 
@@ -53,9 +53,10 @@ def net():
 
 
 def checkpoint(folder, value):
-    """Lacks the bias of ``b``, which is filled, and both of ``i``, which are initialised.
+    """Write a checkpoint without the bias of ``b``, which is filled, and both tensors of ``i``,
+    which are initialised.
 
-    Its values are cast, so that the folder gets files of its own.
+    The load casts its values, so that the folder gets new files.
     """
     path = folder / f"{value}.safetensors"
     state = {f"{name}.weight": torch.full((2, 2), value).double() for name in "abe"}
@@ -76,7 +77,7 @@ def files(folder):
 
 
 def fact_of(model):
-    """Everything of a model that a load changes."""
+    """Return everything of a model that a load changes."""
     tensors = {
         name: (id(each), each.dtype, None if each.is_meta else each.tolist())
         for name, each in [*model.named_parameters(), *model.named_buffers()]
@@ -178,19 +179,19 @@ def test_a_step_that_fails_leaves_everything_old(step, loads, tmp_path, monkeypa
         with pytest.raises((loadstone.Error, loadstone.FilledWarning, KeyboardInterrupt)):
             world.load(9.0, **FAILURES[step])
     assert world.is_old()
-    world.load(7.0)  # the control
+    world.load(7.0)  # control
     assert world.is_new(7.0) and not world.is_old()
 
 
 def is_with(frame):
-    """A `with` statement has a line event before its exit too, where no signal arrives: raised
-    there, an error leaves a lock held."""
+    """A `with` statement also has a line event before its exit, where no signal arrives: an error
+    raised there would leave a lock held."""
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return line.lstrip().startswith("with ")
 
 
 def lines_of(load, at=None):
-    """Runs it, counts the package's lines, and raises KeyboardInterrupt before one of them."""
+    """Run a load and count the package's lines; raise KeyboardInterrupt before line ``at``."""
     count = 0
 
     def tracer(frame, event, _):
@@ -215,7 +216,7 @@ def lines_of(load, at=None):
 @pytest.mark.parametrize("loads", [0, 1])
 def test_an_interrupt_at_any_line_leaves_everything_old_or_everything_new(loads, tmp_path):
     outcomes = {"old": 0, "new": 0}
-    for name in ("imports", "count"):  # the first run has more lines
+    for name in ("imports", "count"):  # the first run executes more lines
         (tmp_path / name).mkdir()
         world = World(tmp_path / name, loads)
         with warnings.catch_warnings():
@@ -242,7 +243,7 @@ def _plan(world):
 
 
 def test_after_the_commit_everything_is_new(tmp_path, monkeypatch):
-    """An error of the commit itself may come when the index has its name already."""
+    """An error may come from the commit itself, after the index is renamed."""
     world = World(tmp_path, 1)
     Folder.put_in(monkeypatch, after=stop)
     with pytest.raises(KeyboardInterrupt):
@@ -266,7 +267,7 @@ def test_layers_of_a_quantized_load_go_with_it(tmp_path, monkeypatch):
     assert model["a"] is layer and type(layer) is nn.Linear
     assert all(each is before[name] for name, each in model.named_parameters())
     assert torch.equal(model["a"].weight, state["a.weight"])
-    loadstone.load(model, tmp_path / "m.safetensors", quantize=quantize)  # the control
+    loadstone.load(model, tmp_path / "m.safetensors", quantize=quantize)  # control
     assert model["a"] is not layer
 
 

@@ -1,4 +1,4 @@
-"""Models that were not built by us, or whose tensors follow from one another."""
+"""Models of other authors, or with tensors derived from others."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_a_model_of_accelerate_has_its_buffers_already(tmp_path):
     save(reference, tmp_path / "m.safetensors")
     with accelerate.init_empty_weights():
         model = Tiny()
-    model.head.weight = model.embed.weight  # accelerate's context undoes the tie
+    model.head.weight = model.embed.weight  # accelerate's context breaks the tie
     loadstone.load(model, tmp_path / "m.safetensors")
     assert_same(model, reference)
 
 
 def test_what_follows_from_parameters_is_recomputed_from_the_loaded_ones(tmp_path):
-    """The old weight norm keeps a plain tensor that it derives from two parameters."""
+    """The old weight norm keeps a plain tensor derived from two parameters."""
 
     def build():
         return torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Linear(4, 3)))

@@ -1,7 +1,7 @@
 """Peak anonymous memory of whole loads, each in a fresh process: the finished model and 64 MiB.
 
-The interpreter's own is what the process had before the load, torch and the skeleton included. With
-0.3 GB in the default run, with 3 GB among the measurements.
+The baseline is the process's memory before the load, including torch and the skeleton. The default
+run loads 0.3 GB, the measurements 3 GB.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
     print(
         f"{kind}, {case}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB"
     )
-    # without this the measurement saw nothing
+    # otherwise the measurement missed the model
     assert result.grown_anonymous > 0.9 * model
     assert result.grown_anonymous <= model + ROOM
 
 
 def test_fused_experts_leave_no_mapped_file_behind(folders):
-    """transformers keeps the pages of the experts that it has stacked: 1.9 times the model."""
+    """transformers keeps the pages of the experts that it stacked: 1.9 times the model."""
     folder = folders["experts"]
     model = finished_bytes(folder, "")
     totals = {}
@@ -64,11 +64,11 @@ def test_fused_experts_leave_no_mapped_file_behind(folders):
         totals[case] = result.grown_anonymous + result.grown_file
         print(f"{case}: {totals[case] / model:.2f} times the model")
     assert totals["loadstone.transformers"] <= 1.1 * model
-    assert totals["transformers from_pretrained"] > 1.5 * model  # the control
+    assert totals["transformers from_pretrained"] > 1.5 * model  # control
 
 
 def test_a_second_copy_would_be_seen(folders):
-    """The control: a loader that keeps the mapped file beside its copies takes more."""
+    """Control: a loader that keeps the mapped file next to its copies exceeds the limit."""
     folder = folders["dense"]
     case = "transformers, to f32"
     result = run(case, folder)
@@ -87,4 +87,4 @@ def test_gguf_blocks_become_numbers_in_the_memory_of_the_numbers(mebibytes, tmp_
         print(f"{case}: {totals[case] / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
     ours, theirs = totals.values()
     assert 0.9 * model < ours <= model + ROOM
-    assert theirs > model + ROOM  # the control: blocks, numbers and the file together
+    assert theirs > model + ROOM  # control: blocks, values and the file together

@@ -1,4 +1,4 @@
-"""Adapters merged while a model is loaded: the bits of a merge into a file that is then loaded."""
+"""Merging adapters during a load gives the same bits as merging into a file and loading that."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def both(folder: Path) -> dict[str, float]:
 
 
 def from_file(folder: Path, out: Path, base: str = "base", **options: Any) -> nn.Module:
-    """A merge into a file, loaded."""
+    """Merge into a file, and load it."""
     loadstone.merge(folder / base, out, lora=both(folder), **options)
     loaded = skeleton()
     loadstone.load(loaded, out, dtype=options.get("dtype"))
@@ -119,7 +119,7 @@ class TestLoad:
         same_bits(dict(found.state_dict()), dict(expected.state_dict()))
 
     def test_rules_and_disk(self, folder: Path, tmp_path: Path) -> None:
-        """Names of the model, other ones in the file, on disk and in memory."""
+        """Names differ between model and file; tensors are on disk and in memory."""
         old = {name.replace("model.", "old."): tensor for name, tensor in model(0).items()}
         save_file(old, tmp_path / "old.safetensors")
         found, expected = skeleton(), skeleton()
@@ -140,7 +140,7 @@ class TestLoad:
         same_bits({name: kept[name].clone()}, {name: expected.state_dict()[name]})
 
     def test_names_of_the_checkpoint(self, folder: Path) -> None:
-        """A model without the checkpoint's prefix, and an adapter that was trained with it."""
+        """A model without the checkpoint's prefix, and an adapter trained with it."""
         found, expected = skeleton().model, skeleton()
         rules = {"model.": ""}
         loadstone.load(found, folder / "base", lora=both(folder), rules=rules, unexpected="ignore")
@@ -307,6 +307,6 @@ class TestSaved:
         assert loaded["audit"]["ok"]
         with pytest.raises(loadstone.Error, match="more roots"):
             loadstone.Plan.load(tmp_path / "plan.json", root=[*roots, there])
-        with pytest.raises(loadstone.LoadError) as caught:  # the adapters exchanged
+        with pytest.raises(loadstone.LoadError) as caught:  # adapters swapped
             loadstone.Plan.load(tmp_path / "plan.json", root=[roots[0], roots[0], roots[2]])
         assert caught.value.code in ("io.changed", "io.not_found")

@@ -1,4 +1,4 @@
-"""Numbers that are NaN or infinite, and are to be quantized: one rule for loads and conversions.
+"""Quantizing NaN or infinite values: one rule for loads and conversions.
 
 Conversions are in ``test_convert_quantize.py``, adapters in ``test_bitsandbytes_loading.py``.
 """
@@ -24,7 +24,7 @@ class OneLayer(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_plain_load_stops_at_numbers_that_are_none(kind: str, tmp_path: Path) -> None:
-    """Python, a saved plan, and the command; unless the plan allows them."""
+    """By Python, a saved plan, and the command, unless the plan allows such values."""
     weight = torch.randn(32, 64)
     weight[3, 5] = float("nan")
     file, saved = tmp_path / "model.safetensors", tmp_path / "plan.json"
@@ -35,7 +35,7 @@ def test_a_plain_load_stops_at_numbers_that_are_none(kind: str, tmp_path: Path) 
         loadstone.load(model, file, quantize=kind)
     assert caught.value.code == "q.nan"
     assert caught.value.tensor == "layer.weight"
-    assert model.layer.weight.is_meta  # as it was
+    assert model.layer.weight.is_meta  # unchanged
     for allows in (False, True):
         plan = loadstone.plan(model, file, quantize=kind, allow_non_finite=allows)
         plan.save(saved)

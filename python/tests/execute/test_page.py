@@ -1,7 +1,7 @@
-"""The page of a plan in a browser: what its script draws, and how it answers a user.
+"""The page of a plan in a browser: the output of its script, and its response to a user.
 
-Chromium without a window runs it; `make test-page` installs that. A script of the test is put
-behind the page's own, and what it finds is read from the document at the end.
+Headless Chromium runs it; `make test-page` installs that. Each test appends a script to the page's
+own, and reads its result from the final document.
 """
 
 import html
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: make test
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
-    """Opens a page, runs `script`, whose last word is what it returns, and gives that."""
+    """Return a function that opens a page, runs `script` and returns the value of its last
+    expression."""
 
     def look_at(page: str, script: str, *flags: str) -> Any:
         hooks = "<script>var failures = []; onerror = (text) => { failures.push(text); };</script>"
@@ -129,7 +130,7 @@ def test_the_map_covers_all_bytes_and_opens(plan: loadstone.Plan, look: Look) ->
     )
     assert found["area"] == pytest.approx(10000, rel=1e-6)
     assert found["device_area"] == pytest.approx(10000, rel=1e-6)
-    assert "2.weight" in found["labels"]  # without the part that all have
+    assert "2.weight" in found["labels"]  # without the common part
     assert found["searched"] == "layers.2.weight"
 
 
@@ -150,7 +151,7 @@ def test_fifty_thousand_rows_are_a_few_in_the_document(tmp_path: Path, look: Loo
     )
     assert 10 < found["count"] < 60
     assert found["tiles"] <= 250
-    assert found["last"].startswith("layers.9999.w")  # as the file has them
+    assert found["last"].startswith("layers.9999.w")  # file order
 
 
 def test_names_from_files_run_nothing(tmp_path: Path, look: Look) -> None:

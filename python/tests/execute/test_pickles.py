@@ -1,4 +1,4 @@
-"""Objects that one process hands to another: catalogs, plans, reports, open checkpoints."""
+"""Objects passed between processes: catalogs, plans, reports, open checkpoints."""
 
 from __future__ import annotations
 

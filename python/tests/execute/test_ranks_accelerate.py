@@ -20,7 +20,7 @@ fsdp_utils = pytest.importorskip("accelerate.utils.fsdp_utils")
 if not hasattr(fsdp_utils, "fsdp2_apply_ac"):
     pytest.skip("this release of accelerate has FSDP2 for GPUs alone", allow_module_level=True)
 
-import rank_accelerate  # noqa: E402  (needs what was looked for above)
+import rank_accelerate  # noqa: E402  (needs the packages checked above)
 import rank_program  # noqa: E402
 
 PROGRAM = Path(rank_accelerate.__file__)
@@ -28,7 +28,7 @@ PROGRAM = Path(rank_accelerate.__file__)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """By rank what the program found."""
+    """Return the program's results by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     llama(folder / "llama")
     llama(folder / "tied", tie_word_embeddings=True, vocab_size=250)  # uneven slices
@@ -72,7 +72,8 @@ def test_each_rank_reads_its_share(found: list[dict], model: str) -> None:
 
 @pytest.mark.parametrize("way", rank_accelerate.FEW)
 def test_accelerates_own_function_loads_it(found: list[dict], way: str) -> None:
-    """Left to accelerate, it gets other parameters than the optimizer's, in the file's dtype."""
+    """Without the patch the model gets new parameters, unknown to the optimizer, in the file's
+    dtype."""
     for each in found:
         case = each[f"by accelerate, {way}"]
         assert case["wrong"] == [] and case["ok"] and case["optimizer"]
@@ -96,20 +97,20 @@ def test_what_the_first_rank_has_is_sent_as_before(found: list[dict], device: st
 
 
 def test_a_first_rank_that_lacks_values_is_named_on_all(found: list[dict]) -> None:
-    """Alone accelerate fails on this rank, while the others wait for it."""
+    """accelerate alone fails on this rank while the others wait for it."""
     for each in found:
         code, text, *wrong = each["refused"]
         assert code == "plan.no_value" and "Leave the whole model on meta on all ranks" in text
-        assert wrong == []  # of the model that is loaded by the advice
+        assert wrong == []  # loading the model as advised works
         assert "embed_tokens" in text and "rank 0: all, rank 1: none" in text
 
 
 @pytest.mark.parametrize("way", ["by accelerate", "by the model"])
 def test_models_whose_activations_are_checkpointed_train(found: list[dict], way: str) -> None:
-    """accelerate puts modules around the layers for it."""
+    """accelerate wraps the layers in modules for it."""
     assert [each["checkpointing"][way] for each in found] == [{"wrong": [], "unchanged": []}] * 4
 
 
 def test_alone_the_optimizer_has_one_parameter(found: list[dict]) -> None:
-    """The control: what the patch is for."""
+    """Control: the defect that the patch fixes."""
     assert [each["without patch"] for each in found] == [1] * len(found)

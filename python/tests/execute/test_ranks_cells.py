@@ -1,7 +1,7 @@
 """Each way in which transformers spreads a model over four ranks, dense and with experts.
 
-From numbers and from blocks of fp8: the slices of a whole load, and no more bytes than the pages
-of docs/ say.
+From floats and from FP8 blocks: the ranks get slices of a whole load, and read no more bytes than
+the pages of docs/ specify.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ configuration = pytest.importorskip("transformers.distributed.configuration_util
 if not hasattr(configuration.DistributedConfig, "dp_size"):
     pytest.skip("this release spreads models in another way", allow_module_level=True)
 
-import rank_cells  # noqa: E402  (needs what was looked for above)
+import rank_cells  # noqa: E402  (needs the packages checked above)
 
 PROGRAM = Path(rank_cells.__file__)
 BUILDS: dict[str, Callable[..., Path]] = {"llama": llama, "qwen3-moe": qwen_moe}
@@ -28,7 +28,7 @@ BUILDS: dict[str, Callable[..., Path]] = {"llama": llama, "qwen3-moe": qwen_moe}
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict[str, int]]:
-    """By rank what the program found; by checkpoint its bytes."""
+    """Return the program's results by rank, and the bytes of each checkpoint."""
     folder = tmp_path_factory.mktemp("ranks")
     for name, build in BUILDS.items():
         plain = build(folder / f"{name}, bf16", num_key_value_heads=4)
@@ -48,7 +48,8 @@ def test_a_rank_has_its_slices_and_reads_little_else(
     cells = [each[f"{model}, {source}, {layout}"] for each in found]
     for cell in cells:
         assert cell["wrong"] == [] and cell["wrong together"] == []
-        assert cell["control"] >= 2 * cell["spread"]  # zeros are seen, in slices and whole ones
+        # the comparison detects zeros, in slices and whole tensors
+        assert cell["control"] >= 2 * cell["spread"]
         assert cell["ok"] and cell["spread"] > 10
         assert cell["held"] <= cell["bytes_read"] <= 1.01 * cell["most"]
         assert cell["most"] == cell["held"] or layout != "fsdp"

@@ -17,7 +17,7 @@ PROGRAM = Path(rank_program.__file__)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """By rank what the program found."""
+    """Return the program's results by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     for seed, name in enumerate(("first", "second")):
         torch.manual_seed(seed)
@@ -49,14 +49,14 @@ def test_values_are_those_of_a_whole_load(found: list[dict], case: str) -> None:
 
 
 def test_ranks_of_fsdp_read_their_share(found: list[dict]) -> None:
-    """Slices of the first dimension: small holes between small tensors are read through."""
+    """Slices of the first dimension: reads continue across small holes between small tensors."""
     for each in found:
         share = each["fsdp"]["share"]
         assert share <= each["fsdp"]["bytes_read"] <= 1.01 * share
 
 
 def file_bytes() -> int:
-    """Of all tensors of the checkpoint: the head is the embedding."""
+    """Return the bytes of the checkpoint's tensors; the head is the embedding."""
     model = rank_program.Net()
     return sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
 
@@ -70,7 +70,7 @@ def test_ranks_that_read_together_read_each_byte_once(
     for run in runs:
         assert run["wrong"] == []
         assert run["audited"] and run["same provenance"]
-    # A reader goes over the gap between two small tensors that are not its own.
+    # Readers continue across the gap between two small tensors of other ranks.
     assert file_bytes() <= sum(run["bytes_read"] for run in runs) <= 1.001 * file_bytes()
     assert max(run["bytes_read"] for run in runs) < 0.5 * file_bytes()
 
@@ -98,7 +98,7 @@ def test_each_node_reads_by_itself(found: list[dict]) -> None:
 
 
 def test_loads_of_two_threads_that_read_together_take_turns(found: list[dict]) -> None:
-    """At the same time one takes what was sent to the other: gloo aborts the process."""
+    """Concurrent loads would take each other's messages: gloo aborts the process."""
     expected = {"failures": [], "wrong": [], "at a time": 1}
     assert [each["threads"] for each in found] == [expected] * len(found)
 
@@ -123,7 +123,7 @@ def test_ranks_fail_together_from_the_plan_to_the_end(
     found: list[dict], case: str, rank: int, code: str, text: str
 ) -> None:
     for number, each in enumerate(found):
-        got, said = each["read once"][case]  # and no parameter that has memory
+        got, said = each["read once"][case]  # and parameters without memory
         assert got == (code if number == rank else "plan.ranks") and text in said
         assert number == rank or f"rank {rank} could not load" in said
 

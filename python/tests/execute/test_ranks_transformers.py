@@ -16,14 +16,14 @@ library = pytest.importorskip("transformers.core_model_loading")
 if not hasattr(library, "DtensorShardOperation"):
     pytest.skip("this release makes no DTensors", allow_module_level=True)
 
-import rank_transformers  # noqa: E402  (needs what was looked for above)
+import rank_transformers  # noqa: E402  (needs the packages checked above)
 
 PROGRAM = Path(rank_transformers.__file__)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """By rank what the program found."""
+    """Return the program's results by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     llama(folder / "llama")
     qwen_moe(folder / "qwen3-moe")

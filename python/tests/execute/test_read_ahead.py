@@ -1,4 +1,4 @@
-"""How files are read: what a load chooses stands in its report, and each choice can be forced."""
+"""Ways to read files: the report names the one that a load chose, and each can be forced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def skeleton() -> torch.nn.Module:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two shards whose pages are in the cache."""
+    """Write two shards whose pages are in the cache."""
     folder = tmp_path / "model"
     folder.mkdir()
     state = module().state_dict()
@@ -50,7 +50,7 @@ def make_cold(folder: Path) -> None:
 
 @pytest.fixture
 def cold(source: Path) -> Path:
-    """The same, with none of their pages there."""
+    """Return the same shards without their pages in the cache."""
     make_cold(source)
     if loadstone.load(skeleton(), source).bytes_read_ahead == 0:
         pytest.skip("this file system keeps its pages")
@@ -95,7 +95,7 @@ def test_every_door_reads_ahead(cold: Path, door: str, tmp_path: Path) -> None:
         if door == "saved":
             plan.save(tmp_path / "plan.json")
             plan = loadstone.Plan.load(tmp_path / "plan.json", root=cold)
-        make_cold(cold)  # the header's pages too
+        make_cold(cold)  # including the header's pages
         if door == "load":
             report = loadstone.load(model, cold)
         elif door == "into":
@@ -104,7 +104,7 @@ def test_every_door_reads_ahead(cold: Path, door: str, tmp_path: Path) -> None:
             report = plan.execute(model=model)
         asked = report.bytes_read_ahead
         require_equal(model, cold)
-    # What the system read ahead by itself is in the cache when its turn comes.
+    # Ranges that the system read ahead are already in the cache when their turn comes.
     assert 0 < asked <= NBYTES
 
 
@@ -119,12 +119,12 @@ def test_conversions_read_ahead(cold: Path, tmp_path: Path) -> None:
 
 
 def save_as(form: str, state: dict[str, torch.Tensor], folder: Path) -> Path:
-    """A checkpoint of another format; its path."""
+    """Write a checkpoint in this format; return its path."""
     if form == "torch":
         torch.save(state, folder / "model.pt")
         return folder / "model.pt"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process
+        warnings.simplefilter("ignore")  # it warns that there is only one process
         torch.distributed.checkpoint.save(state, checkpoint_id=folder / "dcp", no_dist=True)
     return folder / "dcp"
 

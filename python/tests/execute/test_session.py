@@ -1,4 +1,4 @@
-"""A load of an adapter: nothing is handed out before it is whole, and it ends once."""
+"""A load session of an adapter: tensors appear only when complete, and the session ends once."""
 
 from __future__ import annotations
 

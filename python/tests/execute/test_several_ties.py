@@ -1,4 +1,4 @@
-"""Ties with many names: every name that a checkpoint holds is compared, in every dtype."""
+"""Ties with many names: the load compares every stored name, in every dtype."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tied(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, int] 
 
 
 def write(path: Path, wrong: Iterable[int], count: int, dtype: torch.dtype, by: float) -> None:
-    """A file with a value under each name; those of some numbers differ in one element."""
+    """Write a file with a value under each name; the layers in ``wrong`` differ in one element."""
     value = torch.arange(1, 1 + SHAPE[0] * SHAPE[1], dtype=torch.float64).reshape(SHAPE) / 32
     tensors = {}
     for index, name in enumerate(NAMES[:count]):
@@ -45,7 +45,7 @@ def write(path: Path, wrong: Iterable[int], count: int, dtype: torch.dtype, by: 
 
 
 def told(load: Callable[[], Any]) -> set[str]:
-    """The names whose two values a load warns of."""
+    """Return the pairs of names in a load's tie warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load()
@@ -64,9 +64,9 @@ LOADS: dict[str, Callable[[Path, int, torch.dtype], Any]] = {
     "in place": lambda path, count, dtype: loadstone.load(tied(count, dtype), path, in_place=True),
     "saved plan": _saved,
 }
-# Of two numbers: the second cannot be told from the first in a narrower dtype.
+# Difference of two values that a narrower dtype cannot distinguish.
 STEPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-# Each position alone, the first too: it is then the one that all others differ from.
+# Each position alone, including the first: all others differ from it.
 WRONG = [(4, {1}), (4, {2}), (4, {3}), (2, {1}), (5, {4}), (5, {1, 3}), (4, {0}), (4, set())]
 
 
@@ -117,6 +117,6 @@ def test_a_comparison_over_http_asks_in_megabytes(
     for names in ("a", "ab"):
         tensors = {f"{name}.weight": weight.clone() for name in names}
         counts.append(requests(server, tensors, tmp_path, tied(2, dtype, (rows, columns))))
-    windows = rows * columns // 2**20  # each of a megabyte of elements
-    # The control: it does ask for both tensors.
+    windows = rows * columns // 2**20  # a megabyte of elements each
+    # Control: the load requests both tensors.
     assert 2 <= counts[1] - counts[0] <= 2 * windows + 2

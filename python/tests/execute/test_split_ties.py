@@ -1,4 +1,4 @@
-"""Adapters of ties whose two names a base holds: what they are added to, and what else changes."""
+"""Adapters of ties with both names in the base: the values they change, and side effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def product(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def write(folder: Path, changed: set[str], own_head: torch.Tensor | None) -> dict[str, Any]:
-    """A base that holds both names, and an adapter of some; returns the values by name."""
+    """Write a base with both names and an adapter of some; return the values by name."""
     model = llama()
     (folder / "base").mkdir()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -54,7 +54,7 @@ def write(folder: Path, changed: set[str], own_head: torch.Tensor | None) -> dic
 
 
 CHANGED = {"embedding": {EMBEDDING}, "head": {HEAD}, "both": {EMBEDDING, HEAD}}
-FILES = ("merge", "command", "one file")  # doors that write a file, which holds two values
+FILES = ("merge", "command", "one file")  # entry points that write a file with two values
 HEADS = {"equal": lambda: None, "different": other_head}
 
 
@@ -70,7 +70,7 @@ def test_each_name_keeps_its_value_and_gets_its_product(
     found = {EMBEDDING: model.model.embed_tokens.weight, HEAD: model.lm_head.weight}
     for name, value in found.items():
         torch.testing.assert_close(value.detach(), values[name], rtol=1e-5, atol=1e-5)
-    # The control: the two names have two values.
+    # Control: the two names have different values.
     assert not torch.allclose(values[EMBEDDING], values[HEAD], rtol=1e-2)
 
 
@@ -79,7 +79,7 @@ def test_no_tie_is_compared_that_a_plan_splits(tmp_path: Path) -> None:
     plan = loadstone.plan(llama(), tmp_path / "base", lora=tmp_path / "adapter")
     assert "tie_checks" not in plan.to_json()
     assert not [each for each in plan.findings if each.code == "plan.tie"]
-    # The control: without the adapter the names are compared.
+    # Control: without the adapter the load compares the names.
     assert "tie_checks" in loadstone.plan(llama(), tmp_path / "base").to_json()
 
 
@@ -96,7 +96,7 @@ def test_keep_adds_to_both_values(head: str, which: str, tmp_path: Path) -> None
 
 
 def write_adapter(folder: Path, changed: set[str]) -> torch.Tensor:
-    """Replaces the folder's adapter; returns what it adds."""
+    """Replace the folder's adapter; return its product."""
     other = folder / "other"
     other.mkdir()
     values = write(other, changed, None)
@@ -117,7 +117,7 @@ def test_keep_changes_equal_values_alike(door: str, which: str, tmp_path: Path) 
     model = DOORS[door](tmp_path, "keep")
     assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
     torch.testing.assert_close(model.lm_head.weight.detach(), value, rtol=1e-5, atol=1e-5)
-    if door != "one file":  # which has no config: the door writes one by the names
+    if door != "one file":  # without a config; the entry point derives one from the names
         assert model.lm_head.weight is model.model.embed_tokens.weight
         assert model.config.tie_word_embeddings
 
@@ -131,7 +131,7 @@ def test_one_tensor_cannot_keep_two_values(door: str, which: str, tmp_path: Path
     assert caught.value.code == "plan.tie"
 
 
-# --- what else a split changes --------------------------------------------------------------------
+# --- side effects of a split ---------------------------------------------------------------------
 
 
 def test_the_config_of_other_models_stays(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_adapters_of_libraries_warn_of_two_values(tmp_path: Path) -> None:
 
     Tied().save_config(tmp_path)
     value = torch.eye(4)
-    for step, count in ((1, 1), (0, 0)):  # the control: equal values are no news
+    for step, count in ((1, 1), (0, 0)):  # control: equal values cause no finding
         file = tmp_path / "diffusion_pytorch_model.safetensors"
         save_file({"a.weight": value, "b.weight": value + step}, file)
         with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint: read as data, and equal to what torch makes."""
+"""Checkpoints of torch.distributed.checkpoint: read as data, and equal to torch's own result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors by the names that DCP gives them."""
+    """Yield tensors under the names that DCP gives them."""
     if isinstance(value, torch.Tensor):
         yield name, value
     items = value.items() if isinstance(value, dict) else []
@@ -44,7 +44,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def consolidated(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    """The state dict that torch's own tool makes of a checkpoint."""
+    """Return the state dict that torch's own tool makes of a checkpoint."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     dcp_to_torch_save(folder, target)
@@ -131,7 +131,7 @@ def test_a_conversion_warns_of_extra_state_that_it_loses(tmp_path: Path) -> None
 
 
 def test_a_conversion_warns_of_tensors_in_objects(tmp_path: Path) -> None:
-    """DCP splits a list of tensors into its elements, and leaves a tuple whole."""
+    """DCP splits a list of tensors into its elements, but not a tuple."""
     pair = (torch.ones(2), torch.zeros(3))
     for name, value, is_lost in (
         ("t", pair, True),
@@ -237,11 +237,11 @@ def test_items_in_safetensors_are_read(tmp_path: Path) -> None:
     assert all(same(found[name], content[name]) for name in content)
 
 
-# ---- metadata that break a rule
+# ---- invalid metadata
 
 
 def change(name: str) -> Callable[[Any], None]:
-    """The changes by name: each makes one lie."""
+    """Return the named change; each makes the metadata wrong."""
 
     def tensor(metadata: Any) -> Any:
         return metadata.state_dict_metadata["tiles"]
@@ -387,7 +387,7 @@ def test_metadata_that_end_early_are_refused(checkpoints: Path, tmp_path: Path) 
     print(codes)
     assert all(code.startswith(("pt.", "dcp.")) for code in codes)
     (folder / ".metadata").write_bytes(raw)
-    assert loadstone.inspect(folder).tensors  # the control
+    assert loadstone.inspect(folder).tensors  # control
 
 
 def test_nothing_of_the_metadata_is_called(tmp_path: Path) -> None:

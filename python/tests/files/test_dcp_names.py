@@ -1,4 +1,4 @@
-"""Names of training checkpoints by rules, and what ranks wrote each for itself."""
+"""Names of training checkpoints by rules, and files that ranks wrote separately."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_stacked_layers_of_megatron_become_a_tensor_each(tmp_path: Path) -> None
     rules = [
         split(r"self_attention\.linear_proj\.weight", "self_attn.o_proj.weight", hidden, hidden),
         split(r"input_layernorm\.weight", "input_layernorm.weight", hidden),
-        # Heads by heads q, k and v: the three become the first dim, to be split by the next rules.
+        # q, k and v head by head: the three become the first dim, for the next rules to split.
         split(r"self_attention\.linear_qkv\.weight", "qkv", heads, 3, width, hidden),
         {"op": "rename", "sources": [r"module\.decoder\.final_layernorm\.(.*)"],
          "targets": ["model.norm.$1"]},
@@ -114,7 +114,7 @@ def test_stacked_layers_of_megatron_become_a_tensor_each(tmp_path: Path) -> None
 
 
 def rank_file(path: Path, offsets: list[int], rows: int) -> None:
-    """As HuggingFaceStorageWriter(save_distributed=True) writes it for a rank."""
+    """Write the file of a rank as HuggingFaceStorageWriter(save_distributed=True) does."""
     info = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": offsets}})}
     metadata = {"format": "pt", "DCP_VERSION": "1.0"} | info
     save_file({"w": torch.zeros(rows, 2)}, path, metadata=metadata)
@@ -135,7 +135,7 @@ def test_a_rank_s_safetensors_file_is_not_taken_for_the_whole(tmp_path: Path) ->
 
 @pytest.mark.parametrize("consolidates", [False, True])
 def test_whole_tensors_of_the_hub_s_writer_are_read(tmp_path: Path, consolidates: bool) -> None:
-    """The control, by torch itself: one rank, so that each tensor is whole."""
+    """Control with torch itself: one rank, so that each tensor is whole."""
     content = {"w": torch.randn(5, 2), "b": torch.ones(3)}
     writer = HuggingFaceStorageWriter(
         str(tmp_path), save_distributed=True, enable_consolidation=consolidates
@@ -159,4 +159,4 @@ def test_metadata_of_single_ranks_are_refused(tmp_path: Path) -> None:
     (tmp_path / "__0.metadata").rename(tmp_path / "__x.metadata")
     with pytest.raises(loadstone.FormatError) as error:
         loadstone.inspect(tmp_path)
-    assert error.value.code == "format.no_checkpoint"  # the control
+    assert error.value.code == "format.no_checkpoint"  # control

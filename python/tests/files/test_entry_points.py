@@ -1,7 +1,7 @@
-"""Random files give the same bytes by every way to read them.
+"""Random files give the same bytes at every entry point.
 
-Each file is drawn with its tensors, which are what each entry point is compared with. The control
-flips one bit of a file, and every entry point must give another value then. A longer run:
+The test draws each file with its tensors, and compares each entry point with these. The control
+flips one bit of a file, and every entry point must return a different value. A longer run:
 
     python python/tests/files/test_entry_points.py --minutes 30
 """
@@ -29,7 +29,7 @@ FILES_A_TEST = 20
 
 
 def model_of(tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
-    """A model that needs these tensors: floats are parameters, all else is a buffer."""
+    """A model that needs these tensors: floats are parameters, the others buffers."""
     root = torch.nn.Module()
     for name, tensor in tensors.items():
         *path, last = name.split(".")
@@ -47,7 +47,7 @@ def model_of(tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
 
 
 def random_index(source: random.Random, shape: torch.Size) -> Any:
-    """An index of numbers, slices with steps, ``...`` and ``None``."""
+    """Return an index of integers, slices with steps, ``...`` and ``None``."""
     items: list[Any] = []
     for extent in shape[: source.randint(0, len(shape))]:
         if extent and source.random() < 0.25:
@@ -63,7 +63,7 @@ def random_index(source: random.Random, shape: torch.Size) -> Any:
 
 
 def by_open(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.open``: whole tensors, after slices of them were compared."""
+    """Read whole tensors with ``loadstone.open``, after comparing slices of them."""
     with loadstone.open(file.path) as opened:
         for name, tensor in file.tensors.items():
             index = random_index(source, tensor.shape)
@@ -72,7 +72,7 @@ def by_open(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch
 
 
 def by_safe_open(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.safe_open``: whole tensors, after slices of them were compared."""
+    """Read whole tensors with ``loadstone.safe_open``, after comparing slices of them."""
     with loadstone.safe_open(file.path, framework="pt") as opened:
         for name, tensor in file.tensors.items():
             index = random_index(source, tensor.shape)
@@ -84,19 +84,18 @@ def by_safe_open(file: RandomFile, source: random.Random, _: Path) -> dict[str, 
 
 
 def by_load_file(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.load_file``."""
     return loadstone.load_file(file.path)
 
 
 def by_torch_load_file(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.torch.load_file``, or ``load`` of the bytes of one file."""
+    """Read with ``loadstone.torch.load_file``, or ``load`` from the bytes of one file."""
     if file.path.is_file() and source.random() < 0.5:
         return loadstone.torch.load(file.path.read_bytes())
     return loadstone.torch.load_file(file.path, threads=source.randint(1, 3))
 
 
 def by_load(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.load`` into a skeleton, with copies or with views of the file."""
+    """Load into a skeleton, with copies or with views of the file."""
     with loadstone.skeleton():
         model = model_of(file.tensors)
     loadstone.load(
@@ -111,7 +110,7 @@ def by_load(file: RandomFile, source: random.Random, _: Path) -> dict[str, torch
 
 
 def by_saved_plan(file: RandomFile, source: random.Random, folder: Path) -> dict[str, torch.Tensor]:
-    """A plan that is saved, read again and carried out on a model that has values."""
+    """Save a plan, read it, and execute it on a model that has values."""
     model = model_of(file.tensors)
     loadstone.plan(model, file.path).save(folder / "plan.json")
     loadstone.Plan.load(folder / "plan.json").execute(into=model, threads=source.randint(1, 3))
@@ -119,7 +118,7 @@ def by_saved_plan(file: RandomFile, source: random.Random, folder: Path) -> dict
 
 
 def by_convert(file: RandomFile, source: random.Random, folder: Path) -> dict[str, torch.Tensor]:
-    """``loadstone.convert``, or the command, to a safetensors file that is read by hand."""
+    """Convert to a safetensors file in Python or with the command, and parse that here."""
     target = folder / "converted.safetensors"
     if source.random() < 0.2:
         command.output("convert", file.path, target, "--threads", source.randint(1, 3))
@@ -149,7 +148,7 @@ def assert_same(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor
 
 
 def compare_all(seed: int) -> None:
-    """Draw a file and read it by every entry point."""
+    """Draw a file and read it at every entry point."""
     source = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "made")

@@ -1,5 +1,5 @@
-"""Tensors that ComfyUI's files store folded have the shapes that the model gives them, by every
-entry point, and are folded again where a file cannot store them otherwise."""
+"""Tensors that ComfyUI's files store folded have the model's shapes at every entry point. They are
+folded again if a file cannot store them unfolded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import loadstone
 PREFIX = "comfy.gguf.orig_shape."
 Kind = gguf.GGMLQuantizationType
 
-# The model's shape, and what ComfyUI-GGUF's converter stores: rows of 256.
+# The model's shape, and the one that ComfyUI-GGUF's converter stores: rows of 256.
 SHAPES = {
     "linear.weight": (6144, 64),
     "conv.weight": (64, 16, 4, 4),
@@ -28,7 +28,7 @@ KINDS = [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q5_1]
 
 
 def write(path: Path, kind: Kind, *, keys: bool = True) -> dict[str, torch.Tensor]:
-    """Returns the values under the model's shapes."""
+    """Write a file; return the values in the model's shapes."""
     writer = gguf.GGUFWriter(path, "sdxl")
     generator = np.random.default_rng(0)
     values = {}
@@ -117,7 +117,7 @@ def test_blocks_that_stay_are_folded_where_rows_cut_them(
 
 
 def test_without_keys_the_shapes_are_the_files(tmp_path: Path) -> None:
-    """The control."""
+    """Control."""
     expected = write(tmp_path / "in.gguf", Kind.Q8_0, keys=False)
     with loadstone.open(tmp_path / "in.gguf") as opened:
         expect({name: opened[name][...] for name in SHAPES}, expected)

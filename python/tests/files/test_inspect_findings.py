@@ -1,4 +1,4 @@
-"""`loadstone.inspect` finds what the command finds, and `--strict` counts each warning."""
+"""`loadstone.inspect` and the command report the same findings; `--strict` counts each warning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import loadstone
 
 F8 = torch.float8_e4m3fn
 PLAIN = {"a.weight": torch.ones(4, 4)}
-# Tensors of a file, and the severity and code of each finding.
+# Tensors of a file, and severity and code of each finding.
 FILES: dict[str, tuple[dict[str, torch.Tensor], list[tuple[str, str]]]] = {
     "plain": (PLAIN, []),
     "scale alone": (PLAIN | {"b.weight_scale": torch.ones(1)}, [("warning", "q.scale_unused")]),

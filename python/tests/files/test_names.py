@@ -1,4 +1,4 @@
-"""Paths and names that are no UTF-8: every door works, or gives an Error of ours."""
+"""Paths and names that are not UTF-8: every entry point works, or raises a loadstone error."""
 
 import json
 import os
@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 import loadstone
 
 HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
-# A file's name as Linux has it, and as Python spells it.
+# A file name as Linux stores it, and as Python spells it.
 ODD = os.fsdecode(b"m\xff\xe9.safetensors")
 
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A checkpoint whose path is no UTF-8."""
+    """Write a checkpoint whose path is not UTF-8."""
     plain = tmp_path / "plain.safetensors"
     save_file({"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, plain)
     path = tmp_path / ODD
@@ -27,7 +27,7 @@ def odd(tmp_path: Path) -> Path:
 
 
 def model() -> torch.nn.Module:
-    """The model of the checkpoint, on meta."""
+    """The checkpoint's model, on meta."""
     with loadstone.skeleton():
         return torch.nn.Linear(3, 2)
 
@@ -53,7 +53,7 @@ def test_a_missing_file_is_an_error_of_ours(odd: Path) -> None:
     with pytest.raises(loadstone.Error) as caught:
         loadstone.inspect(str(odd) + "x")
     assert caught.value.path == str(odd) + "x"
-    str(caught.value).encode()  # what is printed is text
+    str(caught.value).encode()  # printable text
 
 
 def test_a_plan_that_json_cannot_hold_is_not_saved(odd: Path, tmp_path: Path) -> None:

@@ -20,18 +20,18 @@ from torch_values import same as same_bits
 
 import loadstone
 
-# Of which safetensors has no name.
+# A dtype without a safetensors name.
 NOT_SAFETENSORS = {torch.complex128}
 KINDS = [dtype for dtype in DTYPES if dtype not in NOT_SAFETENSORS]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit, whatever the strides."""
+    """Compare bit for bit, regardless of strides."""
     return same_bits(*(each.clone(memory_format=torch.contiguous_format) for each in (a, b)))
 
 
 def named(dtypes: list[torch.dtype]) -> dict[str, torch.Tensor]:
-    """A matrix, a number and an empty tensor of each dtype."""
+    """Return a matrix, a scalar and an empty tensor of each dtype."""
     made = {}
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
@@ -101,7 +101,7 @@ def test_files_of_torch(door: str, layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_codec_is_decoded(codec: str, files: Files) -> None:
-    """Names, shapes and numbers are the oracle's, whole, in parts, and rounded."""
+    """Names, shapes and values equal the oracle's: whole, in parts, and rounded."""
     written = files(codec)
     every = loadstone.load_file(written.path)
     assert set(every) == set(written.numbers)
@@ -184,7 +184,8 @@ def test_values_are_those_of_load(files: Files) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_contradicts_itself_is_refused_when_it_is_read(case: str, tmp_path: Path) -> None:
-    """Opening is fine; the broken weight says what is wrong, as it is in the file it can be had."""
+    """Opening succeeds; decoding the broken weight names the defect, and its stored components stay
+    readable."""
     path, code = write_refused(REFUSED[case], tmp_path / "model").path, REFUSED[case].code
     opened = loadstone.open(path)
     with pytest.raises(loadstone.Error) as caught:
@@ -469,7 +470,7 @@ def test_hub_ids_are_found_in_the_cache(
         assert set(loadstone.open(name)) == set(loadstone.inspect(name).tensors)
     with pytest.raises(FileNotFoundError, match="some/other"):
         loadstone.open("some/other")
-    (tmp_path / "some/model").mkdir(parents=True)  # a path that exists is no id
+    (tmp_path / "some/model").mkdir(parents=True)  # an existing path is not a hub id
     with pytest.raises(loadstone.FormatError):
         loadstone.open("some/model")
 

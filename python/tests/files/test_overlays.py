@@ -1,4 +1,4 @@
-"""Shards that replace tensors of others: the index decides, by every door that reads one."""
+"""Shards that replace tensors of others: the index decides, at every entry point that reads one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import loadstone
 
 BASE = "model-00001-of-00001.safetensors"
 NAMES = ["a.weight", "b.weight", "c.weight"]
-# Before and after the base's shard in the order of names, in which they are read.
+# Names sorted before and after the base's shard; sorted order is reading order.
 OVERLAYS = ["an-overlay.safetensors", "overlay.safetensors"]
 
 
 def written(folder: Path, overlay: str, taken: str) -> dict[str, torch.Tensor]:
-    """A base, an overlay with newer tensors, and an index that takes one shard's tensors."""
+    """Write a base, an overlay with newer tensors, and an index that takes one shard's tensors."""
     old = {name: torch.full((4, 6), float(i)) for i, name in enumerate(NAMES)}
     new = {name: each + 10 for name, each in old.items() if name != "a.weight"}
     save_file(old, folder / BASE, {"format": "pt"})
@@ -96,7 +96,7 @@ def test_the_warning_names_tensors_and_files(tmp_path: Path) -> None:
     text = done.stdout + done.stderr
     assert f"'b.weight' of '{OVERLAYS[1]}', not of '{BASE}'" in text
     assert text.count("[ix.replaced]") == 1
-    # The control: a checkpoint in which each tensor is stored once.
+    # Control: a checkpoint that stores each tensor once.
     base = load_file(tmp_path / BASE)
     save_file({"a.weight": base["a.weight"]}, tmp_path / BASE)
     done = run("inspect", tmp_path)
@@ -110,17 +110,17 @@ def test_a_dict_of_tensors_comes_with_the_warnings(tmp_path: Path) -> None:
     assert [each.filename for each in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loadstone.load_file(tmp_path / BASE)  # the control
+        loadstone.load_file(tmp_path / BASE)  # control
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) -> None:
-    """transformers hands over such lists."""
+    """transformers passes such lists."""
     expected = written(tmp_path, overlay, "overlay")
     files = [tmp_path / overlay, tmp_path / BASE]
     with loadstone.open(files) as opened:
         assert all(torch.equal(opened[name], expected[name]) for name in NAMES)
-    # The controls: an index of other files, and none.
+    # Controls: an index of other files, and no index.
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(NAMES, BASE)}))
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_transformers_takes_the_last_file(overlay: str, tmp_path: Path) -> None:
-    """Whatever the index maps: docs/found-elsewhere.md lists it."""
+    """It ignores the index: docs/found-elsewhere.md lists it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,

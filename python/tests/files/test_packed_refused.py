@@ -1,4 +1,4 @@
-"""Packed checkpoints that contradict themselves are refused by name behind every door."""
+"""Every entry point rejects packed checkpoints that contradict themselves, by name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_contradictions_are_refused_by_name(case: str, tmp_path: Path) -> None:
         ("plan", file.path, "--skeleton", needs(file, tmp_path)),
     ):
         done = run(*arguments)
-        assert done.returncode in (1, 3), arguments[0]  # a plan or a file that is wrong
+        assert done.returncode in (1, 3), arguments[0]  # a wrong plan or a wrong file
         assert refused.code in done.stdout + done.stderr, arguments[0]
     assert not (tmp_path / "out.safetensors").exists()
-    # The commands that need no model have one verdict, in the same words.
+    # The commands without a model report one verdict, in the same words.
     checks = {name: run(name, file.path) for name in ("verify", "inspect")}
     checks["convert"] = run("convert", file.path, tmp_path / "out.safetensors", "--dequantize")
     assert {each.returncode for each in checks.values()} == {checks["convert"].returncode}
@@ -54,7 +54,7 @@ def needs(file, folder: Path) -> Path:
 
 
 def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> None:
-    """GPTQ wrote that one first; a finding says that it is assumed."""
+    """GPTQ wrote that version first; a finding reports the assumption."""
     file = PACKED["gptq-4-v1-g32-sym"](tmp_path / "model")
     (file.path / "config.json").unlink()
     plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
@@ -68,7 +68,7 @@ def test_a_short_group_whose_size_nothing_says_is_refused(tmp_path: Path) -> Non
     (file.path / "config.json").unlink()
     tensors = load_file(file.path / "model.safetensors")
     stated = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
-    stated.require_ok()  # g_idx says it
+    stated.require_ok()  # g_idx determines it
     del tensors[f"{MODULE}.g_idx"]
     save_file(tensors, file.path / "model.safetensors")
     with pytest.raises(loadstone.Error) as caught:

@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, value in Model().state_dict().items()
         if not name.startswith("tied.")
     }
-    state["b.weight"] = state["b.weight"].half()  # is cast
+    state["b.weight"] = state["b.weight"].half()  # the load casts it
     save_file(state, path)
     return path
 
@@ -53,7 +53,8 @@ def test_a_changed_bit_of_any_tensor_is_named(checkpoint: Path, kind: str, mmap:
     assert audit.changed == []
     generator = random.Random(3)
     for name, parameter in model.named_parameters():
-        memory = parameter.detach().view(-1).view(torch.uint8).numpy()  # torch counts no version
+        # torch's version counter misses this
+        memory = parameter.detach().view(-1).view(torch.uint8).numpy()
         for _ in range(4):
             index, bit = generator.randrange(memory.size), 1 << generator.randrange(8)
             memory[index] ^= bit

@@ -1,4 +1,4 @@
-"""Audits by content of quantized models: one bit in any tensor of theirs is named."""
+"""Audits of quantized models by content name every tensor with a changed bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def eight_bits(folder: Path) -> torch.nn.Module:
 
 
 def stored(folder: Path) -> torch.nn.Module:
-    """Codes and scales as a file has them."""
+    """Codes and scales as stored."""
     out = folder.with_name("stored")
     if not out.exists():
         loadstone.convert(folder, out, quantize="nf4")
@@ -77,7 +77,7 @@ def by_accelerate(folder: Path) -> torch.nn.Module:
 
 
 def by_diffusers(folder: Path, **arguments: Any) -> torch.nn.Module:
-    """Blocks of GGUF as they are, or dequantized."""
+    """Load GGUF blocks, either unchanged or dequantized."""
     diffusers = pytest.importorskip("diffusers")
     files = folder.with_name("wan")
     if not files.exists():
@@ -113,7 +113,7 @@ LOADS: dict[str, Callable[[Path], torch.nn.Module]] = {
 
 
 def memories(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Every tensor that the load gave: name, component, bytes that can be written to."""
+    """Yield every loaded tensor: name, component, writable bytes."""
     provenance = loadstone.audit(model).provenance
     for slot in walk(model):
         if provenance[slot.name].origin != "checkpoint":
@@ -131,7 +131,7 @@ def test_a_bit_of_any_component_is_named(name: str, folder: Path) -> None:
     found = list(memories(model))
     assert {each for each, _, _ in found} == set(before.proved)
     for slot, component, memory in found:
-        flipped = memory.numpy()  # torch counts no version
+        flipped = memory.numpy()  # torch's version counter misses this
         at = flipped.size // 2
         flipped[at] ^= 4
         changed = loadstone.audit(model, receipt=True).changed

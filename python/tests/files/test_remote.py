@@ -1,4 +1,4 @@
-"""Checkpoints on other machines: the same bytes through every door; faults healed or named."""
+"""Checkpoints on other machines: the same bytes at every entry point; faults retried or named."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ NAMED = {
     ),
     "weak etag": (Fault("weak", BEYOND), "io.changed", "W/"),
     "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's answer"),
-    "a length that lies": (Fault("lies", BEYOND), "io.remote", "another range"),
+    "a wrong length": (Fault("wrong_range", BEYOND), "io.remote", "another range"),
     "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
-    "to nothing": (Fault("redirect"), "io.redirect", "no https URL"),
+    "to nothing": (Fault("redirect"), "io.redirect", "other than https"),
     "to a file": (Fault("redirect", location="file:///etc/passwd"), "io.redirect", "file:"),
     "round and round": (Fault("redirect", times=99, location=FILE), "io.redirect", "again"),
 }
@@ -99,7 +99,7 @@ def test_faults_that_heal(server: Server, folder: Path, case: str, threads: int)
     server.faults = [fault]
     found = loadstone.load_file(server.url(FILE), threads=threads)
     assert same(found, loadstone.load_file(folder / "one" / "model.safetensors"))
-    assert fault.hits == fault.times  # the control: it did happen
+    assert fault.hits == fault.times  # control: the fault did happen
 
 
 @pytest.mark.parametrize("case", NAMED)
@@ -112,7 +112,7 @@ def test_faults_that_are_named(server: Server, folder: Path, case: str) -> None:
     assert word in str(raised.value)
     assert "model.safetensors" in raised.value.path
     server.faults = []
-    assert loadstone.load_file(server.url(FILE))  # the next one is as good as the first
+    assert loadstone.load_file(server.url(FILE))  # the next one succeeds
 
 
 def test_a_broken_range_goes_on_where_it_stopped(server: Server, folder: Path) -> None:
@@ -171,14 +171,14 @@ def test_a_plan_contacts_nobody_by_itself(server: Server, folder: Path, tmp_path
     assert "io.changed" in changed.stderr
     shutil.copy(folder / "one" / "model.safetensors", tmp_path)
     server.reset()
-    loadstone.Plan.load(plan)  # a copy beside the plan is nearer
+    loadstone.Plan.load(plan)  # a local copy next to the plan takes precedence
     assert server.seen == []
 
 
 def test_a_plans_adapter_contacts_nobody_by_itself(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """The second root of a saved plan, where the first is a path."""
+    """The second root of a saved plan, whose first is a path."""
     weight = torch.zeros(8, 8)
     safetensors.torch.save_file({"l.weight": weight}, tmp_path / "base.safetensors")
     right, left = torch.ones(2, 8), torch.full((8, 2), 0.5)

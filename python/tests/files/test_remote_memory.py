@@ -1,4 +1,4 @@
-"""Memory of loads and conversions of remote files: what plans promise, each in a fresh process."""
+"""Memory of loads and conversions of remote files: within the plan, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
 
 
 def measured(*arguments: object) -> tuple[int, int]:
-    """Anonymous memory at its largest, and what was promised."""
+    """Return the peak anonymous memory and the planned one."""
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -51,7 +51,7 @@ def test_a_load_keeps_its_promise(server: Server, large: Path, nothing: int, thr
     assert peak - nothing <= promised + LISTS
     assert promised <= 1.1 * (peak - nothing) + 8 * MIB
     assert local - nothing <= local_promised + LISTS
-    # The control: by the promise of a local load, requests would be seen.
+    # Control: requests exceed the promise of a local load.
     assert threads < 16 or peak - nothing > local_promised + LISTS
 
 
@@ -59,7 +59,7 @@ def test_a_load_keeps_its_promise(server: Server, large: Path, nothing: int, thr
 def test_a_conversion_keeps_its_promise(
     server: Server, large: Path, nothing: int, threads: int, tmp_path: Path
 ) -> None:
-    """One file without a receipt: digests have memory of their own (docs/receipt.md)."""
+    """One file without a receipt: digests need extra memory (docs/receipt.md)."""
     limit = 12 * MIB
     for options in (["--threads", threads], ["--max-memory", limit]):
         out = tmp_path / "out.safetensors"
@@ -70,7 +70,7 @@ def test_a_conversion_keeps_its_promise(
 
 
 def test_a_plan_holds_where_the_file_moved(server: Server, large: Path, tmp_path: Path) -> None:
-    """The memory of requests belongs to the place, not to the plan."""
+    """The location determines the memory of requests, not the plan."""
     for source, moved in ((server.url(FILE), large.parent), (large, server.url("/"))):
         plan = tmp_path / "plan.json"
         assert run("plan", source, "-o", plan).returncode == 0

@@ -57,7 +57,7 @@ def nginx(
     plain, secure = _free_port(), _free_port()
     config = root / "nginx.conf"
     config.write_text(CONFIG.format(root, plain, secure, *certificate))
-    # Its workers are the same user, who may read the files.
+    # Its workers run as this user, who may read the files.
     command = [program, "-c", str(config), "-p", str(root), "-g", f"user {root.owner()};"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         for _ in range(200):

@@ -1,6 +1,6 @@
-"""Addresses of private networks: a public host never leads to one, also with a proxy beside it.
+"""Addresses of private networks: a public host never leads to one, even with a proxy.
 
-The public host is ``public.example``, which a proxy of the tests answers for.
+The public host is ``public.example``, which a proxy of the tests serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PUBLIC = "http://public.example/m.safetensors"
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Server]:
-    """Answers for every host with a redirect to the private server's file."""
+    """Answer for every host with a redirect to the private server's file."""
     made = Server()
     made.route = lambda _: Answer(302, {"Location": server.url(FILE)}, b"")
     yield made
@@ -76,7 +76,7 @@ def test_what_goes_direct_is_checked_beside_a_proxy(
 def test_the_proxy_connects_to_what_is_not_excepted(
     server: Server, folder: Path, proxy: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: through the proxy the redirect is followed, by the proxy."""
+    """Control: through the proxy, the proxy follows the redirect."""
     through(proxy, "elsewhere.example", monkeypatch)
     asked: list[str] = []
 
@@ -98,7 +98,8 @@ def test_an_idle_connection_is_checked_like_a_new_one(
     server: Server, folder: Path, proxy: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     through(proxy, "127.0.0.1", monkeypatch)
-    assert loadstone.inspect(server.url(FILE)).tensors  # the caller's own word: private is fine
+    # the caller names it, so a private address is fine
+    assert loadstone.inspect(server.url(FILE)).tensors
     for _ in range(3):
         server.seen.clear()
         with pytest.raises(loadstone.Error) as raised:

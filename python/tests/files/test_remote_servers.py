@@ -1,4 +1,4 @@
-"""Servers that do less than others, and secrets, which no output shows."""
+"""Servers with missing features, and secrets, which no output may contain."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ipv6(server: Server, folder: Path, tmp_path: Path) -> None:
         found = loadstone.load_file(url)
         assert same(found, loadstone.load_file(folder / "one" / "model.safetensors"))
         assert run("convert", other.url("/shards%20dir/"), tmp_path / "out").returncode == 0
-        # From an address of this machine to another one of it, and back.
+        # A redirect between two addresses of this machine, and back.
         server.faults = [Fault("redirect", location=url)]
         assert loadstone.inspect(server.url(FILE)).tensors.keys() == found.keys()
         other.faults = [Fault("status", status=404)]
@@ -57,7 +57,7 @@ def test_ipv6(server: Server, folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -> None:
-    """Servers answer 405 or 501 to it, and signatures of GET do not hold for it."""
+    """Servers answer HEAD with 405 or 501, and GET's signatures do not cover it."""
     server.heads = 0
     local = folder / "one" / "model.safetensors"
     assert same(loadstone.load_file(server.url(FILE)), loadstone.load_file(local))
@@ -65,7 +65,7 @@ def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -
     assert run("convert", server.url("/shards%20dir/"), tmp_path / "out").returncode == 0
     assert run("verify", server.url(FILE), local).returncode == 0
     assert server.heads == 0
-    # The control: such a request is refused, and counted.
+    # Control: the server rejects such a request, and counts it.
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"HEAD {FILE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 405")
@@ -73,7 +73,7 @@ def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -
 
 
 def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: Path) -> None:
-    server.etags[FILE] = ""  # nor has it Last-Modified
+    server.etags[FILE] = ""  # no Last-Modified either
     url, local = server.url(FILE), folder / "one" / "model.safetensors"
     assert same(loadstone.load_file(url, threads=4), loadstone.load_file(local))
     plan = tmp_path / "plan.json"
@@ -81,7 +81,7 @@ def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: 
     assert run("load", "--plan", plan, "--allow-remote").returncode == 0
     server.faults = [Fault("drop", BEYOND, times=2), Fault("status", BEYOND, status=503)]
     assert same(loadstone.load_file(url, threads=4), loadstone.load_file(local))
-    # Another length is seen without a version too, as is a version that appears.
+    # A different length is detected without a version too, and so is a new version.
     for fault in (Fault("total", BEYOND), Fault("etag", BEYOND)):
         server.faults = [fault]
         with pytest.raises(loadstone.Error) as raised:
@@ -90,7 +90,7 @@ def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: 
 
 
 def test_a_server_without_ranges(server: Server, folder: Path) -> None:
-    """Files that are no longer than the first request come whole; of others nothing is read."""
+    """Files within the first request arrive whole; larger ones are not read."""
     small = {"w": torch.arange(12.0)}
     server.files["/small.safetensors"] = safetensors.torch.save(small)
     server.faults = [Fault("whole", times=999)]
@@ -111,7 +111,7 @@ SECRETS = ("AKIDINQUERY", "5ec9e7", "t0ken", TOKEN, SECRET, SESSION, "PASSW0RD")
 
 
 def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """All that each door says, prints, saves or raises about a URL that works."""
+    """Yield everything that each entry point prints, saves or raises for a URL that works."""
     folder.mkdir()
     out, plan, page = folder / "out", folder / "plan.json", folder / "page.html"
     commands: dict[str, list[object]] = {
@@ -154,7 +154,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
         yield "open", repr(opened) + repr(opened[names[0]])
         for name, each in (("Catalog", catalog), ("OpenCheckpoint", opened), ("Plan", core)):
             yield f"pickle of {name}", pickle.dumps(each, protocol=0).decode("latin-1")
-            # This process knows the signature, so it opens again.
+            # This process knows the signature, so it can open the file again.
             assert type(pickle.loads(pickle.dumps(each))) is type(each), name
     with pytest.raises(loadstone.Error) as raised:
         loadstone.load(torch.nn.Linear(2, 2), url)
@@ -162,7 +162,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def errors_of(url: str, server: Server) -> Iterator[tuple[str, str]]:
-    """The error of a URL behind which something is wrong."""
+    """Yield the errors of a URL with a defect behind it."""
     route = server.route
     faults = {
         "401": Answer(401, {}, b""),
@@ -223,7 +223,7 @@ def test_no_output_shows_a_secret(
     assert len(shown) > 40
     found = [(name, each) for name, text in shown for each in SECRETS if each in text]
     assert found == []
-    # The control: the secrets were there, and the file is named in what was looked at.
+    # Control: the secrets were sent, and the outputs name the file.
     sent = json.dumps([(seen.path, seen.headers) for seen in server.seen])
     assert any(each in sent for each in SECRETS)
     assert sum("model.safetensors" in text for _, text in shown) > 10
@@ -263,7 +263,7 @@ OPENERS = {
 def test_what_was_saved_of_a_signed_url_asks_for_it(
     server: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opener: str
 ) -> None:
-    """Another process lacks the signature; the error names what to pass."""
+    """A different process lacks the signature; the error names the argument to pass."""
     url = signed(server, folder, monkeypatch)
     plain = url.partition("?")[0]
     made = loadstone.plan(torch.nn.Module(), url, unexpected="ignore")
@@ -288,7 +288,7 @@ def test_what_was_saved_of_a_signed_url_asks_for_it(
     assert "[io.denied]" in done.stderr
     for advice in ("plans and pickles leave the query out", "CHECKPOINT", "root=", "open it first"):
         assert advice in done.stderr
-    # The control: with the whole URL it opens.
+    # Control: with the whole URL it opens.
     lines.insert(3, f"loadstone.inspect({url!r})")
     lines = [line.replace("'--allow-remote'", repr(url)) for line in lines]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)

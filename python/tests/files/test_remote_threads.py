@@ -1,4 +1,4 @@
-"""Other threads run while this one waits for files of other machines."""
+"""Other threads run while this one waits for remote files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""loadstone.torch: the functions of safetensors.torch, which write the same bytes."""
+"""loadstone.torch: the functions of safetensors.torch, with the same bytes."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_strict(tmp_path: Path) -> None:
     model = Tied()
     ours.save_model(model, path)
     with pytest.raises(RuntimeError, match=r'"b.bias", "b.weight"'):
-        ours.load_model(Apart(), path)  # the file has one layer for the two
+        ours.load_model(Apart(), path)  # the file has one layer for both
 
 
 def test_a_model_on_meta_is_not_left_there(tmp_path: Path) -> None:

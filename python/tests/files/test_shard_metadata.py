@@ -1,6 +1,6 @@
-"""Metadata of several files: markers of each count, and contradictions are errors.
+"""Metadata of several files: all markers count, and contradictions are errors.
 
-Kinds: ComfyUI's markers of layers, shapes of folded GGUF tensors, configurations of adapters.
+Kinds: ComfyUI's layer markers, shapes of folded GGUF tensors, configurations of adapters.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 def marked(layers: dict[str, Any] | None) -> dict[str, str]:
-    """Metadata with these layers, as ComfyUI writes them."""
+    """Return metadata with these layers, as ComfyUI writes them."""
     if layers is None:
         return {"format": "pt"}
     return {"format": "pt", KEY: json.dumps({"format_version": "1.0", "layers": layers})}
 
 
 def write(folder: Path, layers: list[dict[str, Any] | None]) -> Path:
-    """Two shards of one module each, with their markers, and their index."""
+    """Write two shards of one module each, with their markers, and their index."""
     folder.mkdir()
     index = {}
     for name, tensors, each in zip(SHARDS, (A, B), layers, strict=True):
@@ -89,7 +89,7 @@ def printed_code(done: Any) -> str:
 
 
 def by_plan(source: Any, folder: Path) -> str:
-    """A plan that is saved, read again and carried out."""
+    """Save a plan, read it and execute it."""
 
     def run_saved() -> None:
         with loadstone.skeleton():
@@ -112,7 +112,7 @@ DOORS = {
     "command": by_command,
 }
 
-# Markers of the two shards. The codes of b are read plainly where their marker does not count.
+# Markers of the two shards. If its marker does not count, b is read as plain FP8.
 PLACES: dict[str, list[dict[str, Any] | None]] = {
     "own": [{"a": FP8}, {"b": ROTATED}],
     "all in the first": [{"a": FP8, "b": ROTATED}, None],
@@ -126,7 +126,7 @@ PLACES: dict[str, list[dict[str, Any] | None]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_marker_counts_in_whichever_shard(tmp_path: Path, place: str, door: str) -> None:
     assert DOORS[door](write(tmp_path / "in", PLACES[place]), tmp_path) == "plan.encoding"
-    # The control: without the marker, the codes are decoded.
+    # Control: without the marker, the codes are decoded.
     assert DOORS[door](write(tmp_path / "plain", [{"a": FP8}, None]), tmp_path) == ""
 
 
@@ -155,7 +155,7 @@ def test_the_output_has_the_markers_of_all_files(tmp_path: Path) -> None:
 
 
 def test_files_of_several_models_keep_their_markers(tmp_path: Path) -> None:
-    """A list of files, as of a diffusion model and its text encoder."""
+    """A list of files, as for a diffusion model and its text encoder."""
     folder = write(tmp_path / "in", [{"a": FP8}, {"b": ROTATED}])
     assert by_load([folder / name for name in SHARDS], tmp_path) == "plan.encoding"
     assert by_load([folder / name for name in reversed(SHARDS)], tmp_path) == "plan.encoding"

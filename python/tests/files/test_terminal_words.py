@@ -1,4 +1,4 @@
-"""Names from files reach no terminal raw: errors, warnings and tables, Python's and the core's."""
+"""Names from files reach a terminal escaped: in all errors, warnings and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import loadstone
 import loadstone.torch
 from loadstone._base.errors import make
 
-# One of each kind; the core's own test walks all characters (tests/base/text_test.cpp).
+# One of each kind; the core's own test covers all characters (tests/base/text_test.cpp).
 UNSAFE = {
     "escape sequence": "\x1b]0;PWNED\x07\x1b[2J",
     "line break": "\nloadstone: ok",
@@ -37,7 +37,7 @@ UNSAFE = {
 
 
 def raw_in(text: str, *, lines: bool = False) -> list[str]:
-    """Characters that a terminal obeys or nobody sees; ``lines``: line breaks are meant."""
+    """Return control or invisible characters; ``lines``: line breaks are intended."""
     unsafe = [each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Zl", "Zp")]
     return [each for each in unsafe if not (lines and each in "\n")]
 
@@ -162,10 +162,10 @@ def test_no_error_holds_them_raw(path: Path, kind: str) -> None:
         for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
             text = str(error)
             assert raw_in(text, lines=True) == [], (door, ascii(text))
-            # A name never begins a line of its own.
+            # A name never begins a line.
             assert "\nloadstone: ok" not in text, (door, ascii(text))
         named += "\\x" in str(raised.value)
-    assert named > len(DOORS) // 2  # the control: escaped names are there
+    assert named > len(DOORS) // 2  # control: escaped names are there
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
@@ -188,11 +188,11 @@ def test_the_command_prints_them_escaped(path: Path, kind: str) -> None:
         text = done.stdout + done.stderr
         assert raw_in(text, lines=True) == [], (arguments, ascii(text))
         named += "\\x" in text or "\\u" in text
-    assert named >= 4  # the control
+    assert named >= 4  # control
 
 
 def test_json_of_the_command_holds_the_names_as_they_are(path: Path) -> None:
-    """A program reads the same text that a terminal gets escaped."""
+    """Programs read the exact text, which a terminal gets escaped."""
     for unsafe in UNSAFE.values():
         name = "a" + unsafe
         write(path, name)
@@ -201,7 +201,7 @@ def test_json_of_the_command_holds_the_names_as_they_are(path: Path) -> None:
 
 
 def test_the_rule_is_one() -> None:
-    """The control: what is harmless stays as it is, in both."""
+    """Control: harmless text is unchanged in both."""
     for text in (
         "layers.0.weight",
         "\u00e9 \u6f22\u5b57 \U0001f9f2",

@@ -1,4 +1,4 @@
-"""torch's own files (.bin, .pt, .pth, .ckpt): read as torch reads them, and nothing is called."""
+"""torch's own files (.bin, .pt, .pth, .ckpt): read as torch reads them, but without calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch_values import DTYPES, LAYOUTS, same, some, views
 
 import loadstone
 
-# Of which torch cannot read its own old layout.
+# Dtypes that torch's old layout does not support.
 UNTYPED = {torch.uint16, torch.uint32, torch.uint64} | {
     dtype for dtype in DTYPES if "float8" in str(dtype)
 }
 
 
 class Holder(torch.nn.Module):
-    """Buffers of these names, shapes and dtypes."""
+    """A module with buffers of these names, shapes and dtypes."""
 
     def __init__(self, like: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_a_conversion_warns_of_extra_state_that_it_loses(state: Any, tmp_path: P
         assert [each.severity for each in lost] == ["warning"]
         assert "'a._extra_state'" in lost[0].message
     assert {each.severity for each in loadstone.inspect(path).findings} == {"info"}
-    torch.save({"w": torch.ones(2), "a._extra_state": torch.ones(2)}, path)  # the control
+    torch.save({"w": torch.ones(2), "a._extra_state": torch.ones(2)}, path)  # control
     assert loadstone.convert(path, tmp_path / "out.safetensors").findings == []
 
 
@@ -177,7 +177,7 @@ def test_a_saved_plan_notices_another_pickle(tmp_path: Path) -> None:
     plan = loadstone.plan(model, path)
     time = path.stat().st_mtime_ns
     data = path.read_bytes()
-    # Other strides, by the same number of bytes, at the same time.
+    # Different strides in the same number of bytes, with the same mtime.
     before = b"K\x04K\x04\x86q\x08K\x04K\x01\x86"
     at = data.find(b"K\x04K\x01\x86")
     assert at > 0, before
@@ -242,7 +242,7 @@ def test_every_prefix_is_refused(tmp_path: Path) -> None:
             with pytest.raises(loadstone.Error):
                 loadstone.inspect(cut)
         cut.write_bytes(data)
-        assert set(loadstone.inspect(cut).tensors) == {"w", "v"}  # the control
+        assert set(loadstone.inspect(cut).tensors) == {"w", "v"}  # control
 
 
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_folders_and_files_of_zero_name_the_script_that_joins_them(tmp_path: Pat
         with pytest.raises(loadstone.FormatError, match=r"zero_to_fp32\.py") as caught:
             loadstone.inspect(path)
         assert caught.value.code == "format.no_checkpoint"
-    # The control: once the script has run, its file is the checkpoint.
+    # Control: after the script has run, its file is the checkpoint.
     torch.save({"weight": torch.ones(2, 3)}, folder.parent / "pytorch_model.bin")
     assert loadstone.inspect(folder.parent).tensors["weight"].shape == (2, 3)
 

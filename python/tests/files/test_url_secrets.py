@@ -1,6 +1,6 @@
-"""A URL where a file of this machine is wanted: rejected, without its query, and nothing is made.
+"""A URL in place of a local path: rejected, shown without its query, and nothing is written.
 
-Every option of every command that takes a path, and every function of the package that does.
+Covers every command option and every function of the package that takes a path.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import loadstone.torch
 __all__ = ["no_environment"]
 
 SECRET = "S3CR3T"
-# Nobody listens there.
+# No server listens there.
 URL = f"https://127.0.0.1:1/dir/x.json?X-Amz-Signature={SECRET}"
 COMMANDS = ("inspect", "plan", "load", "convert", "merge", "verify", "bench")
 PATHS = re.compile(r"^ +(?:-\w,)?(--[\w-]+) (?:FILE|DIR|FOLDER|PATH|ADAPTER|URL)\b", re.MULTILINE)
-# Options that come with another one.
+# Options that require a second one.
 NEEDED: dict[str, list[str]] = {
     "--rules": ["--skeleton", "skeleton.json"],
     "--receipt-file": ["--receipt", "xxh3-128"],
     "--offload-folder": ["--device-map", "disk"],
 }
-# No paths, but whatever is typed is shown.
+# Not paths, but the command echoes their values.
 OTHER_VALUES = ("--dtype", "--shard-size", "--style", "--missing", "--device-map", "--staging")
 # One is read only when a host is contacted, the other is a URL.
 OTHERS = {"--ca-file", "--proxy"}
@@ -83,11 +83,11 @@ def test_no_command_shows_or_makes_what_a_url_holds(work: Path, command: str) ->
             named += "127.0.0.1" in said or "x.json" in said
         assert names_in(work) <= before | {"out.safetensors"}, arguments
         Path("out.safetensors").unlink(missing_ok=True)
-    assert named >= len(calls)  # the control: the URL is named
+    assert named >= len(calls)  # control: the URL is named
 
 
 def test_the_options_are_found() -> None:
-    """The control of the test above: paths are found in what the command says of itself."""
+    """Control of the test above: the command's help lists the path options."""
     found = {option for command in COMMANDS for option in options_of(command)}
     expected = {"--skeleton", "--rules", "--html", "--output", "--receipt-file", "--offload-folder"}
     assert expected | {"--plan", "--metadata", "--lora"} <= found, found
@@ -166,7 +166,7 @@ def test_errors_made_in_python_hide_what_they_are_given() -> None:
     )
     text = str(error) + repr(error) + str({**vars(error), "expected": ""})
     assert SECRET not in text
-    assert error.path == "https://127.0.0.1:1/dir/x.json"  # the control
+    assert error.path == "https://127.0.0.1:1/dir/x.json"  # control
 
 
 ECHOES: dict[str, Callable[[int], tuple[int, dict[str, str]]]] = {
@@ -185,9 +185,9 @@ ECHOES: dict[str, Callable[[int], tuple[int, dict[str, str]]]] = {
 
 @pytest.mark.parametrize("echo", ECHOES)
 def test_what_a_host_echoes(work: Path, echo: str) -> None:
-    """A host was sent the signature, and may repeat it wherever it answers."""
+    """A host gets the signature, and may repeat it anywhere in its answers."""
     server = Server()
-    # In more than one request, as the second one tells a change.
+    # Larger than one request, because the second one detects a change.
     safetensors.torch.save_file({"weight": torch.ones(2048, 2048)}, "large.safetensors")
     server.files["/m.safetensors"] = Path("large.safetensors").read_bytes()
 
@@ -207,7 +207,7 @@ def test_what_a_host_echoes(work: Path, echo: str) -> None:
         with pytest.raises(loadstone.Error) as caught:
             loadstone.load_file(url)
         assert SECRET not in str(caught.value) + repr(vars(caught.value))
-        server.route = lambda _: None  # the control
+        server.route = lambda _: None  # control
         assert run("load", url).returncode == 0
     finally:
         server.close()

@@ -1,4 +1,4 @@
-"""One verdict on a checkpoint by every entry point, in the same words."""
+"""One verdict on a checkpoint at every entry point, in the same words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def without(folder: Path, names: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model without one tensor of one expert."""
+    """Write a model without one tensor of one expert."""
     return without(tmp_path_factory.mktemp("lacking") / "m", [LOST])
 
 
@@ -131,7 +131,7 @@ def test_a_missing_tensor_of_an_expert_is_one_error_in_one_sentence(
     entry: str, lacking: Path, whole: Path
 ) -> None:
     assert errors(ENTRY_POINTS[entry](lacking)) == [SENTENCE]
-    assert errors(ENTRY_POINTS[entry](whole)) == []  # the control
+    assert errors(ENTRY_POINTS[entry](whole)) == []  # control
 
 
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
@@ -160,12 +160,12 @@ def test_commands_have_the_same_verdict(
     done = run(name, lacking, *words)
     assert done.returncode == 1, done
     assert (done.stdout + done.stderr).count(SENTENCE) == 1, done
-    assert run(name, whole, *words).returncode == 0  # the control
+    assert run(name, whole, *words).returncode == 0  # control
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
 def test_one_shard_of_many_is_not_an_error(command: str, whole: Path, tmp_path: Path) -> None:
-    """The rest of its experts is elsewhere."""
+    """The other experts are elsewhere."""
     state = load_file(whole / "model.safetensors")
     shard = tmp_path / "model-00001-of-00002.safetensors"
     save_file({name: each for name, each in state.items() if name != LOST}, shard)
@@ -194,7 +194,7 @@ def _experts(*names: str) -> dict[str, torch.Tensor]:
         (_experts("4.up", "4.down", "5.up", "5.down"), 0),  # one rank's share
         (_experts("0.conv", "1.fc"), 0),  # experts of two kinds
         (_experts("0.up", "0.down", "1.fc", "2.up", "2.down"), 0),
-        (_experts("4.up", "4.down", "5.up"), 1),  # the controls: holes
+        (_experts("4.up", "4.down", "5.up"), 1),  # controls: holes
         (_experts("4.up", "6.up"), 1),
         (_experts("0.up", "0.down", "1.fc", "2.up"), 1),
         (_experts("0.conv", "2.fc"), 1),

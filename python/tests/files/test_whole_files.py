@@ -1,4 +1,4 @@
-"""Files that users name are old or new: a disk that is full in the middle leaves the old one."""
+"""Files that users name are old or new: if the disk fills up, the old one remains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import loadstone
 import loadstone.torch
 
 OLD = "OLD CONTENT"
-COUNT = 200  # tensors, so that each file is longer than LIMIT
+COUNT = 200  # enough tensors to make each file longer than LIMIT
 LIMIT = 4096
 
 
@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process and its children grows beyond a few kilobytes."""
+    """Limit files of this process and its children to a few kilobytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
     try:
@@ -59,7 +59,7 @@ def receipt() -> loadstone.Receipt:
 
 
 def recipes(path: str) -> Callable[[], object]:
-    """``save_recipes`` of a model whose names are not those of the file."""
+    """Call ``save_recipes`` for a model whose names differ from the file's."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
@@ -89,7 +89,7 @@ def command(*arguments: object) -> Callable[[str], Callable[[], object]]:
 
 
 def ready(make: Callable[[], Any], write: Callable[[Any, str], object]) -> Any:
-    """Make the object while the disk has room."""
+    """Make the object while the disk has space."""
 
     def prepared(path: str) -> Callable[[], object]:
         made = make()
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_the_old_file(work: Path, writer: str, is_link: bool)
     assert str(path) in str(raised.value)
     assert real.read_text() == OLD
     assert [each.name for each in folder.iterdir()] == ["real"]
-    # The control: with room it is written whole, by a rename, and a link stays one.
+    # Control: with enough space the file is written whole, by a rename, and a link stays a link.
     real.chmod(0o640)
     with real.open() as old:
         write()
@@ -156,7 +156,7 @@ def test_a_new_file_is_not_there_in_part(work: Path) -> None:
 
 
 def test_what_is_no_file_is_written_to_as_it_is(work: Path) -> None:
-    """Standard output has a name, and a shell's pipe as well."""
+    """Standard output has a name, and so does a shell's pipe."""
     import subprocess
 
     whole = work / "plan.json"

@@ -1,5 +1,6 @@
-// loadstone/torch.h: ties, buffers, dtypes, and modules that stay as they were. Without GoogleTest,
-// whose C++ ABI need not be LibTorch's. Prints the checks that failed; the status is their number.
+// Tests loadstone/torch.h: ties, buffers, dtypes, and modules that a failed load leaves unchanged.
+// Does not use GoogleTest, whose C++ ABI may differ from LibTorch's. Prints the failed checks; the
+// exit status is their number.
 #include <cstdio>
 #include <functional>
 #include <string>

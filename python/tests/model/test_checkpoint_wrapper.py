@@ -1,4 +1,4 @@
-"""torch's checkpointing of activations: modules around others, which state dicts leave out."""
+"""torch's activation checkpointing: wrapper modules that state dicts leave out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Extra(nn.Linear):
-    """A layer with a state of its own."""
+    """A layer with its own extra state."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -58,7 +58,7 @@ def around_blocks(model: nn.Module) -> nn.Module:
 
 
 def around_layers(model: nn.Module) -> nn.Module:
-    """Modules that hold tensors themselves."""
+    """Wrap modules that have tensors themselves."""
     apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, nn.Linear))
     return model
 
@@ -103,7 +103,7 @@ def test_names_are_those_of_the_state_dict(wrap):
     saved = [slot.name for slot in walk(model) if slot.kind in ("parameter", "persistent_buffer")]
     assert set(saved) == {n for n in model.state_dict() if not n.endswith("_extra_state")}
     others = dict(model.named_parameters()).keys() - dict(bare.named_parameters()).keys()
-    assert others or wrap in (checkpoint_wrapper, around_all_twice)  # the control: torch's own
+    assert others or wrap in (checkpoint_wrapper, around_all_twice)  # control: torch's own
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
@@ -145,7 +145,7 @@ def test_a_plan_of_one_is_a_plan_of_the_other(wrap, file, state, tmp_path):
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 def test_what_is_missing_is_missing(wrap, hooked, file, state, tmp_path):
-    """Also where the load of the model is rehearsed, since a module has a hook."""
+    """Also if a module has a hook, so that the load of the model is rehearsed."""
     lacking = {n: t for n, t in state.items() if n not in ("blocks.1.linear.weight", "head.bias")}
     save_file(lacking | {"blocks.1.other": torch.zeros(1)}, tmp_path / "lacking.safetensors")
     model = Model()
@@ -205,7 +205,7 @@ def test_layers_inside_are_quantized(wrap, file):
 
 
 class Other(nn.Module):
-    """Of another maker, whose state dict has the attribute's name."""
+    """A wrapper of a different maker, whose state dict has the attribute's name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_modules_of_other_makers_keep_their_names(tmp_path):
 
 @pytest.mark.parametrize("wrap", [*WRAPS, lambda model: model])
 def test_a_tensor_by_torchs_own_name_is_unexpected(wrap, file, state, tmp_path):
-    """Beside the right one, and where the load is rehearsed."""
+    """Next to the right name, and in a rehearsed load."""
     name = "head._checkpoint_wrapped_module.weight"
     save_file(state | {name: torch.zeros(8, 8)}, tmp_path / "more.safetensors")
     model = Model()
@@ -254,8 +254,8 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
     for device_map in (None, {"": "cpu", "blocks.0.linear": "cpu"}):
         with loadstone.skeleton():
             model = Model()
-            model.last = nn.Linear(8, 8)  # models with code of their own are left to accelerate
-            del model.blocks[0].held  # which a map that divides the block says nothing about
+            model.last = nn.Linear(8, 8)  # accelerate loads models with their own code
+            del model.blocks[0].held  # the map divides the block, but omits this
             model = wrap(model)
         loadstone.accelerate.load_checkpoint_in_model(model, file, device_map=device_map)
         require_state(model, {n: t for n, t in state.items() if n != "last._extra_state"})
@@ -268,7 +268,7 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
 
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
-    """The advice of the error above."""
+    """Follows the advice of the error above."""
     import loadstone.accelerate
 
     model, x = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
@@ -281,7 +281,7 @@ def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
 
 
 def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
-    """Its wrapper has attributes of these names, which hide it from ``get_submodule``."""
+    """The wrapper's attributes with these names hide the module from ``get_submodule``."""
     inside = nn.ModuleDict(
         {"checkpoint_fn": nn.Linear(64, 64), "checkpoint_impl": nn.Linear(64, 64)}
     )
@@ -311,7 +311,7 @@ def test_conversions_of_transformers_reach_inside(tmp_path):
         model = AutoModelForCausalLM.from_config(config)
     layer = type(model.model.layers[0])
     apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, layer))
-    assert codes(model, tmp_path) == {"plan.missing"}  # experts are stacked by conversions
+    assert codes(model, tmp_path) == {"plan.missing"}  # conversions stack experts
     loadstone.load(model, tmp_path, rules="transformers", strict=True)
     require_state(model, saved.state_dict())
     assert loadstone.audit(model).ok

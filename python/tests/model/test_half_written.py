@@ -1,5 +1,5 @@
-"""A tensor that a failed load in place left half-written is known as such wherever its value goes,
-until it is written whole; a tensor that got no byte is not."""
+"""A tensor that a failed in-place load left half-written stays marked wherever its value goes,
+until it is written completely; a tensor that got no byte is not marked."""
 
 import copy
 import io
@@ -49,7 +49,7 @@ def keep(model, files):
 
 
 def is_refused(model, files):
-    """Return whether a load refuses to keep tensors; it leaves the model as it was."""
+    """Return true if a load rejects keeping tensors; the model stays unchanged."""
     before = {name: each.clone() for name, each in model.state_dict().items()}
     try:
         keep(model, files)
@@ -71,7 +71,7 @@ def saved(model):
 
 
 def with_copies(model):
-    """Parameters made by hand of those that were there."""
+    """Return parameters made by hand from the existing ones."""
     for module in (model["body"], model["norm"]):
         module.weight = nn.Parameter(module.weight.detach().clone())
     return model
@@ -133,7 +133,7 @@ NO_REPAIRS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_known_where_its_value_goes(way, files):
-    assert not is_refused(WAYS[way](net()), files)  # the control: nothing failed
+    assert not is_refused(WAYS[way](net()), files)  # control: nothing failed
     model = net()
     fail(model, files)
     model = WAYS[way](model)
@@ -183,7 +183,7 @@ def test_a_tied_name_is_known_in_a_copy_of_its_own(files):
 
 
 def test_memory_that_another_module_repairs_is_whole(files):
-    """The memory counts as long as the tensor is there."""
+    """The memory decides, as long as the tensor exists."""
     model, other = net(), net()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         two.data = one.data
@@ -199,11 +199,11 @@ def test_the_record_is_no_part_of_the_model(files):
     model = net()
     names = [slot.name for slot in walk(model)]
     fail(model, files)
-    assert HALF_WRITTEN in vars(model["body"])  # the control
+    assert HALF_WRITTEN in vars(model["body"])  # control
     assert [slot.name for slot in walk(model)] == names
     assert not has_code(model)
     model["body"].register_load_state_dict_post_hook(lambda module, keys: None)
-    assert has_code(model)  # the control
+    assert has_code(model)  # control
     REPAIRS["load"](model, files)  # hooks are rehearsed on a stand-in
     assert not is_refused(model, files)
 
@@ -221,7 +221,7 @@ def test_a_load_that_failed_before_its_first_byte_leaves_no_mark(files):
 
 
 def test_a_tensor_that_got_no_byte_is_not_marked(monkeypatch):
-    """The second of three tensors cannot be read, and one thread reads them in order."""
+    """The second of three tensors is unreadable, and one thread reads them in order."""
     monkeypatch.setenv("no_proxy", "*")
     shape = (3, 1 << 19)
     state = {name: torch.ones(shape) for name in "abc"}

@@ -1,4 +1,5 @@
-"""Tensors of a skeleton that others hold: they get the values, or the audit names the holder."""
+"""Tensors of a skeleton with outside references: they get the values, or the audit names the
+holder."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from loadstone._model.model_lock import slots_of
 
 
 class Holding(nn.Module):
-    """A parameter that attributes hold in ways which no walk over containers follows."""
+    """A parameter with references that no walk over containers follows."""
 
     def __init__(self, how=""):
         super().__init__()
@@ -59,7 +60,7 @@ HOLDERS = [
 
 
 def held(model, how):
-    """The tensor that the attribute holds, seen by the collector."""
+    """Return the tensor of the attribute, found through the garbage collector."""
     found = [each for each in gc.get_referents(model.held) if isinstance(each, torch.Tensor)]
     pending = [model.held]
     for _ in range(4):
@@ -109,7 +110,7 @@ def test_where_torch_refuses_the_audit_names_the_holder(how, why, path):
     assert not model.w.is_meta and held(model, how).is_meta and kept is not None
     audit = loadstone.audit(model)
     assert not audit.ok and audit.on_meta == ["w"] and set(audit.held_elsewhere) == {"w"}
-    model.held = None  # the control
+    model.held = None  # control
     assert loadstone.audit(model).ok
 
 
@@ -134,7 +135,8 @@ def test_a_holder_of_an_offloaded_tensor_is_a_fault(how, path, tmp_path):
 
 
 def test_an_optimizer_of_an_offloaded_tensor_is_named(path, tmp_path):
-    """It trains nothing that has no memory, and is no part of the model."""
+    """Such an optimizer trains nothing, because its tensor has no memory and is not part of the
+    model."""
     model = skeleton()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
@@ -184,7 +186,7 @@ def test_a_failed_load_gives_the_objects_their_contents_back(path, monkeypatch):
         assert model.w is before is model.head.weight is held(model, "closure")
         assert before.is_meta and before.requires_grad and not loadstone.audit(model).provenance
         del kept
-        loadstone.load(model, path)  # no weak reference of ours is left
+        loadstone.load(model, path)  # loadstone left no weak reference
         assert model.w is before and not before.is_meta
 
 
@@ -197,7 +199,7 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
     loadstone.load(model, path)
     loadstone.audit(model)
     assert not weakref.getweakrefcount(model.w) and model.w._use_count() == 1
-    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # refuses where one is
+    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # fails if there is one
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
@@ -223,7 +225,7 @@ def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
         partials = [functools.partial(print, each) for each in model.parameters()]
         passes.clear()
         holders = _holders.find_holders(model, slots_of(model))
-        assert sum("partial" in holder.what for holder in holders) == count  # the control
+        assert sum("partial" in holder.what for holder in holders) == count  # control
         assert 1 <= len(passes) <= 1 + _holders._STEPS_MAX
         del partials
 
@@ -235,7 +237,7 @@ def test_a_weight_that_is_quantized_is_another_object_and_its_holder_is_named(tm
         with loadstone.skeleton():
             model = nn.Sequential(nn.Linear(64, 64, bias=False))
             model.held = {model[0].weight} if holds else set()
-        if not holds:  # the control
+        if not holds:  # control
             loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
             assert loadstone.audit(model).ok
             continue
@@ -267,7 +269,7 @@ def test_holders_in_a_model_of_transformers(tied, patched, tmp_path):
         with loadstone.patch("transformers"):
             return Held.from_pretrained(tmp_path)
 
-    if tied:  # the library gives the head another object, which the partial does not see
+    if tied:  # the library replaces the head's object, which the partial does not see
         with pytest.raises(loadstone.AuditError, match=r"lm_head\.weight.* partial still holds"):
             load()
         return
@@ -302,7 +304,7 @@ def plain():
 
 
 def distributed(model):
-    """DDP of one rank, whose reducer and list of parameters hold them."""
+    """DDP with one rank, whose reducer and parameter list refer to the tensors."""
     folder = tempfile.mkdtemp()
     torch.distributed.init_process_group("gloo", f"file://{folder}/all", rank=0, world_size=1)
     try:
@@ -315,7 +317,7 @@ def weight(model):
     return next(model.parameters())
 
 
-# What keeps torch from exchanging contents: the model, and what is held beside it.
+# Obstacles to torch's exchange of contents: the model, and the objects that refer to it.
 LIVE = {
     "nothing": (plain, lambda model: None),
     "weak references of an LSTM": (Recurrent, lambda model: None),
@@ -348,7 +350,8 @@ WAYS = (loaded_by_load, loaded_by_a_plan, loaded_into, loaded_for_accelerate)
 
 
 def stale(kind, way, dtype, in_place, tmp_path):
-    """Load into a model that an optimizer knows; return what its next step leaves as it was."""
+    """Load into a model that an optimizer knows; return the tensors that its next step does not
+    change."""
     make, hold = LIVE[kind]
     torch.manual_seed(0)
     state = {name: torch.randn_like(value) for name, value in make().state_dict().items()}

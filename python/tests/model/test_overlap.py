@@ -1,4 +1,4 @@
-"""Tensors in one memory: parts of a flat one are loaded, what would be overwritten is refused."""
+"""Tensors in one memory: a load fills parts of a flat one, and rejects overwriting others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE = 24
 
 
 class Over(nn.Module):
-    """Parameters over one memory, or copies of it."""
+    """Parameters in one memory, or copies of it."""
 
     def __init__(self, *cuts: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ APART = {
 
 
 def stored(model: nn.Module, path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Other random numbers for each tensor."""
+    """Save different random values for each tensor."""
     state = {
         name: torch.randn(each.shape).to(each.dtype) for name, each in model.named_parameters()
     }
@@ -125,7 +125,7 @@ def test_a_view_that_is_not_saved_follows_or_is_told(dtype, tmp_path):
 
 
 def test_random_parts_are_told_apart_only_where_they_are():
-    """Against the elements themselves."""
+    """Compares with the elements themselves."""
     generator = torch.Generator().manual_seed(0)
 
     def number(most: int) -> int:

@@ -195,7 +195,7 @@ def test_depth_and_sharing_have_no_limit():
     inner = model.shared
     while isinstance(inner, tuple):
         inner = inner[-1]
-    assert inner is new  # also in the places that are not listed
+    assert inner is new  # also in unlisted places
 
 
 def test_no_code_of_objects_runs():

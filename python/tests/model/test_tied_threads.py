@@ -1,7 +1,7 @@
-"""Threads that load tied models, with and without an adapter that splits the tie, by one config.
+"""Threads that load tied models by one config, with and without an adapter that splits the tie.
 
-transformers suspends ties for the whole process while it constructs a model. In 10 threads of its
-own, 84 of 100 loads were left with a head on meta, without an error.
+transformers suspends ties for the whole process while it constructs a model. On its own, in 10
+threads, 84 of 100 loads left a head on meta, without an error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def test_ties_in_threads(folder: Path, shares: bool) -> None:
 
 
 def test_a_skeleton_whose_tie_was_suspended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library's own load in another thread suspends ties: the config declares none afterwards."""
+    """A library's own load in a different thread suspends ties: the config declares none
+    afterwards."""
     with monkeypatch.context() as suspended, loadstone.skeleton():
         suspended.setattr(PreTrainedModel, "tie_weights", lambda *args, **kwargs: None)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "base"))

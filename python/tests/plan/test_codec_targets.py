@@ -1,8 +1,8 @@
-"""Whether a target wants numbers of a quantized tensor, or is one of its components.
+"""A target receives decoded values of a quantized tensor, or one of its components.
 
-It is a component where dtype and shape are the component's and each required companion is a target
-too: bytes are then delivered as they are. It wants numbers where it is floating, has the shape of
-the numbers, and no companion is a target. Anything between is ``plan.component``.
+It receives a component if dtype and shape are the component's and each required companion is a
+target too: the bytes are then delivered unchanged. It receives values if it is floating, has their
+shape, and no companion is a target. Any other target is ``plan.component``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from safetensors.torch import save_file
 import loadstone
 
 QUANTIZED = [name for name in CODECS if name not in ("plain", "gguf-plain")]
-# Their components are tensors of the file.
+# Their components are separate tensors of the file.
 OF_COMPONENTS = [name for name in QUANTIZED if not name.startswith("gguf-")]
-# In bitsandbytes' 4 bits "weight.absmax" is below "weight": no module has both as parameters.
+# In bitsandbytes' 4-bit encodings "weight.absmax" is below "weight": no module has both as
+# parameters.
 OF_MODULES = [name for name in OF_COMPONENTS if not name.startswith(("nf4", "fp4", "bnb", "mixed"))]
 LAYER = "model.layers.0.0.weight"
 
@@ -49,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32, "auto"], ids=str)
 @pytest.mark.parametrize("codec", OF_MODULES)
 def test_components_are_delivered_as_they_are(codec: str, dtype: Any, files: Files) -> None:
-    """The dtype that is asked for is that of plain numbers."""
+    """The requested dtype applies to plain values."""
     file = files(codec)
     model = components_of(file.stored)
     loadstone.load(model, file.path, dtype=dtype)
@@ -80,7 +81,7 @@ def test_the_command_delivers_components_as_they_are(
 
 
 def test_rules_rename_components(files: Files) -> None:
-    """They match names of components where these are what the model wants."""
+    """Rules match components' names if the model needs components."""
     file = files("nvfp4-divided")
     rules = [{"op": "rename", "sources": ["(.*)"], "targets": ["inner.$1"]}]
     expected = {f"inner.{name}": tensor for name, tensor in file.stored.items()}
@@ -90,7 +91,7 @@ def test_rules_rename_components(files: Files) -> None:
 
 
 def test_one_layer_as_components_and_another_as_numbers(files: Files) -> None:
-    """The rule is asked for each quantized tensor by itself."""
+    """loadstone decides for each quantized tensor separately."""
     file = files("nvfp4")
     name = "model.layers.0.1.weight"
     wanted = {n: t for n, t in file.stored.items() if n.startswith("model.layers.0.0.")}
@@ -102,17 +103,17 @@ def test_one_layer_as_components_and_another_as_numbers(files: Files) -> None:
     assert_equal(tensors_of(model), wanted | numbers)
 
 
-# ---- anything between
+# ---- other targets
 
 
 def meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-# For a file of ``codec``: what the model has in place of the numbers of LAYER. None of the tensors
-# that are named here is another one's.
+# For a file of ``codec``: the model's replacement for the values of LAYER. No other layer has the
+# tensors named here.
 BETWEEN: dict[str, tuple[str, Callable[[Written], Tensors]]] = {
-    "numbers beside a scale": (
+    "numbers and a scale": (
         "fp8",
         lambda file: {
             LAYER: meta((7, 5), torch.bfloat16),
@@ -155,7 +156,7 @@ BETWEEN: dict[str, tuple[str, Callable[[Written], Tensors]]] = {
             name: file.stored[name] for name in (LAYER, f"{LAYER}.absmax", f"{LAYER}.quant_map")
         },
     ),
-    "numbers beside nested scales": (
+    "numbers and nested scales": (
         "nf4-nested",
         lambda file: {
             LAYER: meta((24, 40), torch.bfloat16),
@@ -194,7 +195,7 @@ def test_anything_between_is_an_error(case: str, files: Files, tmp_path: Path) -
 
 def test_a_model_between_stays_as_it_was(files: Files) -> None:
     file = files("fp8")
-    _, make = BETWEEN["numbers beside a scale"]
+    _, make = BETWEEN["numbers and a scale"]
     model = components_of(make(file))
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.load(model, file.path)
@@ -202,12 +203,12 @@ def test_a_model_between_stays_as_it_was(files: Files) -> None:
     assert all(tensor.is_meta for tensor in tensors_of(model).values())
 
 
-# ---- numbers
+# ---- values
 
 
 @pytest.mark.parametrize("codec", QUANTIZED)
 def test_auto_is_the_models_dtype_for_what_is_quantized(codec: str, files: Files) -> None:
-    """Codes have no dtype of numbers; plain tensors keep the file's."""
+    """Codes have no dtype of values; plain tensors keep the file's."""
     file = files(codec)
     model = model_of(file.numbers, torch.float16)
     loadstone.load(model, file.path, dtype="auto")
@@ -220,7 +221,7 @@ def test_auto_is_the_models_dtype_for_what_is_quantized(codec: str, files: Files
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_nothing_of_a_legal_file_is_unexpected(codec: str, files: Files) -> None:
-    """Scales, tables and states are used up by their numbers, and no warning speaks of them."""
+    """Scales, tables and states are used by the decoding, so no warning mentions them."""
     file = files(codec)
     plan = loadstone.plan(model_of(file.numbers, torch.bfloat16), file.path, unexpected="error")
     loud = [finding for finding in plan.findings if finding.severity != "info"]
@@ -234,7 +235,7 @@ def test_provenance_names_the_components(codec: str, files: Files) -> None:
     for name, value in file.quantized.items():
         row = report.provenance[name]
         assert row.origin == "checkpoint", name
-        # An order that says what no order would, and a shape, give no number its value.
+        # An identity order and a shape do not affect any value.
         given = {
             role: tensor
             for role, tensor in value.components.items()

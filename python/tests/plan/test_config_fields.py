@@ -1,7 +1,7 @@
-"""Configs that give a field twice, contradict themselves, or stand deep inside others.
+"""Configs with duplicate, contradictory or deeply nested fields.
 
-Python's json takes the last of two fields, and other readers the first: whichever loadstone took,
-the numbers could be others than those of the library that the checkpoint is made for.
+Python's json takes the last of two equal fields, other readers the first: with either, loadstone
+could decode different values than the library that the checkpoint is made for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import loadstone
 
 SECTION = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [96, 96]%s}'
 CONFIG = '{"model_type": "llama", ' + SECTION + "%s}"
-# What is added within the section, and behind it; the field that is named.
+# Text added within the section and after it, and the field that the error names.
 TWICE = {
     "field": (', "weight_block_size": [128, 128]', "", "quantization_config.weight_block_size"),
     "escaped": (', "weight_block\\u005fsize": [9, 9]', "", "quantization_config.weight_block_size"),
@@ -80,7 +80,7 @@ FORMATS = [("gptq", "gptq_v2"), ("gptq_v2", "gptq"), ("gptq", None), (None, "gpt
 
 @pytest.mark.parametrize(("checkpoint_format", "format_"), FORMATS)
 def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_path: Path) -> None:
-    """GPTQ's zero points are one apart in the two of them."""
+    """GPTQ's zero points differ by one between the two."""
     both = {"checkpoint_format": checkpoint_format, "format": format_}
     section = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, **both}
     folder, out = gptq(tmp_path / "in", section), tmp_path / "out"
@@ -88,7 +88,7 @@ def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_pat
         refused(DOORS["convert"], folder, out, "checkpoint_format, format")
         return
     DOORS["convert"](folder, out)
-    expected = [int(digit) - 6 for digit in "87654321"]  # stored less one
+    expected = [int(digit) - 6 for digit in "87654321"]  # stored minus one
     assert load_file(out / "model.safetensors")[NAME][0, :8].tolist() == expected
 
 
@@ -111,7 +111,7 @@ def test_the_backend_of_auto_round(
     else:
         DOORS[door](folder, tmp_path / "out")
     assert run("verify", folder).returncode == (backend in OWN)
-    # A word on the format itself comes first.
+    # A field that names the format takes precedence.
     told = {**section, "backend": backend, "packing_format": "auto_round:auto_gptq"}
     DOORS[door](gptq(tmp_path / "told", told), tmp_path / "told_out")
 
@@ -135,7 +135,7 @@ WAYS: dict[str, list[str | int]] = {
 @pytest.mark.parametrize("more", [{"dequantize": True}, {"quantize": "fp8-channel"}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_section_at_any_depth(way: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Its block size counts, and it goes with the codes that it is about."""
+    """Its block size counts, and the section follows its codes."""
     section = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [96, 96]}}
     marks = {"before": [{}], "after": {"kept": [1, {"a": "]}"}]}}
     config = {"model_type": "x", **nested({**section, **marks}, WAYS[way])}

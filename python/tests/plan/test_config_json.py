@@ -17,7 +17,7 @@ from torch import nn
 
 import loadstone
 
-# Values of a field that decides nothing.
+# Values of a field without effect.
 READ = {
     "integer": "1" + "0" * 30,
     "negative integer": "-98765432109876543210",
@@ -35,7 +35,7 @@ READ = {
     "deep": "[" * 600 + "]" * 600,
     "deep objects": '{"a":' * 600 + "{}" + "}" * 600,
 }
-# What no reader takes.
+# Rejected by both readers.
 BROKEN = {
     "empty": "",
     "space": " \n",
@@ -54,7 +54,7 @@ BROKEN = {
     "two": '{"a": 1} {"b": 2}',
     "page": "<!DOCTYPE html><html></html>",
 }
-# Python's offsets of these are of another character, or it has none.
+# For these Python reports the offset of a different character, or none.
 ODD = {
     "comma": b'{"a": 1,}',
     "list comma": b'{"a": [1,]}',
@@ -97,7 +97,7 @@ def test_a_block_size(door: str, kind: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": BLOCKS}
     found = outcome("found", read_with(config, READ[kind]))
     assert same(found, outcome("wanted", read_with(config, "1")))
-    # The control: without the section blocks are of 128.
+    # Control: without the section the blocks are 128 wide.
     assert not same(found, outcome("without", read_with({"model_type": "llama"}, READ[kind])))
 
 
@@ -131,7 +131,7 @@ MERGES: dict[str, Callable[[Path, Path, Path], None]] = {
 @pytest.mark.parametrize("kind", READ)
 @pytest.mark.parametrize("door", MERGES)
 def test_a_tie(door: str, kind: str, tmp_path: Path) -> None:
-    """An adapter of a tied head splits the tie, which the config alone knows."""
+    """An adapter of a tied head splits the tie, which only the config declares."""
 
     def outcome(name: str, config: dict[str, Any], value: str) -> dict[str, Any]:
         base, out = tmp_path / name, tmp_path / f"{name} out"
@@ -139,7 +139,7 @@ def test_a_tie(door: str, kind: str, tmp_path: Path) -> None:
         (base / "config.json").write_text(read_with(config, value))
         MERGES[door](base, lora(tmp_path / "adapter"), out)
         text = (out / "config.json").read_text()
-        assert value in text  # as it was
+        assert value in text  # unchanged
         tie = json.loads(text)["tie_word_embeddings"]
         return load_file(out / "model.safetensors") | {"tie": tie}
 
@@ -148,7 +148,7 @@ def test_a_tie(door: str, kind: str, tmp_path: Path) -> None:
     assert same(found, outcome("wanted", config, "1"))
     assert {EMBEDDING, HEAD} <= found.keys()
     assert not found["tie"]
-    # The control: nothing is to be split.
+    # Control: there is nothing to split.
     with pytest.raises(loadstone.Error):
         outcome("untied", {**config, "tie_word_embeddings": False}, READ[kind])
 
@@ -204,7 +204,7 @@ def test_what_no_reader_takes(door: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", ALL_DOORS)
 def test_the_control(door: str, tmp_path: Path) -> None:
-    """What the other configs are refused by is not refused in them all."""
+    """Control: without a broken config no entry point reports config.json."""
     folder = folder_of(door, tmp_path / "in")
     try:
         ALL_DOORS[door](folder, tmp_path / "out")
@@ -270,7 +270,7 @@ def test_adapters(door: str, tmp_path: Path) -> None:
 
 
 def test_an_index(tmp_path: Path) -> None:
-    """Its reader is strict: it takes a value as Python does, or names its place."""
+    """The index reader is strict: it reads a value as Python does, or names its place."""
     name = "model-00001-of-00001.safetensors"
     save_file({"a": torch.ones(2)}, tmp_path / name)
     path = tmp_path / "model.safetensors.index.json"

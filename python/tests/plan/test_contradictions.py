@@ -1,4 +1,4 @@
-"""Configs whose words contradict the tensors: each entry point warns, and decodes the tensors."""
+"""Configs that contradict the tensors: each entry point warns, and decodes the tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import loadstone
 CODE = "q.config"
 SPARSE = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4", "targets": ["Linear"]}
 
-# A file, the change of its section, and what a warning names.
+# A file, the change of its section, and words of the warning.
 CASES: dict[str, tuple[str, Change, str]] = {
     "int4, gptq": ("packed-4-g32", configured(quant_method="gptq"), "method gptq"),
     "int4, awq": ("packed-4-g32", configured(quant_method="awq"), "method awq"),
@@ -178,7 +178,7 @@ def test_what_libraries_write_is_not_warned_of(codec: str, tmp_path: Path) -> No
     assert by_command(tmp_path, tmp_path) == []
 
 
-# Words that fit these tensors.
+# Sections that fit these tensors.
 SOUND: dict[str, tuple[str, Change]] = {
     "mixed-precision": ("packed-4-g32", configured(format="mixed-precision")),
     "marlin-24": ("packed-4-g32", configured(format="marlin-24")),
@@ -220,7 +220,7 @@ def test_two_files_that_differ(change: dict[str, Any], door: str, tmp_path: Path
 
 
 def modelopt(folder: Path, encoding: str, **changes: Any) -> Path:
-    """A converted model, and fields of hf_quant_config.json."""
+    """Write a converted model, with changed fields in hf_quant_config.json."""
     tensors = {
         f"model.layers.0.mlp.{each}_proj.weight": torch.randn(64, 64).bfloat16()
         for each in ("up", "down")

@@ -15,7 +15,7 @@ import loadstone
 from loadstone import _core
 
 BINDINGS = Path(__file__).parents[2] / "bindings"
-# One that every option of its kind takes, for the control.
+# A valid value for every option of its type, as the control.
 PLAN: dict[str, Any] = {
     "adapters": [],
     "allow_non_finite": True,
@@ -110,7 +110,7 @@ def execute_with(place: Path, /, **options: Any) -> object:
     return _core.execute(plan_with(place), [row], **options)
 
 
-# The file of bindings, the call, and the options that it takes.
+# The file of bindings, the call, and its options.
 CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "plan": (plan_with, PLAN),
     "convert": (convert_with, CONVERT),
@@ -136,7 +136,7 @@ def test_a_value_of_the_wrong_type_is_named(file: str, option: str, tmp_path: Pa
     assert (error.code, error.field) == ("plan.options", option)
     assert error.found == "<the wrong value>"
     assert error.expected and not set(error.expected) & set("@%")
-    assert call(tmp_path, **{option: valid[option]})  # the control
+    assert call(tmp_path, **{option: valid[option]})  # control
 
 
 @pytest.mark.parametrize("file", CALLS)

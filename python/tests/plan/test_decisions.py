@@ -1,4 +1,4 @@
-"""Decisions of the core, asked through Python: policies, patterns, prefixes, words for dtypes."""
+"""Decisions of the core through the Python API: policies, patterns, prefixes, dtype names."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_plan_says_how_many_names_each_pattern_takes(
 
 @pytest.mark.parametrize("option", ["missing", "quantize", "rules"])
 def test_patterns_are_re2(option: str, state: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    """A lookahead is Python's; a pattern that is taken in one call is not refused in another."""
+    """Lookahead works only in Python's re; all calls accept the same patterns."""
     values: dict[str, Any] = {
         "missing": {"(?=a)b": "zeros"},
         "quantize": {"(?=a)b": "nf4"},
@@ -166,7 +166,7 @@ def test_a_load_walks_the_model_before_and_after(
     loadstone.load(model, tmp_path / "m")
     assert [each is model for each in walks] == [True, True]
     loadstone.audit(model)
-    assert len(walks) == 3  # of nobody's turn: the model may have changed
+    assert len(walks) == 3  # the turn is over, so the model may have changed
     monkeypatch.undo()
     reference = Tiny()
     reference.load_state_dict(state, strict=False)

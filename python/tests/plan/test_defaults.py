@@ -1,4 +1,4 @@
-"""Defaults of the package, and those that the docs name, are those of the core's header."""
+"""Defaults in the package and in the docs equal those of the core's header."""
 
 import inspect
 import re
@@ -11,9 +11,9 @@ HEADER = ROOT / "include/loadstone/defaults.h"
 
 
 def core(name: str) -> int:
-    """The constant of the header: "a", or "a << b"."""
+    """Return a constant of the header: "a", or "a << b"."""
     found = re.search(
-        rf" {name} =\s*(?:std::uint64_t)?{{?([\d']+)}}?(?: << (\d+))?;", HEADER.read_text()
+        rf" {name} =\s*(?:std::uint64_t)?{{?([\d']+)}}?(?:\s+<< (\d+))?;", HEADER.read_text()
     )
     assert found is not None, name
     return int(found[1].replace("'", "")) << int(found[2] or 0)

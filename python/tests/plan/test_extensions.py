@@ -1,4 +1,4 @@
-"""Kinds of targets that need more than values read into tensors; adapters that bring them."""
+"""Target types that need more than values read into tensors, and the adapters that provide them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadstone._plan.recipes import LibraryRecipes
 
 
 class Negated(TargetExtension):
-    """A weight that the checkpoint holds negated, in a tensor of another name."""
+    """A weight that the checkpoint stores negated, under a different name."""
 
     def __init__(self, name, shape):
         self.name, self.source, self.shape, self.calls = name, f"{name}_negated", shape, []

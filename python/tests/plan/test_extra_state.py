@@ -1,4 +1,5 @@
-"""``set_extra_state``: a tensor of the checkpoint is handed over, anything else refused by name."""
+"""``set_extra_state``: a load passes a tensor of the checkpoint, and rejects anything else by
+name."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def test_a_plan_with_extra_state_is_not_written_to_a_file(tmp_path):
 
 
 class Keeping(Stateful):
-    """Has no tensor at first, and keeps the one that it is given."""
+    """A module without a tensor at first, which keeps the one it receives."""
 
     def __init__(self):
         super().__init__()
@@ -108,12 +109,12 @@ def test_a_state_that_a_module_keeps_has_an_origin(is_skeleton, tmp_path):
     assert torch.equal(model[1].scale, state["1._extra_state"])
     assert report.provenance["1.scale"].origin == "checkpoint"
     assert loadstone.audit(model).ok
-    model[1].other = torch.ones(2)  # the control: it came after the load
+    model[1].other = torch.ones(2)  # control: it was added after the load
     assert loadstone.audit(model).changed == ["1.other"]
 
 
 def test_a_tensor_beside_a_state_that_is_kept_has_none(tmp_path, monkeypatch):
-    """The control: the module below took no state."""
+    """Control: the module below received no state."""
     path, _ = stateful("pt", tmp_path, torch.ones(2))
 
     def put_below(self, state):

@@ -1,4 +1,5 @@
-"""Hooks and overrides of ``load_state_dict``: a load has their effect, bit for bit, or refuses."""
+"""Hooks and overrides of ``load_state_dict``: a load has their effect, bit for bit, or rejects
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ import loadstone
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
-# --- hooks that move elements about --------------------------------------------------------------
+# --- hooks that move elements --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
@@ -44,7 +45,7 @@ def test_a_load_does_what_load_state_dict_does(hook, kind, place, tmp_path):
     with PLACES[place]():
         model = Nested(hook)
     if hook in (own, own_first) and place == "meta":
-        assert codes(model, path) == {"plan.missing"}  # there is no value that could be kept
+        assert codes(model, path) == {"plan.missing"}  # meta has no value to keep
         return
     report = loadstone.load(model, path, strict=True)
     assert_same(model, expected)
@@ -219,7 +220,7 @@ def test_weight_norm_of_old_is_renamed(tmp_path):
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_missing_counter_of_batches_is_as_torch_has_it(kind, place, tmp_path):
-    """Plain state dicts are of version 0, which had none; a pickle says its version."""
+    """Plain state dicts have version 0, before the counter existed; a pickle stores its version."""
     state = nn.BatchNorm1d(2).state_dict()
     del state["num_batches_tracked"]
     path, _ = save(state, tmp_path, kind)
@@ -236,7 +237,7 @@ def test_a_missing_counter_of_batches_is_as_torch_has_it(kind, place, tmp_path):
     assert origin == ("constant" if place == "meta" else "kept")
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- rejected hooks ------------------------------------------------------------------------------
 
 
 def scaled(module, state, prefix, *_):

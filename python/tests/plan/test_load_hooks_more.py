@@ -1,4 +1,5 @@
-"""Hooks that use a tensor twice, write twice, hide an error, or stand on one module alone."""
+"""Hooks that use a tensor twice, write twice, hide an error, or are attached to one module
+alone."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_a_tensor_that_a_hook_uses_is_loaded_itself_too(
 
 
 class Late(nn.Linear):
-    """Writes once more, after the ordinary copy."""
+    """A layer that writes again after the ordinary copy."""
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state, prefix, *args)
@@ -204,7 +205,7 @@ def test_prefixes_for_conversions(tmp_path: Path) -> None:
 
 
 def test_a_conversion_says_nothing_of_prefixes(tmp_path: Path) -> None:
-    """Its rules have said what becomes of each name; nothing is taken away beside them."""
+    """Its rules cover each name, and no prefix is stripped in addition."""
     path = file(tmp_path, module_weight=W)
     for rules, name in (({"module.": ""}, "weight"), (None, "module.weight")):
         report = loadstone.convert(path, tmp_path / f"{name}.safetensors", rules=rules)

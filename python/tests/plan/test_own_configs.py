@@ -1,6 +1,6 @@
 """quantize_config.json (GPTQ) and quant_config.json (AWQ) complete config.json.
 
-The versions of GPTQ differ by one in each zero point, and only a config has the version.
+GPTQ's versions differ by one in each zero point, and only a config has the version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import loadstone
 
 MODULE = NAME.removesuffix(".weight")
 SECTION = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}
-FIRST = [int(digit) - 6 for digit in "87654321"]  # zero points are stored less one
+FIRST = [int(digit) - 6 for digit in "87654321"]  # zero points are stored minus one
 SECOND = [number + 1 for number in FIRST]
 V1, V2 = {"checkpoint_format": "gptq"}, {"checkpoint_format": "gptq_v2"}
 
@@ -32,7 +32,7 @@ CASES: dict[str, Case] = {
     "config without a version": (SECTION, SECTION | V2, SECOND),
     "both": (SECTION | V2, SECTION | V2, SECOND),
     "first in both": (SECTION | V1, SECTION | V1, FIRST),
-    "nobody says": (SECTION, SECTION, FIRST),
+    "undeclared": (SECTION, SECTION, FIRST),
     "own file of another method": (SECTION, {"quant_method": "awq", "bits": 4} | V2, FIRST),
     "own file of another program": (SECTION, {"checkpoint_format": "gptq_v2"}, FIRST),
 }

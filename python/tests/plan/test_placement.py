@@ -1,4 +1,4 @@
-"""Device maps: paths inside one another, tensors apart from their module, blocks on disk."""
+"""Device maps: nested paths, tensors apart from their module, blocks on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from diffusers_models import Case, by_name, write_single_file  # noqa: E402
 
 
 class Block(torch.nn.Module):
-    """Two layers and a table that stands beside them."""
+    """Two layers and a table next to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_paths_inside_one_another(given: dict[str, Any], wanted: dict[str, Any])
 
 
 def test_tensors_apart_from_their_module() -> None:
-    """As they come out where bytes are counted: a layer goes as a whole, a table stays."""
+    """A map as computed from byte counts: a layer moves as a whole, a table stays."""
     given = {
         "scale": "cpu", "blocks.0": "cpu", "blocks.1.table": "disk", "blocks.1.mean": "disk",
         "blocks.1.first.weight": "cpu", "blocks.1.first.bias": "disk", "blocks.1.second": "disk",
@@ -119,7 +119,7 @@ def test_a_mistyped_module_is_an_error_and_one_without_tensors_is_not(tmp_path: 
     assert raised.value.code == "plan.device_map"
     planned({"": "cpu", "blocks.0.act": "cpu", "blocks.1": "cpu"}).require_ok()
 
-    # accelerate passes over such entries, and so does the adapter that is called after it.
+    # accelerate ignores such entries, and so does the adapter that runs after it.
     given = {"": "cpu", "bloks.1": "cpu"}
     accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
     loadstone.accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
@@ -127,7 +127,7 @@ def test_a_mistyped_module_is_an_error_and_one_without_tensors_is_not(tmp_path: 
 
 # --- the libraries' models -----------------------------------------------------------------------
 
-# A map, a tensor that it puts on disk, and one that it leaves in memory.
+# A map, a tensor that it puts on disk, and one that it keeps in memory.
 MAPS: list[tuple[dict[str, Any], str, str]] = [
     ({"": "cpu", "encoder.layers.1": "disk"}, "layers.1.mlp.fc1", "layers.0.mlp.fc1"),
     ({"": "disk", "encoder.layers.1": "cpu"}, "layers.0.mlp.fc1", "layers.1.mlp.fc1"),
@@ -215,7 +215,7 @@ WAN_MAPS = [
 
 
 def of_diffusers(kind: str, case: Case, model: Any, tmp_path: Path, **options: Any) -> Any:
-    """The model, through a file or a folder of its own."""
+    """Load the model through a file, or through its folder."""
     if kind == "file":
         file, config = write_single_file(case, model, tmp_path / "model.safetensors")
         return loadstone.diffusers.from_single_file(case.cls, file, config=config, **options)
@@ -242,7 +242,7 @@ def test_a_model_of_diffusers(tmp_path: Path, device_map: Any, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_memory_for_a_part_of_a_model(tmp_path: Path, kind: str) -> None:
-    """A computed map puts on disk what does not fit, without tensors apart from their module."""
+    """A computed map puts the excess on disk, and keeps tensors with their module."""
     case = by_name("wan_t2v")
     model = case.build()
     size = sum(parameter.nbytes for parameter in model.parameters())
@@ -323,7 +323,7 @@ def test_blocks_on_disk_are_given_back_after_the_forward_pass(tmp_path: Path) ->
 
 
 def test_hooks_lose_the_format_of_the_librarys_own_class(tmp_path: Path) -> None:
-    """Why what is on disk has a class of its own."""
+    """Explains the separate class of tensors on disk."""
     from accelerate.utils import set_module_tensor_to_device
 
     file = File(tmp_path, BLOCK_CASES[0], mixed)

@@ -34,7 +34,7 @@ UNREAD = "cannot be compared"
 DOWN_0 = "model.layers.0.mlp.down_proj"
 PLAIN = ["lm_head", "model.embed_tokens", "model.visual.proj"]
 
-# Entries of any list; each library has its own opinion of them.
+# Entries for every list; each library interprets them differently.
 ENTRIES = [
     "re:.*down_proj",
     "re:.*down_proj$",
@@ -94,7 +94,7 @@ Reader = Callable[[str, str], bool]
 
 
 def reads(reader: Reader, module: str, entry: str) -> bool:
-    """Return whether an entry leaves the module plain; one that is refused does not."""
+    """Return true if an entry leaves the module plain; a rejected entry does not."""
     try:
         return reader(module, entry)
     except re.error:
@@ -126,7 +126,8 @@ def by_diffusers(module: str, entry: str) -> bool:
     return type(parent.get_submodule(last)) is torch.nn.Linear
 
 
-# Entries with fewer modules found: RE2 cannot look around, here for the dot that ends a match.
+# Entries for which loadstone finds fewer modules: RE2 has no look-around, needed here for the dot
+# that ends a match.
 UNKNOWN = {
     (by_transformers, "model.layers.1*"): 4,  # those of layer 1
 }
@@ -136,7 +137,7 @@ LOOK_AROUND = re.compile(r"\(\?<?[=!](\([^()]*\)|[^()])*\)(?!\*)")
 
 
 def is_unread(reader: Reader, entry: str) -> bool:
-    """Return whether loadstone or the library cannot read the entry as a pattern.
+    """Return true if loadstone or the library cannot read the entry as a pattern.
 
     Look-around counts if modules match without it; at the beginning it is read.
     """
@@ -154,7 +155,7 @@ def is_unread(reader: Reader, entry: str) -> bool:
     return is_inside and any(reads(reader, each, without) for each in MODULES)
 
 
-# For each style the list, its file, its section, and how it is read.
+# For each style the list, its file, its section, and its reader.
 LISTS: dict[str | None, list[tuple[str, str, str, Reader]]] = {
     "compressed-tensors": [("ignore", "config.json", "quantization_config", by_compressed_tensors)],
     "modelopt": [
@@ -181,7 +182,7 @@ def change(path: Path, section: str, edit: Callable[[dict[str, Any]], None]) -> 
 
 
 def told(folder: Path) -> list[str]:
-    """The warnings of a plain load."""
+    """Return the warnings of a plain load."""
     status, report = verified(folder)
     found = [each["message"] for each in report["findings"] if each["code"] == "q.config"]
     assert bool(found) == (status == 1)
@@ -197,7 +198,7 @@ def test_each_list_of_each_encoding(
 ) -> None:
     folder = tmp_path / "out"
     loadstone.convert(source, folder, quantize=encoding, style=style)
-    assert told(folder) == []  # the control
+    assert told(folder) == []  # control
     for key, file, section, reader in LISTS[style]:
         kept = (folder / file).read_text()
         if key not in json.loads(kept)[section]:
@@ -256,20 +257,20 @@ def test_entries_are_read_as_libraries_do(case: str, source: Path, tmp_path: Pat
 
 
 def named(messages: list[str]) -> list[str]:
-    """The modules that warnings name."""
+    """Return the modules that warnings name."""
     ends = [each.partition("; expected ")[2] for each in messages]
     return [name for each in ends for name in re.findall("'([^']*)'", each)]
 
 
 def count_of(message: str) -> int:
-    """Count the modules that a warning is about."""
+    """Return the number of modules in a warning."""
     _, _, modules = message.partition("; expected ")
     more = re.search(r" and (\d+) more$", modules)
     return modules.count("'") // 2 + (int(more[1]) if more else 0)
 
 
 def with_section(source: Path, folder: Path, encoding: str, section: dict[str, Any]) -> Path:
-    """Codes in the style of compressed-tensors, and a config of their own."""
+    """Write codes in the style of compressed-tensors, with their own config."""
     loadstone.convert(source, folder, quantize=encoding, style="compressed-tensors")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= section
@@ -279,7 +280,7 @@ def with_section(source: Path, folder: Path, encoding: str, section: dict[str, A
 
 DOWN = sum("down_proj" in each for each in MODULES)
 UP = "re:.*up_proj"
-# Fields of a section, and how many modules it leaves plain.
+# Fields of a section, and the number of modules it leaves plain.
 SECTIONS: dict[str, tuple[dict[str, Any], int]] = {
     "targets of siblings": ({"targets": [UP, "re:.*self_attn"]}, DOWN),
     "targets of one layer": ({"targets": ["model.layers.1.mlp.up_proj"]}, len(MODULES) - 1),
@@ -325,7 +326,7 @@ def test_sections(case: str, source: Path, tmp_path: Path) -> None:
     assert not any(UNREAD in each for each in messages)
 
 
-# Lists of modules that loadstone cannot compare.
+# Module lists that loadstone cannot compare.
 UNREAD_LISTS: dict[str, tuple[str, list[str], str]] = {
     "ignore": ("ignore", ["lm_head", "re:(?<=x)"], "look-behind"),
     "not a pattern": ("ignore", ["re:*down_proj"], "nothing to repeat"),
@@ -364,7 +365,7 @@ def test_symmetry(encoding: str, source: Path, tmp_path: Path) -> None:
 
 
 def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
-    """Names in the config of a part are those within it; alone it is the model's."""
+    """A component's config lists names within the component; alone it covers the model."""
     entry = {"ignore": ["re:.*down_proj"]}
     folder = with_section(source, tmp_path / "out", "fp8-channel", entry)
     path = folder / "config.json"
@@ -377,7 +378,7 @@ def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_list_takes_no_long_time(source: Path, tmp_path: Path) -> None:
-    """More patterns than can be tried are a warning; names are looked up."""
+    """More patterns than loadstone tries cause a warning; names are looked up."""
     many = [f"re:.*layers\\.{i}\\.none" for i in range(200_000)]
     folder = with_section(source, tmp_path / "out", "fp8-channel", {"ignore": many})
     (message,) = told(folder)

@@ -90,7 +90,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def opened(door: str, folder: Path) -> Callable[[], object]:
-    """Make a plan, and return the call that carries it out."""
+    """Make a plan, and return the call that executes it."""
     module = skeleton()
     plan = loadstone.plan(module, folder)
     saved = folder.parent / "plan.json"
@@ -117,7 +117,7 @@ def test_a_plan_is_refused_once_a_config_declares_otherwise(
 ) -> None:
     go = opened(door, model)
     has_codes = model.name == "out"
-    if not has_codes:  # nobody asks the config how plain tensors are quantized
+    if not has_codes:  # plain tensors do not depend on the config
         edited(model, lambda config: config.update(quantization_config={"config_groups": {"g": {
             "weights": {"strategy": "channel"}}}}))  # fmt: skip
     change(model)

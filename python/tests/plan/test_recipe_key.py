@@ -1,4 +1,5 @@
-"""The key of cached recipes is their code: an edit changes it, and what has no text has no key."""
+"""The key of cached recipes covers their code: an edit changes it, and code without source has no
+key."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ class Op(ConversionOps):
         self.__dict__.update(held)
     def convert(self, input_dict, **kwargs):
         import key_lazy
-        return key_lazy.turned(key_helper.halves(input_dict))
+        return key_lazy.swapped(key_helper.halves(input_dict))
 """
 FILES = {
     "key_operation.py": OPERATION,
     "key_helper.py": "from key_pack.deep import halves\n",
-    "key_lazy.py": "def turned(value): return value\n",
+    "key_lazy.py": "def swapped(value): return value\n",
     "key_pack/__init__.py": "",
     "key_pack/deep.py": "def halves(value): return value\n",
     "key_stranger.py": "def nothing(): return 1\n",
@@ -80,7 +81,7 @@ def test_an_edit_of_a_file_that_the_operation_uses_is_another_key(name, folder):
     forget()
     with (folder / name).open("a") as file:
         file.write("\n# edited\n")
-    assert (key_of(operation()) != before) == (name != "key_stranger.py")  # the control
+    assert (key_of(operation()) != before) == (name != "key_stranger.py")  # control
 
 
 def test_an_edit_of_an_installed_library_that_keeps_size_and_time(folder, monkeypatch):
@@ -98,7 +99,7 @@ def test_an_edit_of_an_installed_library_that_keeps_size_and_time(folder, monkey
 
 
 def test_code_of_modules_is_not_asked_for_what_they_lack():
-    """It may import what is not installed."""
+    """The module may import packages that are not installed."""
     module, lazy = types.ModuleType("outer"), types.ModuleType("lazy")
     lazy.__getattr__ = pytest.fail
     module.lazy, module.code = lazy, CodeKey()
@@ -155,7 +156,7 @@ def _loop():
 
 
 def _of_no_file():
-    """A class as notebooks and ``python -c`` have it."""
+    """Return a class without a file, as in notebooks and ``python -c``."""
     names: dict[str, object] = {"__name__": "__main__", "ConversionOps": ConversionOps}
     main = types.ModuleType("__main__")
     before, sys.modules["__main__"] = sys.modules["__main__"], main
@@ -167,7 +168,7 @@ def _of_no_file():
 
 
 def _patched():
-    """A method that no file has, in a class that one has."""
+    """Add a method without a file to a class from a file."""
     module = types.ModuleType("key_no_file")
     exec("def convert(self, x): return x", module.__dict__)
     op = operation()
@@ -193,7 +194,7 @@ def test_what_cannot_be_described_has_no_key(kind, folder):
     with pytest.raises(UndescribedError):
         UNDESCRIBED[kind]()
     forget()
-    assert key_of(operation(held=1))  # the control
+    assert key_of(operation(held=1))  # control
 
 
 def test_what_the_key_has_anyhow_is_a_word(folder):
@@ -213,7 +214,8 @@ def test_a_method_put_into_a_class_and_a_changed_attribute_are_another_key(folde
 
 
 def test_a_copy_of_an_operation_leaves_the_key(folder):
-    """Python notes the names of slots in the class of what it copies, as the tracer does."""
+    """Python notes the names of slots in the class of an object that it copies, as the tracer
+    does."""
     op = operation()
     before = key_of(op)
     copy.deepcopy(op)

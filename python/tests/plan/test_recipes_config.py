@@ -1,4 +1,4 @@
-"""Configs of an output that recipes make declare what its tensors are, as those of options do."""
+"""Configs of outputs made by recipes declare the actual tensors, like those made by options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recipes_of(folder: Path, dtype: str | None = None, keeps: tuple[str, ...] = 
     """Recipes for all tensors.
 
     Args:
-        dtype: of all floats, which are decoded; None: tensors and codes stay as they are.
+        dtype: of all floats, which are decoded; None: tensors and codes are unchanged.
         keeps: quantized tensors that stay codes.
     """
     catalog = loadstone.inspect(folder)._core
@@ -65,7 +65,7 @@ DOORS: dict[str, Callable[[Path, Path, str], None]] = {"convert": by_convert, "c
 
 
 def files_of(folder: Path) -> dict[str, Any]:
-    """All but the weights."""
+    """Return all files except the weights."""
     names = sorted(path.name for path in folder.iterdir())
     return {
         name: json.loads((folder / name).read_text())
@@ -98,7 +98,7 @@ def assert_as_dequantized(source: Path, folder: Path, door: str) -> None:
     )
     assert files_of(folder / "out") == files_of(folder / "values")
     assert "quantization_config" not in json.dumps(files_of(folder / "out"))
-    # The control: codes that stay codes keep all that declares them.
+    # Control: unchanged codes keep everything that declares them.
     DOORS[door](source, folder / "codes", recipes_of(source))
     assert files_of(folder / "codes") == files_of(source)
     assert "quant_method" in json.dumps(files_of(source))
@@ -129,7 +129,7 @@ def test_codecs_of_others(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_codes_that_stay_keep_the_section(door: str, tmp_path: Path) -> None:
-    """One weight becomes values, and another one stays codes."""
+    """One weight is decoded, a different one keeps its codes."""
     source = plain(tmp_path / "source")
     other = WEIGHT.replace("up", "down")
     state = load_file(source / "model.safetensors")
@@ -166,7 +166,7 @@ def test_the_dtype_of_the_output(
 def test_control_without_a_cast_the_config_stays(form: str, door: str, tmp_path: Path) -> None:
     source = plain(
         tmp_path / "source", config={"dtype": "float16"}
-    )  # not true, and not ours to mend
+    )  # wrong, but not loadstone's to fix
     rules = json.dumps([{"op": "rename", "sources": ["model\\.(.*)"], "targets": ["net.$1"]}])
     given = recipes_of(source) if form == "recipes" else rules
     DOORS[door](source, tmp_path / "out", given)
@@ -175,7 +175,7 @@ def test_control_without_a_cast_the_config_stays(form: str, door: str, tmp_path:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_rules_that_join_halves_and_floats(door: str, tmp_path: Path) -> None:
-    """F16 and F32 become F32 without any option; BF16 alone next to them stays."""
+    """F16 and F32 become F32 without any option; a separate BF16 tensor is unchanged."""
     source = tmp_path / "source"
     source.mkdir()
     tensors = {"a": torch.ones(8, 4).half(), "b": torch.ones(8, 4).bfloat16()}

@@ -1,4 +1,5 @@
-"""Rules and recipes through every door: a file, standard input, a path, the objects themselves."""
+"""Rules and recipes at every entry point: a file, standard input, a path, the objects
+themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ENDS = ("file", "pipe")
 
 
 def run(*words: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The command; ``text`` comes through a pipe."""
+    """Run the command; ``text`` comes through a pipe."""
     given = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     return subprocess.run(
         [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **given
@@ -33,7 +34,7 @@ def net() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def renamed(tmp_path_factory) -> Path:
-    """A checkpoint in other names, the skeleton of the model, rules as a file."""
+    """A checkpoint with different names, the skeleton of the model, rules as a file."""
     folder = tmp_path_factory.mktemp("renamed")
     state = {f"old.{name}": torch.randn_like(each) for name, each in net().state_dict().items()}
     save_file(state, folder / "m.safetensors")
@@ -44,7 +45,7 @@ def renamed(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory) -> Path:
-    """Experts in the hub's names, the skeleton of the model, and recipes by transformers."""
+    """Experts with the hub's names, the skeleton of the model, and recipes by transformers."""
     from docs_worlds import qwen_moe
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -102,7 +103,7 @@ WRONG = {
     "cut": '[{"op": "rename"',
     "a file that is absent": "rules/none.json",
     "a folder": "/",
-    "a library that is none": "transformer",
+    "an unknown library": "transformer",
 }
 
 
@@ -144,7 +145,7 @@ def test_plans_and_loads_of_the_command(case, end, name):
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
     assert not [each for each in findings if each["severity"] != "info"]
-    # The control: names alone do not match.
+    # Control: names alone do not match.
     assert run("plan", source, *skeleton).returncode == 1
 
 
@@ -190,7 +191,7 @@ def test_a_load_by_a_file_of_rules(renamed):
 
 
 def test_what_recipes_leave_over_is_unexpected(traced, tmp_path):
-    """A file answers for the sources that it names, and for no others."""
+    """A file covers only the sources that it names."""
     more = tmp_path / "more"
     llama(tmp_path / "other")
     more.mkdir()

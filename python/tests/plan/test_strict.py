@@ -1,4 +1,4 @@
-"""strict=, strip_prefix= and what stands in for missing= and unexpected=."""
+"""strict=, strip_prefix= and the options that replace missing= and unexpected=."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def skeleton() -> torch.nn.Module:
 
 
 def prefixed(path: Path, prefix: str, leave: int = 0) -> torch.nn.Module:
-    """A checkpoint whose names, but for the last few, begin with a prefix; and its model."""
+    """Write a checkpoint whose names have a prefix, except the last few; return its model."""
     reference = randomise(Tiny())
     state = save(reference, path)
     names = list(state)
@@ -136,7 +136,7 @@ def test_initialize_is_initialise(missing: Any, tmp_path: Path) -> None:
 
 
 class Wrapped(torch.nn.Module):
-    """A model below one name, as wrappers hold it."""
+    """A model below one name, as in wrappers."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()

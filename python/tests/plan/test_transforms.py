@@ -1,8 +1,7 @@
-"""Checkpoints whose config transforms activations while the model runs: one rule, by every door.
+"""Checkpoints whose config transforms activations at run time: one rule at every entry point.
 
-Weights that a transform was multiplied into are the model's only behind the inverse transform. If
-that is part of other weights, nothing is missing. If the config asks for it online, plain weights
-compute something else.
+Weights multiplied by a transform need its inverse. If other weights contain the inverse, nothing is
+missing. If the config applies it online, plain weights compute the wrong result.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def rotation(**flags: bool) -> dict[str, Any]:
     return {"r1": False, "r2": False, "r3": False, "r4": False, **flags}
 
 
-# Sections with what they transform online; None: nothing.
+# Sections with their online transforms; None: no transforms.
 SECTIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "input": (groups("input", "weight_input"), "R4_input"),
     "output": (groups("weight_output", "output"), "R4_output"),
@@ -84,7 +83,8 @@ class Net(nn.Module):
 
 
 def made(folder: Path, section: str, encoding: str | None) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A checkpoint of this encoding whose config has the section; and its plain tensors."""
+    """Write a checkpoint of this encoding whose config has the section; return its plain tensors
+    too."""
     generator = torch.Generator().manual_seed(1)
     plain = {
         f"{DOWN}.weight": torch.randn(HIDDEN, INNER, generator=generator).bfloat16(),
@@ -176,7 +176,7 @@ DOORS: dict[str, Door] = {
 
 
 def refusal(door: Door, given: Path, plain: dict[str, torch.Tensor]) -> str:
-    """The message that names the transforms; empty if there is no error."""
+    """Return the message that names the transforms; empty without an error."""
     try:
         door(given, plain)
     except loadstone.Error as error:
@@ -202,7 +202,7 @@ def test_transforms_that_are_not_in_the_weights_are_refused(
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("encoding", ENCODINGS[1:])
 def test_encodings(encoding: str, door: str, tmp_path: Path) -> None:
-    """Codes that describe themselves need the config too."""
+    """Self-describing codes need the config too."""
     given, plain = made(tmp_path, "input", encoding)
     assert refusal(DOORS[door], given, plain).startswith("q.transform")
 
@@ -266,7 +266,8 @@ def test_the_config_of_modelopt_counts_too(tmp_path: Path) -> None:
 
 
 def test_transformers_drops_transforms(tmp_path: Path) -> None:
-    """Without an error: docs/found-elsewhere.md lists it. The package itself applies them."""
+    """It raises no error: docs/found-elsewhere.md lists it. compressed-tensors itself applies
+    them."""
     transformers = pytest.importorskip("transformers")
     library = pytest.importorskip("compressed_tensors.transform")
     from compressed_tensors.transform import TransformConfig

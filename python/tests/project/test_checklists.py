@@ -1,7 +1,7 @@
-"""The checklists of HACKING.md: what a format, codec, adapter and command must bring along.
+"""The checklists of HACKING.md: the requirements for a format, codec, adapter and command.
 
-The tables here say what belongs to what. Everything else is read from the sources, so that a new
-file, family, library or command fails until its row and the rest of its list are there.
+The tables here assign files and pages. All else comes from the sources, so that a new file, family,
+library or command fails until its row and the rest of its list exist.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DOCS = ROOT / "docs"
 
 
 class Format(NamedTuple):
-    """What belongs to a format.
+    """Requirements of a format.
 
     Attributes:
         page: its name in docs/formats.
-        codes: what its codes of errors begin with.
+        codes: the prefix of its error codes.
         fuzz: its fuzz target.
     """
 
@@ -40,7 +40,7 @@ class Format(NamedTuple):
     fuzz: str
 
 
-# By the beginning of the names of its files in src/formats.
+# Keys: prefixes of file names in src/formats.
 FORMATS = {
     "dcp": Format("dcp", "dcp", "dcp"),
     "gguf": Format("gguf", "gg", "gguf"),
@@ -49,7 +49,7 @@ FORMATS = {
     "sharded_index": Format("sharded-index", "ix", "index"),
     "torch": Format("torch", "pt", "torch"),
 }
-# Files of src/formats that several formats use: none is a format of its own.
+# Files of src/formats that several formats share; they are not formats themselves.
 SHARED = {
     "document",
     "file_header",
@@ -62,16 +62,16 @@ SHARED = {
     "strict_json",
     "zip_directory",
 }
-# Formats that are made of several files or of floats: tests write their broken files.
+# Formats of several files or of floats: tests write their broken files.
 WRITTEN_BY_TESTS = {"dcp", "imatrix"}
 
 
 class Family(NamedTuple):
-    """What belongs to a family of codecs.
+    """Requirements of a codec family.
 
     Attributes:
         page: its name in docs/formats.
-        codec: one of its checkpoints in CODECS, whose numbers are an oracle's.
+        codec: one of its checkpoints in CODECS, with an oracle's values.
     """
 
     page: str
@@ -89,10 +89,10 @@ FAMILIES = {
     "int8": Family("modelopt", "int8-channel"),
     "packed": Family("compressed-tensors", "packed-4-g32"),
 }
-# Families that decode nothing: they say why a tensor is not read.
+# Families that decode nothing: they explain why loadstone does not read a tensor.
 REFUSING = {"unknown"}
 
-# Pages of adapters whose page has another name; the rest is docs/NAME.md.
+# Adapters whose page has a different name; the rest is docs/NAME.md.
 ADAPTER_PAGES = {"llama_cpp": "gguf-models", "peft": "merge", "torch": "skeleton"}
 
 
@@ -108,7 +108,7 @@ def format_of(stem: str) -> str | None:
 
 
 def lacking_of_sources(stems: Iterable[str]) -> list[str]:
-    """Files that belong to no format."""
+    """Return the files that belong to no format."""
     return sorted(
         f"src/formats/{stem}: no row in FORMATS"
         for stem in stems
@@ -117,12 +117,12 @@ def lacking_of_sources(stems: Iterable[str]) -> list[str]:
 
 
 def lacking_of_format(row: Format, codes: Collection[str], met: set[str]) -> list[str]:
-    """Points that a format has not.
+    """Return the requirements that a format lacks.
 
     Args:
-        row: what belongs to it.
-        codes: all codes of errors.
-        met: those that a hostile file or a test brings about.
+        row: its requirements.
+        codes: all error codes.
+        met: codes that a hostile file or a test causes.
     """
     lacking = []
     if not (DOCS / "formats" / f"{row.page}.md").is_file():
@@ -151,7 +151,7 @@ def codes() -> set[str]:
 
 @pytest.fixture(scope="module")
 def met() -> set[str]:
-    """Codes that a file of the manifest brings about, or that another test names in quotes."""
+    """Return the codes that a file of the manifest causes, or that another test names in quotes."""
     found = {each["expect"] for each in manifest()}
     tests = [*ROOT.glob("tests/*/*_test.cpp"), *ROOT.glob("python/tests/**/*.py")]
     for path in tests:
@@ -225,7 +225,8 @@ def test_a_family_without_its_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def adapters(package: Path) -> set[str]:
-    """Public modules of the package: each is an adapter of the library that it is named after."""
+    """Return the public modules of the package: each is the adapter of the library with its
+    name."""
     return {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
 
 
@@ -265,12 +266,12 @@ def test_an_adapter_without_its_list_is_seen(tmp_path: Path) -> None:
 
 
 def commands_in(text: str) -> dict[str, str]:
-    """Names and lines of help of the commands that a file of cli/ adds."""
+    """Return names and help lines of the commands that a file of cli/ adds."""
     return dict(re.findall(r'add_subcommand\(\s*"(\w+)",\s*"([^"]*)"', text))
 
 
 def lacking_of_command(name: str, line: str, page: str, tests: str) -> list[str]:
-    """Points that a command has not; what its options need is in test_cli_help.py."""
+    """Return the requirements that a command lacks; test_cli_help.py checks its options."""
     lacking = []
     if len(line.split()) < 2:
         lacking.append("a line of help")
@@ -317,7 +318,7 @@ def test_a_command_without_its_list_is_seen() -> None:
 
 
 def slow_folders(excluded: str) -> list[str]:
-    """Folders of tests/ of which the preset `fast` runs nothing."""
+    """Return the folders of tests/ without any test in the preset `fast`."""
     kept = set()
     names = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),\s*(\w+)\)", re.MULTILINE)
     paths = sorted(ROOT.glob("tests/*/*_test.cpp"))
@@ -337,7 +338,7 @@ def test_the_quick_tests_of_cpp_leave_no_folder_out() -> None:
 
 
 def not_quick(names: Iterable[str], files: Collection[str]) -> list[str]:
-    """Adapters that none of these files of tests uses."""
+    """Return the adapters that none of these test files uses."""
     tests = ROOT / "python" / "tests"
     own = f"project/{Path(__file__).stem}"
     texts = "".join(read(tests / f"{file}.py") for file in files if file != own)
@@ -354,7 +355,7 @@ def test_the_quick_tests_of_python_leave_no_adapter_out() -> None:
 
 
 def broken_form(text: str) -> list[str]:
-    """Keys that a form of GitHub's must have, and this one has not."""
+    """Return the required keys that a GitHub form lacks."""
     form = yaml.safe_load(text)
     lacking = [key for key in ("name", "description", "body") if not form.get(key)]
     fields = [each for each in form.get("body", []) if each["type"] != "markdown"]

@@ -1,4 +1,4 @@
-"""The code of the pages runs: Python in the order of a page, commands, and JSON is JSON."""
+"""The code of the pages runs: Python in page order, commands, and valid JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP = re.compile(
 
 @dataclass(frozen=True)
 class Step:
-    """A block of Python, and the lines that the page shows as printed by it; or a command."""
+    """A block of Python with its output on the page, or a command."""
 
     text: str
     is_command: bool
@@ -36,13 +36,13 @@ class Step:
 
     @property
     def program(self) -> str:
-        """Lines that print the mark of the step, then run it."""
+        """Return lines that print the step's mark, then run the step."""
         run = f"subprocess.run({self.text!r}, shell=True, check=True)"
         return f"print({MARK!r}, flush=True)\n" + (run if self.is_command else self.text)
 
 
 def steps(text: str) -> list[Step]:
-    """All code of a page, in its order."""
+    """Return all code of a page, in order."""
     return [
         Step(
             match["command"] or match["python"],
@@ -54,13 +54,14 @@ def steps(text: str) -> list[Step]:
 
 
 def run(page: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """All steps of a page in one process, in this folder, after what the page takes for granted."""
+    """Run all steps of a page in one process, in this folder, after the setup that the page
+    assumes."""
     lines = ["import subprocess", before, *(step.program for step in steps(page))]
     return run_script("\n".join(lines), folder)
 
 
 def not_printed(page: str, output: str) -> list[str]:
-    """The lines that the page shows and that its step does not print."""
+    """Return the lines that the page shows but its step does not print."""
     outputs = output.split(MARK)[1:]
     return [
         line

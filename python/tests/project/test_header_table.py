@@ -1,4 +1,4 @@
-"""The table of headers in docs/cpp.md: made from the headers as they are."""
+"""The table of headers in docs/cpp.md is generated from the current headers."""
 
 import importlib.util
 import subprocess
@@ -31,8 +31,8 @@ def test_every_header_is_in_it() -> None:
 
 def test_codes_of_errors_and_findings_are_told_apart() -> None:
     text = """
-// Opens it. Throws Error "io.open", "io.denied"; "cancelled" if it was. What is
-// left is finding "st.hole", or "no.code".
+// Opens it. Throws Error "io.open", "io.denied"; "cancelled" if it was. The
+// rest is finding "st.hole", or "no.code".
 int a();
 
 //   throws Error "usage"  (an example)

@@ -1,4 +1,4 @@
-"""docs/images/map.svg shows the folders as they are: `make map` draws it anew."""
+"""docs/images/map.svg shows the current folders: `make map` redraws it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ tool = load_map()
 
 
 def shown(picture: str) -> tuple[set[tuple[str, str]], dict[str, int]]:
-    """The arrows and the lines of code that a picture has."""
+    """Return the arrows and the code line counts of a picture."""
     arrows = set(re.findall(r'<path id="(\w+)-(\w+)"', picture))
     lines = dict(re.findall(r'id="(\w+)"[^>]*>(\d+) lines<', picture))
     return arrows, {name: int(count) for name, count in lines.items()}
 
 
 def differences(picture: str, tree: object) -> list[str]:
-    """Folders and arrows must be the same; lines of code may be a fifth off.
+    """Compare folders and arrows exactly; line counts may differ by a fifth.
 
-    Otherwise each commit would draw the picture anew.
+    Otherwise each commit would redraw the picture.
     """
     arrows, lines = shown(picture)
     true_arrows, true_lines = tool.arrows(tree.includes), tree.lines

@@ -41,14 +41,14 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 def sources(folder: Path, tests: str) -> Path:
     (folder / "tests").mkdir(parents=True)
     (folder / "tests" / "test_loading.py").write_text(tests)
-    (folder / "accelerate").mkdir()  # the package of the sources, which is not the one imported
+    (folder / "accelerate").mkdir()  # the package of the sources, not the imported one
     (folder / "accelerate" / "__init__.py").write_text("raise ImportError('not the installed one')")
     return folder
 
 
 def test_counts_and_differences_are_told_and_kept(tmp_path: Path) -> None:
     given = sources(tmp_path / "sources", TESTS)
-    for _ in range(2):  # the second time from what was kept
+    for _ in range(2):  # the second time from the cache
         status, text = run(tmp_path / "out", f"accelerate={given}")
         assert status == 1
         alone, patched = (

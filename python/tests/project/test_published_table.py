@@ -1,4 +1,4 @@
-"""The tables of speed in the pages hold what was measured, and nothing that was typed."""
+"""The speed tables in the pages contain the measured values, nothing typed by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``_core.pyi`` against the compiled module: names, parameters, defaults.
 
-nanobind gives a signature's text. A parameter without a name there is positional only, and the stub
-may call it as it likes; a default of ``...`` in the stub is any.
+nanobind provides a signature's text. A parameter without a name there is positional only, and the
+stub may choose its name; a default of ``...`` in the stub matches any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadstone import _core
 
 STUB = Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
 
-Parameter = tuple[str, str]  # its name, "" if it cannot be used; its default, "" without one
+Parameter = tuple[str, str]  # name, "" if unusable; default, "" without one
 # Methods of pickling, comparing and printing, which a stub need not repeat.
 IMPLIED = {"__eq__", "__reduce__", "__repr__"}
 
@@ -32,7 +32,7 @@ def is_property(stub: ast.FunctionDef) -> bool:
 
 
 def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """The names that a body of the stub declares."""
+    """Return the names that a body of the stub declares."""
     functions = (ast.FunctionDef, ast.ClassDef)
     found = {each.name: each for each in body if isinstance(each, functions)}
     values = (each for each in body if isinstance(each, ast.AnnAssign))
@@ -40,7 +40,7 @@ def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def defined(owner: Any) -> dict[str, Any]:
-    """The names that the module, a submodule or a class has at run time."""
+    """Return the runtime names of the module, a submodule or a class."""
     return {
         name: each
         for name, each in vars(owner).items()

@@ -1,4 +1,4 @@
-"""docs/images/terminal.svg shows what the command writes: `python tools/terminal.py` draws it."""
+"""docs/images/terminal.svg shows the command's output: `python tools/terminal.py` draws it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ tool = load_tool()
 
 
 def form(picture: str) -> str:
-    """A picture without its measured numbers, their units and the space that these take."""
+    """Return a picture without its measured numbers, their units and their padding."""
     return re.sub(r" *\d[\d.]*( [kMG]?B(/s)?\b)?", "#", picture)
 
 

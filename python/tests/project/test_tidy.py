@@ -1,4 +1,4 @@
-"""The rules of tools/tidy.py: each fires where it should, and the tree keeps them all."""
+"""The rules of tools/tidy.py: each detects its breach, and the tree has none."""
 
 import sys
 from pathlib import Path
@@ -48,9 +48,9 @@ BREACHES = [
     ("src/plan/a.cpp", "auto a = fs::exists(b);\n", "calls the system: fs::exists"),
     ("src/formats/gguf.cpp", "void f(int a) { assert(a > 0); }\n", "throw, where there is assert("),
     ("cli/a.cpp", "// caf\u00e9\n", "not ASCII: \u00e9"),
-    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "say source or target"),
-    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "say source or target"),
-    ("README.md", f"{LATER}: more\n", f"finish it or say why not: {LATER}"),
+    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "write source or target"),
+    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "write source or target"),
+    ("README.md", f"{LATER}: more\n", f"finish it or give the reason: {LATER}"),
     ("src/plan/a.cpp", "int transformers_rules();\n", "the core knows no framework: transformers"),
     (
         "python/loadstone/_plan.py",
@@ -112,7 +112,7 @@ def test_the_tree_keeps_the_rules() -> None:
     assert tidy.tree_breaches(ROOT) == []
 
 
-# Each gives `same` to something that only its file can see.
+# Each gives `same` to a symbol that only its own file can see.
 OWN = [
     "namespace {\nint same(int a = {}, int b = 1) noexcept {\n  return a;\n}\n}  // namespace\n",
     "namespace {\ntemplate <typename T, int n>\n[[nodiscard]] T same(const A<T, n>&);\n}\n",
@@ -182,7 +182,7 @@ def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
 
 
 def imported(path: str, text: str) -> list[str]:
-    """Breaches of a package in which every other file is empty."""
+    """Return the breaches of a package in which every other file is empty."""
     others = ("_base/a", "_model/b", "_model/__init__", "accelerate", "_command/c", "__init__")
     texts = {f"python/loadstone/{each}.py": "" for each in others}
     return list(python_text.package_points_down(texts | {f"python/loadstone/{path}": text}))
@@ -282,7 +282,7 @@ def test_only_what_needs_a_further_library_is_imported_inside_a_function() -> No
         "python/loadstone/_adapters/a.py:2: import loadstone._adapters.b.c at the top of the file"
     ]
     assert list(python_text.package_points_down(texts)) == []
-    for text in ("", "def g():\n    import peft\n"):  # the controls
+    for text in ("", "def g():\n    import peft\n"):  # controls
         texts["python/loadstone/_adapters/d.py"] = text
         assert list(python_text.package_points_down(texts)) == said
     texts["python/loadstone/_adapters/b/__init__.py"] = "sites_of('b').require()\n"

@@ -1,4 +1,4 @@
-"""The packages of tools/wheel.py: their files, and that they need nothing of this system."""
+"""The packages of tools/wheel.py: their files, and their independence of this system."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from safetensors.numpy import save_file
 import loadstone
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-# What every manylinux system has (PEP 600), by auditwheel's list.
+# Libraries that every manylinux system has (PEP 600), from auditwheel's list.
 OF_THE_SYSTEM = re.compile(
     r"(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s"
     r"|libz)\.so[.0-9]*"
 )
-# Folders of the repository that make a package, and its files at the top.
+# Folders of the repository in a package, and its files at the top.
 PACKED = ("cli/", "cmake/", "include/", "python/bindings/", "python/loadstone/", "src/")
 PACKED_FILES = {"CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "HACKING.md", "LICENSE",
                 "README.md", "SECURITY.md", "pyproject.toml"}  # fmt: skip
 
-# Each way is measured once, not three times.
+# Measure each way once, not three times.
 DEMO = """
 from examples import demo
 kept, run = {}, demo.measure.run
@@ -53,7 +53,7 @@ def _tool():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
-    """One for all workers: what two builds of a tree install at once can land in either's wheel."""
+    """Build one for all workers: concurrent installs of two builds can mix files in the wheels."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "plain"
     folder.mkdir(exist_ok=True)
@@ -68,7 +68,7 @@ def wheel(plain, tmp_path_factory) -> Path:
 
 
 def venv_with(wheel: Path, folder: Path) -> Path:
-    """A fresh virtual environment with this wheel and nothing else; returns its Python."""
+    """Create a virtual environment with only this wheel; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     install = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q"]
     subprocess.run([*install, "--no-index", "--no-deps", wheel], check=True)
@@ -81,7 +81,7 @@ def python(wheel, tmp_path_factory) -> Path:
 
 
 def alone(python: Path, *words: object, **options) -> subprocess.CompletedProcess[str]:
-    """Runs it without a compiler, and without this repository's package, in reach."""
+    """Run without access to a compiler or to this repository's package."""
     names = ("HOME", "HF_HUB_OFFLINE")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"PATH": str(python.parent), **options.pop("env", {})}
@@ -91,7 +91,7 @@ def alone(python: Path, *words: object, **options) -> subprocess.CompletedProces
 
 
 def foreign_libraries(folder: Path) -> list[str]:
-    """Libraries that programs below a folder are linked with, from elsewhere."""
+    """Return external libraries that programs below a folder are linked with."""
     found = set()
     for path in folder.rglob("*"):
         if not path.is_file() or path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
@@ -110,7 +110,7 @@ def test_what_is_linked_is_inside(python):
 
 
 def test_libraries_that_are_not_inside_are_seen(plain, tmp_path):
-    """The control: the wheel before its repair."""
+    """Control: the wheel before its repair."""
     with zipfile.ZipFile(plain) as archive:
         archive.extractall(tmp_path)
     missing = foreign_libraries(tmp_path)
@@ -138,7 +138,7 @@ def test_it_works_alone(python, tmp_path):
 
 
 def test_the_demo_runs_with_it(python):
-    """The libraries of users are those of this environment; loadstone is the wheel's."""
+    """The user's libraries are those of this environment; loadstone is the wheel's."""
     (package,) = python.parent.parent.glob("lib/python3*/site-packages/loadstone")
     libraries = package.with_name("libraries.pth")
     ours = importlib.util.find_spec("torch").origin

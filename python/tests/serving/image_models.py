@@ -1,4 +1,4 @@
-"""A small model that looks at images, in a folder from which vLLM serves it without a network."""
+"""A small vision-language model, in a folder from which vLLM serves it without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEEDED = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>", "<fake_token_around_im
 
 
 def make(folder: Path, sizes: dict[str, Any]) -> Path:
-    """Idefics3: a tower for images, a connector and a Llama, all with random weights."""
+    """Create an Idefics3: an image tower, a connector and a Llama, all with random weights."""
     tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
              "num_attention_heads": 2, "image_size": IMAGE_SIZE, "patch_size": 8}  # fmt: skip
     config = transformers.Idefics3Config(

@@ -1,4 +1,5 @@
-"""Serves a folder once, and writes what the model holds and says as JSON: run by the tests."""
+"""Serve a folder once, and write the model's tensors and output as JSON; the tests run this
+file."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Names a folder: workers are processes of their own, which run this file's first lines again.
+# Names a folder: workers are separate processes, which run this file's first lines again.
 NOTES = "LOADSTONE_TEST_NOTES"
 
 
 def digests(model: Any) -> dict[str, str]:
-    """Of all parameters and buffers."""
+    """Return the digests of all parameters and buffers."""
     import torch
 
     state = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -31,13 +32,13 @@ def digests(model: Any) -> dict[str, str]:
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most."""
+    """Return bytes of this process: ``VmRSS`` now, ``VmHWM`` at most."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def note(folder: Path) -> None:
-    """Has this process write what it holds after loading, and what that took, to a file."""
+    """Make this process write its tensors after loading, and the cost of the load, to a file."""
     import torch
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import base_loader, default_loader, get_model_loader
@@ -45,7 +46,7 @@ def note(folder: Path) -> None:
 
     load_general_plugins()
     taken: dict[str, float] = {}
-    models = itertools.count()  # a drafter comes after the model that it drafts for
+    models = itertools.count()  # a drafter is loaded after its target model
     process = base_loader.process_weights_after_loading
 
     def noting(model: Any, *args: Any) -> Any:
@@ -58,7 +59,7 @@ def note(folder: Path) -> None:
 
     def measured(load: Any) -> Any:
         def measuring(self: Any, model: Any, config: Any) -> None:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
             before, begin = resident("VmRSS"), time.perf_counter()
             load(self, model, config)
             taken.update(seconds=time.perf_counter() - begin, peak_bytes=resident("VmHWM") - before)
@@ -74,7 +75,7 @@ def note(folder: Path) -> None:
 
 
 def with_image() -> dict[str, Any]:
-    """A prompt with an image, as :mod:`image_models` has tokens for."""
+    """Return a prompt with an image, with the tokens of :mod:`image_models`."""
     import image_models
     import numpy as np
     from PIL import Image
@@ -110,7 +111,7 @@ def main() -> None:
             prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
             how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
             said = llm.generate([prompt], how)[0].outputs[0]
-        except Exception as reason:  # what comes after loading may need kernels that are not here
+        except Exception as reason:  # steps after loading may need kernels that this machine lacks
             error = reason
         ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
     result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}

@@ -1,6 +1,6 @@
-"""vLLM serves tiny models by ``--load-format loadstone`` as by its own loader, bit for bit.
+"""vLLM serves tiny models with ``--load-format loadstone`` as with its own loader, bit for bit.
 
-Runs where vLLM is installed: ``make test-vllm``. A model a process, each of 15 seconds.
+Runs if vLLM is installed: ``make test-vllm``. One process per model, 15 seconds each.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ def serve(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     program = Path(__file__).with_name("serve.py")
     command = [sys.executable, str(program), str(folder), json.dumps(options)]
     environment = dict(os.environ)
-    if ranks := options.get("tensor_parallel_size"):  # cores are bound to memory, of which is one
+    # cores are bound to memory nodes, and there is one node
+    if ranks := options.get("tensor_parallel_size"):
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @dataclasses.dataclass
 class Served:
-    """What a server holds before anything is packed, by rank, and what it says to a prompt.
+    """A server's tensors before packing, by rank, and its answer to a prompt.
 
     After the model's ranks come those of its drafter.
 
     Attributes:
         held: digests of all parameters and buffers.
-        said: tokens and log-probabilities; nothing where this machine lacks a kernel.
         taken: seconds, the peak of memory and bytes of parameters.
-        read: bytes, as the log has them.
+        read: bytes, according to the log.
     """
 
     held: list[dict[str, str]]
-    said: tuple[Any, Any]
+    said: tuple[Any, Any]  # tokens and log-probabilities; empty if this machine lacks a kernel
     taken: list[dict[str, float]]
     read: list[float]
 
@@ -120,19 +120,19 @@ def test_as_by_vllms_own_loader(name: str, folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mixtral"])
 def test_two_ranks(name: str, folders: dict[str, Path]) -> None:
-    """Each holds what vLLM's own loader gives it, of files that it reads a part of."""
+    """Each rank has the tensors of vLLM's own loader, but reads only part of the files."""
     expected = served(folders[name], tensor_parallel_size=2)
     found = served(folders[name], load_format="loadstone", tensor_parallel_size=2)
     assert_same(found, expected)
-    assert found.held[0] != found.held[1]  # the control
+    assert found.held[0] != found.held[1]  # control
     whole = loadstone.inspect(folders[name]).total_bytes
     for read, taken in zip(found.read, found.taken, strict=True):
         print(f"{name}: {read:.0f} of {whole} bytes for {taken['parameter_bytes']}")
-        assert read < 0.75 * whole  # columns of so small models stand close together
+        assert read < 0.75 * whole  # columns of models this small are close together
 
 
 def test_experts_of_two_ranks(folders: dict[str, Path]) -> None:
-    """Each reads its experts and no others. On some CPUs vLLM crashes afterwards."""
+    """Each rank reads only its experts. On some CPUs vLLM crashes afterwards."""
     folder = folders["qwen3_moe"]
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     expected = served(folder, generates=False, **options)
@@ -150,7 +150,7 @@ def drafting(folder: Path, method: str) -> dict[str, Any]:
 
 
 def test_a_model_that_drafts_for_another(folders: dict[str, Path]) -> None:
-    """Options that name files and changes are those of the model that it drafts for."""
+    """Options that name files and changes apply to the target model, not to the drafter."""
     options = drafting(folders["llama-tied"], "draft_model")
     wanted = {"model_loader_extra_config": {"weights": str(folders["llama"])}}
     found = served(folders["llama"], load_format="loadstone", **options, **wanted)
@@ -159,7 +159,7 @@ def test_a_model_that_drafts_for_another(folders: dict[str, Path]) -> None:
 
 
 def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
-    """EAGLE takes those of the model that it drafts for; what else is missing is an error."""
+    """EAGLE uses the embeddings of its target model; any other missing tensor is an error."""
     config = json.loads((folders["llama"] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     layer = "model.layers.0."
@@ -174,7 +174,7 @@ def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_p
     found = served(folders["llama"], load_format="loadstone", **options)
     expected = served(folders["llama"], **options)
     for each in (found, expected):
-        del each.held[1]["model.embed_tokens.weight"]  # nobody writes to it, or reads from it
+        del each.held[1]["model.embed_tokens.weight"]  # never written, never read
     assert_same(found, expected)
     del state["fc.weight"]
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
@@ -194,7 +194,7 @@ def test_a_model_that_looks_at_images(ranks: int, tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
-    """2 GB: the parameters and less than 128 MiB more, as vLLM's own loader is not held to."""
+    """2 GB: the parameters and less than 128 MiB more; vLLM's own loader has no such limit."""
     values = SIZES | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     config = transformers.LlamaConfig(**values | heads, tie_word_embeddings=False)
@@ -207,7 +207,7 @@ def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
     for name, how in (("vLLM's own loader", {}), ("loadstone", options)):
         taken = served(tmp_path, **how).taken[0]
         beside = taken["peak_bytes"] - taken["parameter_bytes"]
-        print(f"{name}: {beside / 1e6:.0f} MB beside the model, {taken['seconds']:.2f} s")
+        print(f"{name}: {beside / 1e6:.0f} MB in addition to the model, {taken['seconds']:.2f} s")
     assert beside < 128 << 20
 
 
@@ -221,7 +221,8 @@ def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_a_gguf_file(name: str, tmp_path: Path) -> None:
-    """As a folder of the numbers that transformers makes of it, beside the config or elsewhere."""
+    """Served like a folder with the values that transformers decodes, with the config next to the
+    file or elsewhere."""
     folder = gguf_models.make(name, tmp_path / "model")
     numbers, beside = tmp_path / "numbers", tmp_path / "beside"
     beside.mkdir()
@@ -237,7 +238,7 @@ def test_a_gguf_file(name: str, tmp_path: Path) -> None:
     found = served(beside, load_format="loadstone")
     assert_same(found, expected)
     assert found.read[0] < 0.6 * loadstone.inspect(numbers).total_bytes  # blocks
-    assert found.held != served(folder).held  # the control
+    assert found.held != served(folder).held  # control
     elsewhere = {"weights": str(path)}
     assert_same(
         served(folder, load_format="loadstone", model_loader_extra_config=elsewhere), expected
@@ -254,19 +255,19 @@ def copied(folder: Path, to: Path) -> Path:
 def test_a_quantized_folder_as_numbers(
     encoding: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Served from codes as from a folder of the numbers that they stand for."""
+    """Served from codes as from a folder with the decoded values."""
     codes, numbers = tmp_path / "codes", tmp_path / "numbers"
     exclude = ["lm_head.*", ".*embed.*"]
     loadstone.convert(folders["llama"], codes, quantize=encoding, exclude=exclude)
     loadstone.convert(codes, numbers, dequantize=True)
     wanted: dict[str, Any] = {"model_loader_extra_config": {"dequantize": True}}
-    text = failed(codes, **wanted)  # vLLM's layers want codes still
-    if encoding == "fp8":  # a CPU has no kernel for the other, which is vLLM's to say
+    text = failed(codes, **wanted)  # vLLM's layers still need codes
+    if encoding == "fp8":  # a CPU lacks a kernel for the other, and vLLM reports that
         assert "[plan.options]" in text and "hf-overrides" in text
     wanted["hf_overrides"] = {"quantization_config": None}
     found = served(codes, load_format="loadstone", **wanted)
     assert_same(found, served(numbers))
-    assert found.held != served(folders["llama"]).held  # the control
+    assert found.held != served(folders["llama"]).held  # control
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_quantized_folder_as_numbers(
 def test_quantized_on_the_way(
     encoding: str, generates: bool, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As the offline folder, bit for bit. For experts a CPU has no layers."""
+    """Equal to the offline folder, bit for bit. A CPU has no such layers for experts."""
     folder = folders["llama"]
     loadstone.convert(folder, tmp_path, quantize=encoding, style="compressed-tensors")
     expected = served(tmp_path, generates)
@@ -284,14 +285,14 @@ def test_quantized_on_the_way(
     wanted["hf_overrides"] = {"loadstone_quantize": encoding}
     found = served(folder, generates, load_format="loadstone", **wanted)
     assert_same(found, expected)
-    assert found.held != served(folder).held  # the control
+    assert found.held != served(folder).held  # control
 
 
 @pytest.mark.parametrize("way", ["numbers", "elsewhere"])
 def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """vLLM does so without the loader's load_weights. ``weights`` is for the first folder only.
+    """vLLM reloads without the loader's load_weights. ``weights`` is for the first folder only.
 
-    Codes are left out: on a CPU vLLM 0.32 makes nothing of them when it reloads an offline folder.
+    Codes are excluded: on a CPU vLLM 0.32 fails to reload an offline folder with codes.
     """
     first, second = folders["llama"], tmp_path / "second"
     second.mkdir()
@@ -303,7 +304,7 @@ def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path
     if way == "elsewhere":
         del options["model_loader_extra_config"]
     assert found.said == served(second, **options).said
-    assert found.said != served(first, **options).said  # the control
+    assert found.said != served(first, **options).said  # control
 
 
 def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
@@ -312,7 +313,7 @@ def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
 
 
 def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Path]) -> None:
-    """They would copy numbers into codes."""
+    """They would copy values into codes."""
     wanted = {"config_format": "loadstone", "hf_overrides": {"loadstone_quantize": "int8-channel"}}
     done = serve(folders["llama"], **wanted)
     text = done.stdout + done.stderr
@@ -323,7 +324,8 @@ def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Pat
 def test_a_hub_id_and_files_beside_it(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fetched as by vLLM's own loader, and of other folders the files whose patterns are given."""
+    """Download the files that vLLM's own loader downloads; from other folders those that match the
+    patterns."""
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import default_loader, get_model_loader
     from vllm.plugins import load_general_plugins
@@ -366,7 +368,7 @@ def test_each_rank_and_each_drafter_writes_a_receipt(
         assert norm["sources"] == ["model.norm.weight"]
         read = {each["name"]: each for file in receipt.sources for each in file["tensors"]}
         assert read.keys() == loadstone.load_file(folder).keys()
-        assert "ranges" in read["model.layers.0.self_attn.q_proj.weight"]  # a half of it
+        assert "ranges" in read["model.layers.0.self_attn.q_proj.weight"]  # half of it
     layer = "model.layers.0.self_attn.qkv_proj.weight"
     assert receipts[0].targets[layer][0]["digest"] != receipts[1].targets[layer][0]["digest"]
     served(folder, **options, **drafting(folders["llama-tied"], "draft_model"))
@@ -394,7 +396,7 @@ def test_an_adapter_is_merged_on_the_way(folders: dict[str, Path], tmp_path: Pat
     options = {"lora": {str(lora): 0.5}, "staging_bytes_max": "100KB"}
     found = served(folders["llama"], load_format="loadstone", model_loader_extra_config=options)
     assert_same(found, served(tmp_path / "merged"))
-    assert found.held != served(folders["llama"]).held  # the control
+    assert found.held != served(folders["llama"]).held  # control
 
 
 def failed(folder: Path, **options: Any) -> str:
@@ -404,7 +406,7 @@ def failed(folder: Path, **options: Any) -> str:
 
 
 def changed(folder: Path, to: Path, change: Any) -> Path:
-    """The folder as one file, with other tensors."""
+    """Write the folder as one file, with changed tensors."""
     state = loadstone.load_file(folder)
     for path in folder.glob("*.json"):
         if not path.name.endswith("index.json"):
@@ -419,7 +421,7 @@ def test_a_missing_expert_is_named(folders: dict[str, Path], tmp_path: Path) -> 
     folder = changed(folders["qwen3_moe"], tmp_path, lambda state: state.pop(name))
     text = failed(folder)
     assert "[audit.unaccounted]" in text and "layers.1" in text and "expert 2" in text
-    # What it would be without: vLLM serves memory that nobody wrote.
+    # Control without the check: vLLM serves uninitialized memory.
     assert serve(folder).returncode == 0
 
 

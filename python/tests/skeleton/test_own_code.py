@@ -1,4 +1,4 @@
-"""Code of a model that runs around a load: initialisers; and what it holds."""
+"""Model code that runs around a load: initialisers, and tensors that it keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEVEN = torch.full((4, 4), 7.0)
 
 
 class Parent(nn.Module):
-    """Its initialiser calls that of its child."""
+    """A module whose initialiser calls its child's."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Parent(nn.Module):
 
 
 class Escaping(Parent):
-    """Its initialiser writes into the real model, which it remembers past every copy."""
+    """A module whose initialiser writes into the real model, which it remembers past every copy."""
 
     real: list[Parent] = []  # noqa: RUF012
 
@@ -86,7 +86,7 @@ def test_an_initialiser_cannot_touch_what_was_loaded(file, is_real):
     assert torch.equal(model.child.weight, SEVEN) and torch.equal(model.gate, torch.ones(4))
     assert report.provenance["gate"].origin == "initialiser"
     assert model.calls == []
-    assert torch.equal(state, torch.get_rng_state())  # the child's draws are not made
+    assert torch.equal(state, torch.get_rng_state())  # the child's draws are skipped
 
 
 @pytest.mark.parametrize("cls", [Escaping, Reading])
@@ -124,7 +124,7 @@ def test_integers_that_no_initialiser_writes_are_seen(file, dtype, writes):
         assert caught.value.code == "plan.no_initialiser"
 
 
-# --- tensors that are kept -----------------------------------------------------------------------
+# --- kept tensors --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["error", "zeros", "initialise"])
@@ -174,11 +174,11 @@ def test_tensors_that_no_file_has_stay_where_no_file_would_have_them(file, tmp_p
         loadstone.save_skeleton(model, tmp_path / "s.json")
 
 
-# --- classes of tensors --------------------------------------------------------------------------
+# --- tensor classes ------------------------------------------------------------------------------
 
 
 class Wrapper(torch.Tensor):
-    """Has no memory of its own, as DTensor."""
+    """A tensor without memory, like DTensor."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -194,7 +194,7 @@ class Wrapper(torch.Tensor):
 
 
 class Named(nn.Parameter):
-    """An ordinary tensor of another name."""
+    """An ordinary tensor with a different class name."""
 
 
 def test_an_unknown_tensor_subclass_is_refused_at_every_door(file, tmp_path):
@@ -250,7 +250,7 @@ def test_a_changed_tie_or_dtype_is_refused_by_name(file, edit):
         plan.execute()
     assert caught.value.code == "plan.model_changed"
     assert all(each.is_meta for each in model.parameters())
-    loadstone.load(model, path)  # a new plan goes by what is there
+    loadstone.load(model, path)  # a new plan uses the current tensors
 
 
 def test_a_tie_that_a_plan_from_a_file_does_not_know_is_refused(file, tmp_path):

@@ -1,4 +1,4 @@
-"""Building without memory: what lies on meta, what is real, and that both are as constructed."""
+"""Building without memory: tensors on meta and real ones, both as constructed directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from loadstone._model.walk import walk
 from loadstone._skeleton.skeleton import recompute, skeleton, skeleton_record
 
-LARGE = (1 << 20,)  # 4 MiB of float32: beyond what is kept real while building
+LARGE = (1 << 20,)  # 4 MiB of float32: larger than the tensors that stay real while building
 
 
 def build(make):
@@ -33,7 +33,7 @@ def codes(model):
 
 
 def assert_as_constructed(make, *, excluded=(), derived=()):
-    """The skeleton equals a direct construction in all but the values of parameters."""
+    """Check that the skeleton equals a direct construction, except the values of parameters."""
     made, direct = build(make), make()
     mine, truth = slots(made), slots(direct)
     assert list(mine) == list(truth)
@@ -55,7 +55,7 @@ def assert_as_constructed(make, *, excluded=(), derived=()):
 
 
 class Module(nn.Module):
-    """Runs a function as its constructor."""
+    """A module with a given function as its constructor."""
 
     def __init__(self, construct):
         super().__init__()
@@ -163,7 +163,7 @@ def test_initialisers_cost_nothing_and_draw_nothing():
         m.drew = not torch.equal(before, torch.get_rng_state())
 
     made, direct = assert_as_constructed(of(construct))
-    assert direct.drew  # the control: a direct construction does draw
+    assert direct.drew  # control: a direct construction does draw
     assert not made.drew
 
 
@@ -201,7 +201,7 @@ def test_lazy_parameters_are_named():
     assert ("skeleton.not_replayable", "0.weight") in codes(made)
 
 
-# --- everything else -----------------------------------------------------------------------------
+# --- other tensors -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -235,7 +235,7 @@ def test_buffers_and_plain_tensors_are_as_constructed(count):
         m.holder.quant = Cache(torch.zeros(count), [])
 
     made, direct = assert_as_constructed(of(construct))
-    assert torch.equal(made.call(), direct.call())  # a closure: no walk sees it
+    assert torch.equal(made.call(), direct.call())  # a closure, which no walk sees
     assert not made.call().is_meta
     assert codes(made) == set()
 
@@ -294,7 +294,7 @@ def test_real_and_recorded_operands_mix():
         m.real.copy_(large[1::2])
         scale = torch.tensor([2.0])
         m.scaled = large * scale
-        scale.fill_(50)  # after its use: must not be seen there
+        scale.fill_(50)  # after its use, so the change must have no effect
         m.joined = torch.cat([large, torch.zeros(3)])
 
     assert_as_constructed(of(construct))
@@ -433,8 +433,8 @@ def test_what_follows_from_parameters_is_recomputed(width):
     for name in derived:
         assert torch.equal(slots(made)[name].tensor, slots(direct)[name].tensor), name
     made.linear.weight.data[1, 0] = 5
-    assert made.row[0] == 5  # a view of the parameter that is there now
-    again = derived - {"row", "table"}  # views have the parameter's memory
+    assert made.row[0] == 5  # a view of the current parameter
+    again = derived - {"row", "table"}  # views share the parameter's memory
     assert codes(made) == {("skeleton.derived", name) for name in again}
 
 

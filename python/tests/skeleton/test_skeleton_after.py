@@ -1,4 +1,4 @@
-"""A skeleton leaves nothing behind: weak references, settings of torch, imported compilers."""
+"""A skeleton leaves no side effects: weak references, settings of torch, imported compilers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import loadstone
 from loadstone._model.walk import walk
 from loadstone._skeleton.skeleton import skeleton
 
-LARGE = 1 << 20  # elements: beyond what is kept real while building
+LARGE = 1 << 20  # elements: more than in the tensors that stay real while building
 
 
 class Net(nn.Module):
-    """All that a model holds: parameters, ties, buffers, plain tensors, each small and large."""
+    """All kinds of tensors: parameters, ties, buffers, plain tensors, each small and large."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def unswappable(model):
-    """Names of the tensors that torch refuses to swap, and why."""
+    """Return the tensors that torch refuses to swap, and the reasons."""
     refused = {}
     for slot in walk(model):
         tensor = slot.tensor
@@ -82,12 +82,12 @@ def test_tensors_can_be_swapped(when, tmp_path):
             1 / 0  # noqa: B018
     else:
         model = build() if when == "after the block" else loaded(tmp_path)
-    # the memory of a view's base is shared in a direct construction, too
+    # A direct construction also shares the memory of a view's base.
     assert set(unswappable(model)) <= set(unswappable(Net())) == {"table"}
 
 
 def test_a_weak_reference_forbids_a_swap():
-    """The control: such a reference is seen."""
+    """Control: such a reference is detected."""
     model = build()
     held = weakref.ref(model.angles)
     assert "weakref" in unswappable(model)["angles"]
@@ -95,7 +95,7 @@ def test_a_weak_reference_forbids_a_swap():
 
 
 def test_an_interrupted_build_holds_no_weak_references():
-    """A build that is broken off is not finished, but it lets go."""
+    """An interrupted build is not finished, but releases its references."""
     held = []
     with pytest.raises(KeyboardInterrupt), skeleton():
         held.append(torch.ones(3))
@@ -123,7 +123,7 @@ def test_a_module_moves_by_swapping(is_loaded, tmp_path):
 
 
 class Careless(nn.Module):
-    """Draws, seeds and sets a dtype, and puts nothing back."""
+    """A module that draws, seeds and sets a dtype, and restores nothing."""
 
     def __init__(self, fails=False):
         super().__init__()
@@ -160,7 +160,7 @@ def test_dtype_and_random_numbers_end_as_they_were(fails):
     else:
         assert made.seeded.dtype == torch.float64
     assert settings() == before
-    with pytest.raises(ValueError, match="it fails"):  # the control
+    with pytest.raises(ValueError, match="it fails"):  # control
         Careless(fails=True)
     assert settings() != before
 
@@ -301,7 +301,7 @@ def test_torchs_compiler_is_not_imported():
 
 
 def test_a_compiled_constructor_brings_the_compiler_itself():
-    """The control, and a build in whose block code is compiled."""
+    """Control, and a build that compiles code in its block."""
     assert "torch._dynamo" in imports_of("compile")["compile"]
 
 

@@ -1,4 +1,4 @@
-"""A build concerns its own thread and context, and leaves torch as it was."""
+"""A build affects only its own thread and context, and leaves torch unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_state_of_torch_is_left_changed():
     with context:
         with context, skeleton():
             inner = nn.Linear(2, 2)
-        assert torch_state() != before  # the control
+        assert torch_state() != before  # control
         outer = nn.Linear(2, 2)
     assert torch_state() == before
     assert inner.weight.is_meta and outer.weight.is_meta
@@ -82,7 +82,8 @@ def test_another_thread_gets_real_parameters():
     made = {}
 
     class Waiting(nn.Module):
-        """In each half of its construction the other thread is in its own."""
+        """A module that waits in each half of its construction until the other thread is in its
+        own."""
 
         def __init__(self):
             super().__init__()
@@ -104,12 +105,12 @@ def test_another_thread_gets_real_parameters():
         thread.join()
     assert all(parameter.is_meta for parameter in made["mine"].parameters())
     assert not any(parameter.is_meta for parameter in made["other"].parameters())
-    assert made["other"].b.weight.abs().sum() > 0  # initialised, too
+    assert made["other"].b.weight.abs().sum() > 0  # also initialised
     assert skeleton_record(made["other"]).findings == []
 
 
 def test_threads_that_come_and_go_do_not_disturb_a_registration():
-    """Global hooks would: taking one off while another thread iterates over them raises there."""
+    """Global hooks would: removing one while another thread iterates over them raises there."""
     failures, stop = [], threading.Event()
 
     def construct():
@@ -181,7 +182,7 @@ def test_nothing_is_kept_of_a_model_that_is_gone():
     assert kept() == before
 
 
-ELSEWHERE: list[torch.Tensor] = []  # held by no module and no variable of the block
+ELSEWHERE: list[torch.Tensor] = []  # without a module or a variable of the block that refers to it
 
 
 def test_tensors_at_the_address_of_a_dropped_parameter_become_real():
@@ -196,7 +197,7 @@ def test_tensors_at_the_address_of_a_dropped_parameter_become_real():
 
 
 def test_tuples_in_other_threads_are_left_alone():
-    """The collector hands out tuples that are being made; making them goes on with an error."""
+    """The collector returns unfinished tuples; their construction would then fail."""
 
     def failures(disturb):
         stop, errors = threading.Event(), []
@@ -239,7 +240,7 @@ def test_the_collector_is_asked_for_nothing(monkeypatch):
 
 
 def test_tensors_in_dead_cycles_are_freed_by_the_collector():
-    """Until it comes by, nobody can tell them from tensors that are in use."""
+    """Until the collector runs, they cannot be distinguished from tensors in use."""
     alive = []
 
     def construct():

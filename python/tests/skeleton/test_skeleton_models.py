@@ -1,7 +1,7 @@
 """Real model classes: buffers and plain tensors of a skeleton equal those of a direct build.
 
-The classes are asked of the libraries, not listed here. The quick test takes some of them; the
-sweeps (``make test-all``) take all.
+The libraries list the classes. The quick test takes some of them; the sweeps (``make test-all``)
+take all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import skeleton_worker
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-# Those whose tables are easy to get wrong: lists, views, numpy, made from others, large ones.
+# Classes with error-prone tables: lists, views, numpy, derived from others, large ones.
 DIFFUSERS_SAMPLE = (
     "Lumina2Transformer2DModel", "PixArtTransformer2DModel", "DiTTransformer2DModel",
     "WanTransformer3DModel", "QwenImageTransformer2DModel", "CogVideoXTransformer3DModel",
@@ -28,7 +28,7 @@ TRANSFORMERS_SAMPLE = ("bert", "gemma3", "t5", "llama", "mimi", "clip", "whisper
 
 
 def run(library: str, names: list[str], *flags: str) -> list[dict]:
-    """A line for each name, from processes of their own."""
+    """Return a row for each name, from separate processes."""
     script = Path(__file__).parents[1] / "support" / "skeleton_worker.py"
     command = [sys.executable, *flags, os.fspath(script), library]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -41,7 +41,7 @@ def run(library: str, names: list[str], *flags: str) -> list[dict]:
 
 
 def report(library: str, rows: list[dict]) -> list[dict]:
-    """Prints what was compared; returns the rows that were."""
+    """Print the comparisons; return the compared rows."""
     built = [row for row in rows if "not_built" not in row]
     for row in rows:
         if "not_built" in row:
@@ -72,7 +72,7 @@ def test_some_of_transformers():
 
 
 def test_the_comparison_sees_what_a_construction_on_meta_loses(monkeypatch):
-    """The control: the same comparison of a model that was built on torch's meta device."""
+    """Control: compare a model that was built on torch's meta device."""
     import diffusers
     import torch
 
@@ -131,4 +131,4 @@ def test_a_model_of_seven_billion_parameters_takes_no_memory():
     print(result)
     assert result["parameters"] > 6.7e9
     assert result["grown"] < 200e6
-    assert result["directly"] > 200e6  # the control: its embeddings alone
+    assert result["directly"] > 200e6  # control: its embeddings alone

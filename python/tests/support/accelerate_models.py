@@ -1,4 +1,4 @@
-"""A plain model for the tests of accelerate, and what they compare of a loaded one."""
+"""A plain model for the tests of accelerate, and comparisons of loaded models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = torch.tensor([[1, 5, 2, 7]])
 
 
 class Layer(torch.nn.Module):
-    """Uses its own tensors alone, so that a hook on it is enough."""
+    """Uses only its own tensors, so a hook on it is enough."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Layer(torch.nn.Module):
 
 
 class Shift(torch.nn.Module):
-    """A parameter without `weight` in its name, a saved buffer and one that is not saved."""
+    """A parameter without `weight` in its name, and buffers that are saved and not saved."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TiedNet(Net):
 
 
 def empty(cls: type = Net, **options: Any) -> Any:
-    """As accelerate's users build it: parameters on meta, ties made again afterwards."""
+    """Build the model like users of accelerate: parameters on meta, then ties."""
     with init_empty_weights(**options):
         model = cls()
     if cls is TiedNet:
@@ -71,7 +71,7 @@ def empty(cls: type = Net, **options: Any) -> Any:
 
 
 def saved(folder: Path, cls: type = Net, dtype: torch.dtype | None = None) -> tuple[Any, Path]:
-    """A model full of random numbers, and its checkpoint."""
+    """Return a model of random values and its checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     model = randomise(cls())
     save(model, folder / "model.safetensors", dtype)
@@ -79,7 +79,7 @@ def saved(folder: Path, cls: type = Net, dtype: torch.dtype | None = None) -> tu
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
-    """All by name; what hooks would bring from disk stands for what is on meta."""
+    """Return all tensors by name; for those on meta, the value that a hook reads from disk."""
     found = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     for path, module in model.named_modules():
@@ -93,7 +93,7 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def facts(model: Any) -> dict[str, Any]:
-    """Everything but values that has to be the same."""
+    """Return everything except values that must be equal."""
     hooks = {}
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
@@ -118,7 +118,7 @@ def facts(model: Any) -> dict[str, Any]:
 
 
 def assert_alike(ours: Any, theirs: Any) -> None:
-    """State, values and output; the output last, as a forward pass changes what is offloaded."""
+    """Compare state, values and output; output last, because a forward pass moves tensors."""
     assert facts(ours) == facts(theirs)
     mine, other = tensors(ours), tensors(theirs)
     for name, tensor in mine.items():

@@ -1,4 +1,4 @@
-"""Advice of the adapters, followed: what test_advice.py runs with models of other libraries."""
+"""Functions for test_advice.py that follow the adapters' advice on models of other libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refused(call: Callable[[], Any], words: str) -> None:
 
 
 def mixture(folder: Path) -> tuple[Any, Path]:
-    """A mixture of experts, and its checkpoint, which has one tensor for each expert."""
+    """Write a mixture of experts whose checkpoint has one tensor per expert."""
     from transformers_models import by_name, write_checkpoint
 
     case = by_name("mixtral")

@@ -39,12 +39,12 @@ def config(kind: str, **changes: Any) -> BitsAndBytesConfig:
 def plain(
     name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, shard: int | None = None
 ) -> Path:
-    """A checkpoint that is not quantized."""
+    """Write a checkpoint that is not quantized."""
     return write_checkpoint(by_name(name), folder, "public", dtype, shard)
 
 
 def quantized(name: str, kind: str, folder: Path, shard: int | str = "50GB") -> Path:
-    """One that the library quantized and saved."""
+    """Write a checkpoint that the library quantized and saved."""
     source = plain(name, folder / "plain")
     model = by_name(name).cls.from_pretrained(source, quantization_config=config(kind))
     target = folder / "quantized"
@@ -53,7 +53,7 @@ def quantized(name: str, kind: str, folder: Path, shard: int | str = "50GB") -> 
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Rewrites the one file of a checkpoint."""
+    """Rewrite the one file of a checkpoint."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     edit(tensors)
@@ -61,7 +61,7 @@ def change(folder: Path, edit: Any) -> None:
 
 
 def differences(ours: torch.nn.Module, theirs: torch.nn.Module) -> Iterator[str]:
-    """A line for all that differs, down to the attributes of parameters; values as bytes."""
+    """Return a line per difference, including attributes of parameters; values are bytes."""
     mine = {slot.name: slot.tensor for slot in walk(ours)}
     others = {slot.name: slot.tensor for slot in walk(theirs)}
     if list(mine) != list(others):

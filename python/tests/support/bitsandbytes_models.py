@@ -1,4 +1,4 @@
-"""Small models whose weights bitsandbytes quantized, and what tests ask about them."""
+"""Small models whose weights bitsandbytes quantizes, and questions that tests ask about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = (*FOUR_BIT, "int8")
 
 
 def linear(kind: str, inputs: int, outputs: int, **options: object) -> torch.nn.Module:
-    """One layer, not quantized yet."""
+    """Return one layer, not yet quantized."""
     if kind == "int8":
         return bnb.nn.Linear8bitLt(inputs, outputs, has_fp16_weights=False)
     options.setdefault("compress_statistics", kind == "nf4+double")
@@ -20,11 +20,11 @@ def linear(kind: str, inputs: int, outputs: int, **options: object) -> torch.nn.
 
 
 class Net(torch.nn.Module):
-    """Two quantized layers in a body, whose rows are whole blocks: bitsandbytes reads them rightly.
+    """Two quantized layers in a body; rows are whole blocks, which bitsandbytes decodes correctly.
 
     Args:
-        plain: whether the forward pass on a CPU with AVX512-BF16 is the one of other CPUs, which
-            decodes the weight.
+        plain: decode the weight in the forward pass even on a CPU with AVX512-BF16, like other
+            CPUs.
     """
 
     def __init__(self, kind: str, seed: int = 0, plain: bool = False) -> None:
@@ -42,32 +42,32 @@ class Net(torch.nn.Module):
         return self.body(x)
 
     def quantized(self) -> list[torch.nn.Module]:
-        """Its layers of bitsandbytes."""
+        """Return the layers of bitsandbytes."""
         return [self.body[0], self.body[2]]
 
 
 def net(kind: str, seed: int = 0, plain: bool = False) -> Net:
-    """A quantized model on the CPU."""
+    """Return a quantized model on the CPU."""
     return Net(kind, seed, plain).to("cpu")
 
 
 def inputs(rows: int = 3, width: int = 128) -> torch.Tensor:
-    """The same random numbers each time."""
+    """Return the same random values each time."""
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
 
 
 def on_meta(model: torch.nn.Module) -> list[str]:
-    """Names of all tensors without memory, those in attributes too."""
+    """Return the names of all tensors without memory, including those in attributes."""
     return [slot.name for slot in walk(model) if slot.tensor.is_meta]
 
 
 def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict that shares nothing with the model."""
+    """Return a state dict that shares no memory with the model."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Whether two state dicts hold the same names, in order, dtypes, shapes and bytes."""
+    """Return true if both state dicts have the same names, order, dtypes, shapes and bytes."""
     return list(left) == list(right) and all(
         left[name].dtype == right[name].dtype
         and left[name].shape == right[name].shape
@@ -81,7 +81,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def decoding_keeps_nan(dtype: torch.dtype) -> bool:
-    """Whether NaNs come back where rows are no whole blocks: not in bfloat16 without AVX512."""
+    """Return true if NaN survives in partial blocks: bfloat16 without AVX512 loses it."""
     tensor = torch.full((2, 96), torch.nan, dtype=dtype)
     data, state = bnb.functional.quantize_4bit(tensor, blocksize=4096)
     return bool(bnb.functional.dequantize_4bit(data, state).isnan().all())

@@ -1,4 +1,4 @@
-"""Numbers on which kernels of bitsandbytes are compared."""
+"""Inputs on which the tests compare kernels of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: 
 
 
 def numbers(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Return random numbers; scaled, those of ``ties`` are half-way between two codes, or near."""
+    """Return random values; for ``ties``, they scale to midpoints between codes, or near."""
     generator = np.random.default_rng([seed, *kind.encode(), *shape])
     count = int(np.prod(shape))
     values = generator.standard_normal(count).astype(np.float32)
     if kind == "wide":
         values = np.ldexp(values, generator.integers(-125, 125, count)).astype(np.float32)
-    if kind == "small":  # about the smallest numbers of F16
+    if kind == "small":  # near the smallest F16 values
         values = np.ldexp(values, -generator.integers(0, 24, count)).astype(np.float32)
     if kind == "ties":
         known = [*oracle.MIDDLES.values(), *oracle.VALUES.values(), np.arange(-127, 127) / 254]
@@ -45,7 +45,7 @@ def numbers(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
 
 
 def same(found: torch.Tensor, expected: torch.Tensor, zeros_alike: bool = False) -> bool:
-    """Every bit, except that a NaN is a NaN."""
+    """Compare every bit, except that any NaN equals any NaN."""
     if found.dtype is not expected.dtype or found.shape != expected.shape:
         return False
     if not found.is_floating_point():

@@ -1,7 +1,7 @@
-"""bitsandbytes' formats in numpy: nothing of bitsandbytes, of torch or of loadstone is used here.
+"""bitsandbytes' formats in numpy, without bitsandbytes, torch or loadstone.
 
-Numbers are float32 that hold what the source's dtype held. docs/formats/bitsandbytes.md says the
-same in prose.
+Inputs are float32 arrays that contain the source dtype's values. docs/formats/bitsandbytes.md
+describes the formats in prose.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NF4 = np.array(
     F32,
 )
 _MAGNITUDES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], F32) / F32(12)
-FP4 = np.concatenate([_MAGNITUDES, -_MAGNITUDES]) + F32(0)  # without a minus zero
+FP4 = np.concatenate([_MAGNITUDES, -_MAGNITUDES]) + F32(0)  # no minus zero
 VALUES = {"nf4": NF4, "fp4": FP4}
-# The codes by value; of fp4's two zeros the plain one is first.
+# The codes sorted by value; the plain zero of fp4 comes first.
 ORDER = {name: np.argsort(values, kind="stable") for name, values in VALUES.items()}
 MIDDLES = {
     name: (values[ORDER[name]][:-1] + values[ORDER[name]][1:]) / F32(2)
@@ -47,14 +47,14 @@ _LEAST = F32(1e-38)
 
 
 def cuda_boundaries(encoding: str) -> np.ndarray:
-    """Numbers between two codes of ``bnb-cuda``, in ascending order."""
+    """Return the boundaries between codes of ``bnb-cuda``, ascending."""
     if encoding == "nf4":
         return MIDDLES["nf4"]
     return np.concatenate([-_CUDA_PIVOTS[::-1], _CUDA_PIVOTS])
 
 
 def dynamic_map() -> np.ndarray:
-    """What the 256 codes of nested scales stand for."""
+    """Return the values of the 256 codes of nested scales."""
     numbers = [F32(0), F32(1)]
     for i in range(7):
         count = 2**i + 1
@@ -78,7 +78,7 @@ _STEPS = np.searchsorted(
 def _codes(scaled: np.ndarray, encoding: str, dialect: str) -> np.ndarray:
     middles, order = MIDDLES[encoding], ORDER[encoding]
     if dialect == "bnb-cpu":
-        return order[np.searchsorted(middles, scaled)]  # NaN is behind all
+        return order[np.searchsorted(middles, scaled)]  # NaN sorts last
     if encoding == "nf4":
         return (scaled[:, None] > middles).sum(1)
     ranks = (np.abs(scaled)[:, None] > _CUDA_PIVOTS).sum(1)
@@ -88,7 +88,7 @@ def _codes(scaled: np.ndarray, encoding: str, dialect: str) -> np.ndarray:
 def encode_4bit(
     numbers: np.ndarray, encoding: str, block_size: int = 64, dialect: str = "bnb-cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packed codes, and the scales of the blocks."""
+    """Return packed codes and block scales."""
     scales, codes = [], []
     with np.errstate(all="ignore"):
         for begin in range(0, len(numbers), block_size):
@@ -111,7 +111,6 @@ def encode_4bit(
 def decode_4bit(
     data: np.ndarray, absmax: np.ndarray, count: int, encoding: str, block_size: int = 64
 ) -> np.ndarray:
-    """The numbers."""
     codes = np.stack([data >> 4, data & 15], 1).reshape(-1)[:count]
     with np.errstate(all="ignore"):
         return VALUES[encoding][codes] * absmax[np.arange(count) // block_size]
@@ -120,7 +119,7 @@ def decode_4bit(
 def encode_nested(
     absmax: np.ndarray, offset: np.float32, dialect: str = "bnb-cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of the scales, and their scales."""
+    """Return the codes of the scales, and their scales."""
     rest = absmax - offset
     scales, codes = [], []
     for begin in range(0, len(rest), 256):
@@ -141,12 +140,11 @@ def encode_nested(
 
 
 def decode_nested(data: np.ndarray, nested_absmax: np.ndarray, offset: np.float32) -> np.ndarray:
-    """The scales."""
     return MAP[data] * nested_absmax[np.arange(len(data)) // 256] + offset
 
 
 def encode_int8(numbers: np.ndarray, dialect: str = "bnb-cpu") -> tuple[np.ndarray, np.ndarray]:
-    """Codes of a matrix, and the scales of its rows."""
+    """Return the codes of a matrix, and the scales of its rows."""
     with np.errstate(all="ignore"):
         halves = numbers.astype(np.float16).astype(F32)
         absmax = np.abs(halves).max(1)
@@ -157,6 +155,5 @@ def encode_int8(numbers: np.ndarray, dialect: str = "bnb-cpu") -> tuple[np.ndarr
 
 
 def decode_int8(data: np.ndarray, absmax: np.ndarray) -> np.ndarray:
-    """The numbers."""
     with np.errstate(all="ignore"):
         return data.astype(F32) * absmax[:, None] * F32(0.007874015718698502)

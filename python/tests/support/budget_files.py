@@ -1,4 +1,4 @@
-"""Checkpoints of measured sizes, written without holding them."""
+"""Checkpoints of given sizes, written without building them in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 MIB = 1 << 20
 
 
-# Lists of tensors, stacks of threads, and what the allocator keeps of them.
+# Lists of tensors, thread stacks, and memory that the allocator keeps.
 LISTS = 3 * MIB // 2
 
 
-# Dtype, shape and bytes; None: zeros, which are not stored.
+# Dtype, shape and bytes; None means zeros, which are not stored.
 Stored = dict[str, tuple[str, list[int], bytes | None]]
 
 

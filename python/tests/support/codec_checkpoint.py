@@ -1,4 +1,4 @@
-"""A small checkpoint in the making, and what an oracle says that it stands for."""
+"""A small checkpoint under construction, and an oracle's decoded values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A quantized tensor as ``loadstone inspect`` should list it.
+    """A quantized tensor in the form that ``loadstone inspect`` should list.
 
     Attributes:
-        encoding: its name in loadstone.
-        components: tensors of the file by their role: ``data``, ``scale``, ``absmax`` ...
+        encoding: loadstone's name.
+        components: tensors of the file by role: ``data``, ``scale``, ``absmax`` ...
     """
 
     encoding: str
@@ -28,13 +28,13 @@ class Quantized:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A checkpoint on the disk.
+    """A checkpoint on disk.
 
     Attributes:
-        path: what to load.
-        numbers: by logical name; F32 where it was quantized, else as it stands in the file.
-        quantized: by logical name.
-        stored: every tensor of a safetensors file as it stands there.
+        path: the path to load.
+        numbers: decoded values by logical name: F32 for quantized tensors, else as stored.
+        quantized: the quantized tensors by logical name.
+        stored: every tensor of a safetensors file, undecoded.
     """
 
     path: Path
@@ -44,21 +44,21 @@ class Written:
 
     @property
     def tensor_names(self) -> set[str]:
-        """Of the tensors in the file, components each by its own name."""
+        """The names of the tensors in the file; each component has its own."""
         if self.stored:
             return set(self.stored)
         return set(self.numbers)
 
     @property
     def companions(self) -> set[str]:
-        """Components but the data, and what stands beside them in the file."""
+        """Companion tensors: components other than the data, and other tensors of the encoding."""
         plain = set(self.numbers) - set(self.quantized)
         data = {value.components["data"] for value in self.quantized.values()}
         return self.tensor_names - plain - data
 
 
 class Checkpoint:
-    """Collects tensors in the order of their writing. Not thread-safe."""
+    """Collects tensors in write order. Not thread-safe."""
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ class Checkpoint:
         self.config: dict[str, Any] | None = None
 
     def add_plain(self, name: str, tensor: torch.Tensor) -> None:
-        """A tensor that means what it holds."""
+        """Add a tensor that is not quantized."""
         self.stored[name] = tensor
         self.numbers[name] = tensor
 
@@ -81,12 +81,12 @@ class Checkpoint:
         numbers: torch.Tensor,
         stem: str | None = None,
     ) -> None:
-        """A quantized tensor.
+        """Add a quantized tensor.
 
         Args:
-            components: the name behind ``stem`` and the tensor, by role.
-            numbers: what the oracle makes of them, in F32.
-            stem: None: ``name``.
+            components: by role, the suffix after ``stem`` and the tensor.
+            numbers: the oracle's decoded values, in F32.
+            stem: defaults to ``name``.
         """
         stem = name if stem is None else stem
         assert numbers.dtype == torch.float32 and numbers.isfinite().all()
@@ -97,11 +97,11 @@ class Checkpoint:
         self.quantized[name] = Quantized(encoding, names)
 
     def add_beside(self, name: str, tensor: torch.Tensor) -> None:
-        """A tensor that gives no number its value: a scale of activations, a table of codes."""
+        """Add a tensor that no decoded value depends on, such as a scale of activations."""
         self.stored[name] = tensor
 
     def add_layers(self) -> None:
-        """Layers that nobody quantizes."""
+        """Add plain layers."""
         self.add_plain("embed.weight", self.normal(11, 6).bfloat16())
         self.add_plain("norm.weight", self.normal(13))
         self.add_plain("head.bias", self.normal(5).half())
@@ -113,14 +113,14 @@ class Checkpoint:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        """From ``low`` to ``high - 1``."""
+        """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, generator=self.generator)
 
     def bytes(self, *shape: int) -> torch.Tensor:
         return self.integers(0, 256, *shape).to(torch.uint8)
 
     def fp8(self, *shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
-        """Each finite code; E5M2 without those that F16 cannot hold after scaling."""
+        """Return finite codes; for E5M2 only those that F16 can represent after scaling."""
         if dtype == torch.float8_e4m3fn:
             size, sign = self.integers(0, 0x7F, *shape), self.integers(0, 2, *shape) * 128
         else:
@@ -128,7 +128,7 @@ class Checkpoint:
         return (size + sign).to(torch.uint8).view(dtype)
 
     def save(self, folder: Path) -> Written:
-        """Writes one safetensors file, with the config beside it if there is one."""
+        """Write one safetensors file, and the config if there is one."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "model.safetensors"
         save_file(self.stored, file, metadata=self.metadata)
@@ -141,7 +141,7 @@ class Checkpoint:
 
 
 def save_shards(made: Checkpoint, folder: Path, count: int = 3) -> Written:
-    """In several files with an index, neighbours by name never together."""
+    """Write several files with an index; names that are neighbours go to different files."""
     folder.mkdir(parents=True, exist_ok=True)
     names, weight_map = sorted(made.stored), {}
     for number in range(count):

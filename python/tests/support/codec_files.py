@@ -1,6 +1,7 @@
-"""Every codec as a small checkpoint, with the numbers that an oracle makes of it.
+"""Every codec as a small checkpoint, with an oracle's decoded values.
 
-``CODECS`` maps a name to a function that writes into an empty folder. No oracle is loadstone's.
+``CODECS`` maps a name to a function that writes into an empty folder. The oracles do not use
+loadstone.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from codec_checkpoint import Checkpoint, Tensors, Written, save_shards
 
 __all__ = ["CODECS", "SMALL_FLOATS", "Files", "Tensors", "Written", "each_once", "rounded"]
 
-# Numbers where no scale is beside them; a conversion leaves them as they are.
+# Dtypes that are plain values if the file has no scale for them; a conversion keeps them.
 SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Once, to nearest even; what is no float stays."""
+    """Round floats once, to nearest even; return other dtypes unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def write_plain(folder: Path) -> Written:
-    """Each dtype by itself: F8 without scales are numbers, non-finite ones too."""
+    """Write one tensor per dtype: F8 without scales is plain, including non-finite values."""
     made = Checkpoint(50)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         name = f"of_{str(dtype).removeprefix('torch.')}"
@@ -45,7 +46,7 @@ def write_plain(folder: Path) -> Written:
 
 
 def special(dtype: torch.dtype) -> torch.Tensor:
-    """Numbers at the ends of the dtype, and none."""
+    """Return the extreme values of the dtype, infinities, NaN and -0.0."""
     info, nan = torch.finfo(dtype), float("nan")
     ends = [info.max, -info.max, info.tiny, float("inf"), -float("inf"), nan, -0.0]
     return torch.tensor([ends], dtype=dtype)
@@ -56,7 +57,7 @@ def every_byte() -> torch.Tensor:
 
 
 def mixed(seed: int = 51) -> Checkpoint:
-    """Several encodings in one checkpoint."""
+    """Return several encodings in one checkpoint."""
     made = Checkpoint(seed)
     made.add_layers()
     layer = "model.layers.1"
@@ -90,12 +91,12 @@ def write_mixed(folder: Path) -> Written:
 
 
 def write_mixed_shards(folder: Path) -> Written:
-    """Components in other shards than their data."""
+    """Write components into different shards than their data."""
     return save_shards(mixed(), folder)
 
 
 def write_mixed_torch(folder: Path) -> Written:
-    """The same in a file of torch's."""
+    """Write the same in torch's format."""
     folder.mkdir(parents=True, exist_ok=True)
     made = mixed()
     torch.save(made.stored, folder / "pytorch_model.bin")
@@ -119,7 +120,7 @@ Files = Callable[[str], Written]
 
 
 def each_once(make_folder: Callable[[str], Path]) -> Files:
-    """The checkpoint of a codec, written when it is asked for first."""
+    """Return a codec's checkpoint, which the first request writes."""
     made: dict[str, Written] = {}
 
     def of(codec: str) -> Written:

@@ -1,7 +1,7 @@
-"""GGUF files of every type, written byte by byte; gguf-py says what they stand for.
+"""GGUF files of every type, written byte by byte, with gguf-py's decoded values.
 
-Two types are younger than gguf-py's decoders: docs/formats/gguf-blocks.md says them in prose, and
-numpy here.
+gguf-py cannot decode two newer types: docs/formats/gguf-blocks.md describes them in prose, and this
+module decodes them in numpy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT = 32
-# Where a block has F16 scales. IQ1_M, MXFP4 and NVFP4 have others, see ``legal_blocks``.
+# Offsets of a block's F16 scales. The scales of IQ1_M, MXFP4 and NVFP4 differ: ``legal_blocks``.
 HALVES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -46,7 +46,7 @@ HALVES: dict[str, tuple[int, ...]] = {
     "Q1_0": (0,),
     "Q2_0": (0,),
 }
-# Elements and bytes of a block, and the number of the type.
+# Elements and bytes of a block, and the type number.
 YOUNGER = {"Q1_0": (128, 18, 41), "Q2_0": (64, 18, 42)}
 PLAIN: dict[str, tuple[int, torch.dtype]] = {
     "F32": (0, torch.float32),
@@ -62,7 +62,7 @@ NAMES = {dtype: name for name, (_, dtype) in PLAIN.items()}
 
 
 def block_size(name: str) -> tuple[int, int]:
-    """Elements and bytes."""
+    """Return elements and bytes."""
     if name in YOUNGER:
         return YOUNGER[name][:2]
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
@@ -76,7 +76,7 @@ def type_number(name: str) -> int:
 
 
 def legal_blocks(name: str, count: int, rng: np.random.Generator) -> Array:
-    """Blocks of random codes with finite scales, one a row."""
+    """Return one block per row: random codes with finite scales."""
     rows = rng.integers(0, 256, (count, block_size(name)[1]), np.uint8)
     for at in HALVES[name]:
         scales = rng.uniform(-0.02, 0.02, (count, 1)).astype(np.float16)
@@ -91,7 +91,7 @@ def legal_blocks(name: str, count: int, rng: np.random.Generator) -> Array:
 
 
 def numbers_of(name: str, rows: Array, shape: tuple[int, ...]) -> torch.Tensor:
-    """What blocks stand for, in F32."""
+    """Return the decoded values in F32."""
     if name not in YOUNGER:
         flat = quants.dequantize(rows, GGMLQuantizationType[name])
         return torch.from_numpy(flat.astype(np.float32)).reshape(shape)
@@ -105,7 +105,7 @@ def numbers_of(name: str, rows: Array, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class GgufFile:
-    """Tensors of a file in the making. Not thread-safe."""
+    """A GGUF file under construction. Not thread-safe."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ class GgufFile:
         self._rows: list[tuple[str, str, tuple[int, ...], bytes]] = []
 
     def add_blocks(self, name: str, kind: str, shape: tuple[int, ...]) -> None:
-        """Random blocks of a type."""
+        """Add random blocks of a type."""
         elements = block_size(kind)[0]
         assert shape[-1] % elements == 0
         rows = legal_blocks(kind, int(np.prod(shape)) // elements, self.rng)
@@ -124,7 +124,7 @@ class GgufFile:
         self._rows.append((name, kind, shape, rows.tobytes()))
 
     def add_plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Random numbers."""
+        """Add random values."""
         values = self.rng.standard_normal(shape) * (1 if dtype.is_floating_point else 50)
         tensor = torch.from_numpy(values).to(dtype)
         self.numbers[name] = tensor
@@ -150,7 +150,7 @@ def _text(text: str) -> bytes:
 
 
 def write_blocks(kind: str, folder: Path) -> Written:
-    """Rows, a stack of matrices and a lone row of one type, between plain layers."""
+    """Write rows, a stack of matrices and a single row of one type, between plain layers."""
     file = GgufFile(type_number(kind))
     elements, _ = block_size(kind)
     file.add_plain("token_embd.weight", (7, 3), torch.float16)
@@ -163,7 +163,7 @@ def write_blocks(kind: str, folder: Path) -> Written:
 
 
 def write_plain(folder: Path) -> Written:
-    """Each dtype that is no block."""
+    """Write one tensor per plain dtype."""
     file = GgufFile(1)
     for name, (_, dtype) in PLAIN.items():
         file.add_plain(f"{name.lower()}.weight", (3, 5), dtype)
@@ -171,7 +171,7 @@ def write_plain(folder: Path) -> Written:
 
 
 def write_mixed(folder: Path) -> Written:
-    """As files named K_M are: types from layer to layer."""
+    """Write types that vary by layer, as in files named K_M."""
     file = GgufFile(2)
     file.add_plain("token_embd.weight", (12, 256), torch.float16)
     for layer, kind in enumerate(("Q4_K", "Q6_K", "Q5_K", "Q8_0", "IQ4_XS", "Q4_0")):
@@ -181,7 +181,7 @@ def write_mixed(folder: Path) -> Written:
 
 
 def write_5d(folder: Path) -> Written:
-    """A patch embedding of a video model: more dims than ggml knows."""
+    """Write a patch embedding of a video model, with more dims than ggml supports."""
     file = GgufFile(3)
     file.add_blocks("patch_embedding.weight", "Q8_0", (2, 3, 2, 2, 32))
     file.add_blocks("blk.0.ffn.weight", "Q4_K", (2, 256))

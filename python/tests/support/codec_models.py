@@ -1,4 +1,4 @@
-"""Models that are made for given tensors, and their comparison to the bit."""
+"""Models built for given tensors, and their bitwise comparison."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Model(torch.nn.Module):
-    """Modules as the dots of names say.
+    """A tree of modules that follows the dots in the names.
 
     Args:
-        integers_too: whether all are parameters; else only floats are, and the rest buffers.
+        integers_too: make every tensor a parameter; else only floats are, and the rest are buffers.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], integers_too: bool = False) -> None:
@@ -54,11 +54,11 @@ class Model(torch.nn.Module):
 def model_of(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, on_meta: bool = True
 ) -> Model:
-    """A model without memory for tensors of these shapes.
+    """Return a model without memory for tensors of these shapes.
 
     Args:
-        dtype: of floats; None: their own.
-        on_meta: whether it is a skeleton.
+        dtype: the dtype of floats; None keeps each tensor's own.
+        on_meta: return a skeleton.
     """
     shapes = {
         name: torch.empty(
@@ -75,13 +75,16 @@ def model_of(
 
 
 def components_of(tensors: Mapping[str, torch.Tensor]) -> Model:
-    """A skeleton of modules that are made for a checkpoint's own tensors, codes and scales too."""
+    """Return a skeleton for a checkpoint's own tensors, including codes and scales."""
     with loadstone.skeleton():
         return Model({name: tensor.to("meta") for name, tensor in tensors.items()}, True)
 
 
 def write_skeleton(tensors: Mapping[str, torch.Tensor], path: Path) -> Path:
-    """The same as a file. Names may be below one another's, which no module can have."""
+    """Write the skeleton as a file.
+
+    A name may extend a tensor's name, which no module allows.
+    """
     targets = [
         {"name": name, "shape": list(tensor.shape), "dtype": DTYPES[tensor.dtype]}
         for name, tensor in tensors.items()
@@ -95,7 +98,7 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    """Names, shapes, dtypes and each bit; a NaN is a NaN, because its bits are the machine's."""
+    """Compare names, shapes, dtypes and bits, but any NaN equals any NaN: bits vary by machine."""
     assert set(found) == set(expected)
     for name, wanted in expected.items():
         tensor = found[name]

@@ -1,7 +1,7 @@
 """Checkpoints of ModelOpt's INT4, of NVFP4 and of MXFP4, in each naming.
 
-What they stand for is told by ``modelopt_oracle``, or by torch in F32 with one rounding an
-operation (docs/formats/modelopt.md).
+``modelopt_oracle`` decodes them, or torch in F32 with one rounding per operation
+(docs/formats/modelopt.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from codec_scaled import power
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 LAYER = "model.layers.0"
 Names = dict[str, str]
-# What stands behind the name of the numbers.
+# Suffixes of the components' names.
 OF_MODELOPT: Names = {"data": "", "scale": "_scale", "scale_2": "_scale_2"}
 OF_COMPRESSED_TENSORS: Names = {
     "data": "_packed",
@@ -30,13 +30,13 @@ OF_COMPRESSED_TENSORS: Names = {
 
 
 def low_first(data: torch.Tensor) -> torch.Tensor:
-    """Two numbers of E2M1 a byte."""
+    """Decode bytes that contain two E2M1 codes each."""
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
     return E2M1[codes.long()]
 
 
 def oracle(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
-    """One matrix by ``modelopt_oracle``."""
+    """Decode one matrix by ``modelopt_oracle``."""
     arrays: dict[str, Any] = {}
     for role, tensor in parts.items():
         is_fp8 = tensor.dtype == torch.float8_e4m3fn
@@ -45,7 +45,7 @@ def oracle(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tenso
 
 
 def oracle_of_stack(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
-    """Each matrix by itself."""
+    """Decode each matrix of a stack separately."""
     each = [{role: t[i] for role, t in parts.items()} for i in range(len(parts["data"]))]
     return torch.stack([oracle(one, encoding, shape) for one in each])
 
@@ -55,12 +55,12 @@ def named(parts: Tensors, names: Names = OF_MODELOPT) -> dict[str, tuple[str, to
 
 
 def positive_fp8(made: Checkpoint, *shape: int) -> torch.Tensor:
-    """Scales of E4M3 above 0."""
+    """Return positive E4M3 scales."""
     return made.integers(1, 0x7F, *shape).to(torch.uint8).view(torch.float8_e4m3fn)
 
 
 def write_int4(folder: Path) -> Written:
-    """ModelOpt's in memory: flat blocks of 128, the first number in the high half."""
+    """Write ModelOpt's in-memory layout: flat blocks of 128, the first code in the high half."""
     made = Checkpoint(30)
     made.add_layers()
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -76,7 +76,7 @@ def write_int4(folder: Path) -> Written:
 
 
 def write_int4_awq(folder: Path) -> Written:
-    """ModelOpt's export: two rows a byte, the upper one in the low half."""
+    """Write ModelOpt's export: two rows per byte, the upper one in the low half."""
     made = Checkpoint(31)
     made.add_layers()
     for i, (rows, columns) in enumerate(((6, 256), (4, 384))):
@@ -91,7 +91,7 @@ def write_int4_awq(folder: Path) -> Written:
 
 
 def write_told_int4(encoding: str, folder: Path) -> Written:
-    """Shapes that fit both layouts of INT4; the header's metadata tells which it is."""
+    """Write shapes that fit both layouts of INT4; the header's metadata specifies the layout."""
     made = Checkpoint(32)
     made.add_layers()
     parts = {"data": made.bytes(4, 128), "scale": made.uniform(0.5, 2, 8, 1)}
@@ -102,7 +102,7 @@ def write_told_int4(encoding: str, folder: Path) -> Written:
 
 
 def write_nvfp4(folder: Path) -> Written:
-    """ModelOpt's: the two scales are multiplied first."""
+    """Write ModelOpt's layout; decoding multiplies the two scales first."""
     made = Checkpoint(33)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
@@ -136,7 +136,7 @@ def add_nvfp4_divided(made: Checkpoint, name: str, rows: int, columns: int) -> N
 
 
 def write_nvfp4_divided(folder: Path) -> Written:
-    """Of compressed-tensors: a block's scale is divided by the global one, which is an inverse."""
+    """Write compressed-tensors' layout: the block's scale is divided by the global scale."""
     made = Checkpoint(34)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
@@ -146,7 +146,7 @@ def write_nvfp4_divided(folder: Path) -> Written:
 
 
 def write_mxfp4(names: Names, folder: Path) -> Written:
-    """A power of two for 32 of a row."""
+    """Write one power of two per 32 values of a row."""
     made = Checkpoint(35)
     made.add_layers()
     for i, shape in enumerate(((7, 32), (24, 96), (3, 6, 64))):
@@ -160,7 +160,7 @@ def write_mxfp4(names: Names, folder: Path) -> Written:
 
 
 def write_mxfp4_of_gpt_oss(folder: Path) -> Written:
-    """Groups have a dimension of their own, and the model has rows and columns exchanged."""
+    """Write groups in a separate dimension, with the rows and columns of the model transposed."""
     made = Checkpoint(36)
     made.add_layers()
     for role, rows, groups in (("gate_up_proj", 24, 3), ("down_proj", 96, 1)):

@@ -1,7 +1,6 @@
-"""Checkpoints of FP8 and INT8 numbers with scales beside them.
+"""Checkpoints of FP8 and INT8 codes with scales.
 
-What they stand for is told by torch in F32: code times scale, one rounding
-(docs/formats/modelopt.md).
+torch decodes them in F32: code times scale, one rounding (docs/formats/modelopt.md).
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ LAYER = "model.layers.0"
 
 
 def power(scale: torch.Tensor) -> torch.Tensor:
-    """2^(byte - 127) in F32."""
+    """Return 2^(byte - 127) in F32."""
     return torch.exp2(scale.view(torch.uint8).double() - 127).float()
 
 
 def blocks_of_128(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The scale of each number."""
+    """Repeat the block scales to one scale per element."""
     wide = scale.repeat_interleave(128, -2).repeat_interleave(128, -1)
     return wide[..., : shape[-2], : shape[-1]]
 
 
 def write_fp8(folder: Path) -> Written:
-    """One scale a matrix."""
+    """Write one scale per matrix."""
     made = Checkpoint(10)
     made.add_layers()
     shapes: list[tuple[torch.Tensor, torch.dtype, tuple[int, ...]]] = [
@@ -47,7 +46,7 @@ def write_fp8(folder: Path) -> Written:
 
 
 def write_fp8_stack(folder: Path) -> Written:
-    """Stacks of experts: a scale for all, or for each matrix."""
+    """Write stacks of experts: one scale for all, or one per matrix."""
     made = Checkpoint(11)
     made.add_layers()
     for leaf, grid in (("one", ()), ("each", (3,)), ("grid", (3, 1, 1))):
@@ -56,7 +55,7 @@ def write_fp8_stack(folder: Path) -> Written:
 
 
 def add_fp8(made: Checkpoint, name: str, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
-    """Numbers with a scale for all, or for each matrix."""
+    """Add codes with one scale for all, or one per matrix."""
     data, scale = made.fp8(*shape), made.uniform(0.01, 0.3, *grid)
     whole = scale.reshape(-1, *[1] * (len(shape) - 1))
     components = {"data": ("", data), "scale": ("_scale", scale)}
@@ -64,7 +63,7 @@ def add_fp8(made: Checkpoint, name: str, shape: tuple[int, ...], grid: tuple[int
 
 
 def write_fp8_wide(folder: Path) -> Written:
-    """Scales with the dimensions of the weight, whose rows are longer than a block."""
+    """Write scales with as many dimensions as the weight, whose rows are longer than a block."""
     made = Checkpoint(9)
     made.add_layers()
     add_fp8(made, f"{LAYER}.up_proj.weight", (130, 129), (1, 1))
@@ -92,7 +91,7 @@ def write_fp8_channel(folder: Path) -> Written:
 
 
 def write_fp8_block(folder: Path) -> Written:
-    """DeepSeek's: blocks of 128 by 128 that are cut at the edges."""
+    """Write DeepSeek's layout: blocks of 128 by 128 that are cut at the edges."""
     made = Checkpoint(13)
     made.add_layers()
     shapes = ((200, 300), (128, 128), (7, 5), (129, 256), (2, 130, 140))
@@ -107,7 +106,7 @@ def write_fp8_block(folder: Path) -> Written:
 
 
 def write_fp8_block_powers(folder: Path) -> Written:
-    """Scales that are powers of two, as DeepSeek's later checkpoints have them."""
+    """Write scales that are powers of two, as in DeepSeek's later checkpoints."""
     made = Checkpoint(14)
     made.add_layers()
     for i, shape in enumerate(((256, 384), (256, 128), (200, 300))):
@@ -122,7 +121,7 @@ def write_fp8_block_powers(folder: Path) -> Written:
 
 
 def write_fp8_block_of_modelopt(folder: Path) -> Written:
-    """Scales as ModelOpt writes them: [rows, 1, columns, 1]."""
+    """Write scales in ModelOpt's shape: [rows, 1, columns, 1]."""
     made = Checkpoint(15)
     made.add_layers()
     for i, (rows, columns) in enumerate(((256, 384), (200, 300), (128, 128))):
@@ -135,7 +134,7 @@ def write_fp8_block_of_modelopt(folder: Path) -> Written:
 
 
 def write_fp8_block_of_config(folder: Path) -> Written:
-    """Blocks of a size that only the config tells."""
+    """Write blocks whose size only the config specifies."""
     made = Checkpoint(16)
     made.add_layers()
     data, scale = made.fp8(96, 128), made.uniform(0.01, 0.3, 3, 2)
@@ -147,7 +146,7 @@ def write_fp8_block_of_config(folder: Path) -> Written:
 
 
 def write_mxfp8(shapes: tuple[tuple[int, ...], ...], folder: Path) -> Written:
-    """A power of two for 32 of a row, of which the last may be fewer."""
+    """Write one power of two per 32 values of a row; the last group may be shorter."""
     made = Checkpoint(17)
     made.add_layers()
     for i, shape in enumerate(shapes):

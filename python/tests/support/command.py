@@ -1,4 +1,4 @@
-"""The command under test: the one that was installed, or that LOADSTONE_CLI names."""
+"""The command under test: the installed one, or the one that LOADSTONE_CLI names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("lo
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end; any exit status is the caller's to look at."""
+    """Run the command to its end with any exit status."""
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -24,13 +24,13 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def output(*arguments: object, status: int = 0) -> str:
-    """Both streams of a run that ends with this status."""
+    """Return both streams of a run; require this exit status."""
     done = run(*arguments)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    """Status and report of ``verify``."""
+    """Return the exit status and report of ``verify``."""
     done = run("verify", *arguments, "--json")
     return done.returncode, json.loads(done.stdout)

@@ -1,7 +1,7 @@
-"""Compares a loaded transformers model with what the library's own ``from_pretrained`` gives.
+"""Compares a loaded transformers model with the library's own ``from_pretrained``.
 
-``differences`` returns one line for everything that differs, ``assert_same_state`` raises with
-them. Values are compared as bytes.
+``differences`` returns one line per difference, and ``assert_same_state`` raises with these lines.
+Values are compared as bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 @dataclasses.dataclass
 class Loaded:
-    """What a load by the library gave.
+    """The result of a load by the library.
 
     Attributes:
-        info: its loading information.
-        uninitialised: tensors that hold memory nobody has written to, wholly or in part.
+        info: the library's loading information.
+        uninitialised: tensors with uninitialized memory, wholly or in part.
     """
 
     model: Any
@@ -29,13 +29,13 @@ class Loaded:
 
     @property
     def random(self) -> set[str]:
-        """Tensors whose value an initialiser drew: those that no file gave."""
+        """Tensors that an initialiser drew, as they are missing or mismatched."""
         return random_names(self.model, self.info)
 
 
 @contextlib.contextmanager
 def filled_memory() -> Iterator[None]:
-    """Memory that torch hands out unwritten holds NaN or the largest integer inside."""
+    """Fill uninitialized memory from torch with NaN or the largest integer."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
@@ -49,14 +49,14 @@ def filled_memory() -> Iterator[None]:
 
 
 def library_load(cls: Any, folder: Any, **options: Any) -> Loaded:
-    """``cls.from_pretrained(folder, **options)`` with unwritten memory made visible."""
+    """Call ``cls.from_pretrained(folder, **options)`` with uninitialized memory made visible."""
     with filled_memory():
         model, info = cls.from_pretrained(folder, output_loading_info=True, **options)
     return Loaded(model, info, uninitialised_names(model))
 
 
 def uninitialised_names(model: torch.nn.Module) -> set[str]:
-    """Tensors that show the fill of ``filled_memory``: no file here holds such values."""
+    """Return the tensors with the fill of ``filled_memory``, which no test file contains."""
     return {
         name for name, tensor in all_tensors(model).items() if not tensor.is_meta and _fill(tensor)
     }
@@ -71,7 +71,7 @@ def _fill(tensor: torch.Tensor) -> bool:
 
 
 def random_names(model: torch.nn.Module, info: dict[str, Any]) -> set[str]:
-    """Missing and mismatched names, and the others of their ties."""
+    """Return missing and mismatched names, and the other names of their ties."""
     names = set(info["missing_keys"]) | {item[0] for item in info["mismatched_keys"]}
     for group in tie_groups(model):
         if names & group:
@@ -80,13 +80,13 @@ def random_names(model: torch.nn.Module, info: dict[str, Any]) -> set[str]:
 
 
 def all_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, ties under each of their names."""
+    """Return parameters and buffers by name, with every name of a tie."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return parameters | dict(model.named_buffers(remove_duplicate=False))
 
 
 def tie_groups(model: torch.nn.Module) -> set[frozenset[str]]:
-    """Names that stand for the same memory, in groups of two and more."""
+    """Return groups of two or more names that share one memory."""
     places: dict[Any, set[str]] = {}
     for name, tensor in all_tensors(model).items():
         if tensor.is_meta:
@@ -100,7 +100,7 @@ def tie_groups(model: torch.nn.Module) -> set[frozenset[str]]:
 
 
 def assert_same_state(*loaded: Any, **apart: Collection[str]) -> None:
-    """Fails with a line for each of the ``differences``."""
+    """Fail with one line per difference."""
     found = differences(*loaded, **apart)
     shown = found[:20] + ([f"... and {len(found) - 20} more"] if len(found) > 20 else [])
     assert not found, "\n".join(shown)
@@ -114,12 +114,12 @@ def differences(
     random_names: Collection[str] = (),
     uninitialised: Collection[str] = (),
 ) -> list[str]:
-    """A line for each difference.
+    """Return a line for each difference.
 
     Args:
-        random_names: tensors that an initialiser drew: compared in everything but their value, and
-            in that too where the library's is the same throughout (zeros, ones).
-        uninitialised: tensors that the library leaves unwritten: ours must be finite.
+        random_names: tensors that an initialiser drew; their values are compared only if the
+            library's value is constant (zeros, ones).
+        uninitialised: tensors that the library leaves uninitialized: ours must be finite.
     """
     return [
         *_tensors(ours, library, set(random_names), set(uninitialised)),
@@ -168,13 +168,13 @@ def _tensor(
 
 
 def same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether dtypes, shapes and the values as bytes are equal."""
+    """Compare dtypes, shapes and bytes."""
     kinds = (first.dtype, first.shape) == (second.dtype, second.shape)
     return kinds and same_bytes(first, second)
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether the values are equal as bytes; shapes and dtypes are."""
+    """Compare bytes; shapes and dtypes must be equal."""
     return torch.equal(_bytes(first), _bytes(second))
 
 
@@ -187,7 +187,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _constant(tensor: torch.Tensor) -> bool:
-    """Whether no number was drawn for it; one value alone is a drawn one if it has digits."""
+    """Return true if all values are equal; a single value must be an integer."""
     if tensor.numel() < 2:
         return not tensor.numel() or float(tensor.reshape(-1)[0]).is_integer()
     return bool((tensor == tensor.reshape(-1)[0]).all())
@@ -260,7 +260,7 @@ def _shorten(mine: Any, theirs: Any) -> str:
 
 
 def conversions(model: Any) -> Any:
-    """``_weight_conversions`` as plain data."""
+    """Return ``_weight_conversions`` as plain data."""
     found = getattr(model, "_weight_conversions", ABSENT)
     if found is ABSENT or found is None:
         return found
@@ -305,7 +305,7 @@ def _modules(ours: Any, library: Any) -> Iterator[str]:
 
 
 def _hook(module: Any) -> Any:
-    """The class of accelerate's hook, those in a sequence, and where it computes."""
+    """Return the class of accelerate's hook, those in a sequence, and its execution device."""
     hook = getattr(module, "_hf_hook", None)
     inner = [type(item).__name__ for item in getattr(hook, "hooks", ())]
     places = getattr(hook, "execution_device", None), getattr(hook, "offload", None)
@@ -321,7 +321,7 @@ def _hook_counts(module: Any) -> dict[str, int]:
 
 
 def _class(module: Any) -> str:
-    """By name: parametrised modules have a class each."""
+    """Return the class's name, because each parametrised module has its own class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

@@ -20,7 +20,7 @@ def by_merge(source: Path, target: Path, **options: Any) -> None:
 
 
 def by_command(source: Path, target: Path, **options: Any) -> None:
-    """Options by their Python names; True is a flag."""
+    """Convert Python options to the command's; True is a flag."""
     words = [
         [f"--{name}"] if value is True else [f"--{name}", str(value)]
         for name, value in options.items()

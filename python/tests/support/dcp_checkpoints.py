@@ -1,6 +1,6 @@
 """Writes checkpoints with torch.distributed.checkpoint, from four processes: run with a folder.
 
-Processes are forked after torch is imported, which makes them quick to start.
+Processes are forked after the import of torch, so they start fast.
 """
 
 from __future__ import annotations

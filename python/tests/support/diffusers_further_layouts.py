@@ -1,6 +1,6 @@
-"""Names of the original checkpoints of models that came later or beside; see ``diffusers_layouts``.
+"""Key names in original checkpoints of further models; see ``diffusers_layouts``.
 
-Some files hold tensors that the model has no place for; those are among what a layout gives.
+Some files contain tensors that the model lacks; the layouts include them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def _halves_turned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    """The first of the pairs that the name starts with."""
+    """Replace the first matching prefix."""
     for old, new in pairs:
         if name.startswith(old):
             return new + name.removeprefix(old)
     return name
 
 
-# --- Stable Diffusion and what came with it ------------------------------------------------------
+# --- Stable Diffusion and related models ----------------------------------------------------------
 
 
 def controlnet(state: State, config: Mapping[str, Any]) -> State:
@@ -55,7 +55,7 @@ _animatediff = Rules(
 
 
 def animatediff(state: State, config: Mapping[str, Any]) -> State:
-    """Motion modules; their tables are in the files, and the converter leaves them there."""
+    """Return motion modules; their tables are in the files, and the converter keeps them."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -75,7 +75,7 @@ _QKV = ("to_q", "to_k", "to_v")
 
 
 def stable_cascade(state: State, config: Mapping[str, Any]) -> State:
-    """Stage C, which has a mapper of texts, and stage B."""
+    """Handle stage C, which has a text mapper, and stage B."""
     joined = Rules(((".to_out.0.", ".attn.out_proj."),), joins=((_QKV, "attn.in_proj"),), prefix="")
     made = {}
     for name, tensor in joined(state, config).items():
@@ -109,7 +109,7 @@ _DC_TOPS = (
 
 
 def autoencoder_dc(state: State, config: Mapping[str, Any]) -> State:
-    """Projections of its attention are convolutions there."""
+    """The projections of its attention are convolutions in the file."""
     joined = Rules((), joins=(QKV,), prefix="")
     made = {}
     for name, tensor in joined(state, config).items():
@@ -153,7 +153,7 @@ _KREA_BLOCK = (
 
 
 def krea2(state: State, config: Mapping[str, Any]) -> State:
-    """The six modulation vectors of a block are one in the file."""
+    """The file fuses the six modulation vectors of a block."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -225,7 +225,7 @@ _flux3 = Rules(
 
 
 def flux3(state: State, config: Mapping[str, Any]) -> State:
-    """With a head of its training."""
+    """The file also contains a head used only in training."""
     del config
     made = {"repa_projectors.0.weight": torch.randn(4, 8)}
     for name, tensor in state.items():
@@ -237,7 +237,7 @@ def flux3(state: State, config: Mapping[str, Any]) -> State:
 
 
 def z_image_control(state: State, config: Mapping[str, Any]) -> State:
-    """With a refiner that the model takes from its other layers."""
+    """The file also contains a refiner, which the model builds from its other layers."""
     del config
     extra = {
         name.replace("control_layers", "control_noise_refiner"): torch.randn_like(tensor)
@@ -283,7 +283,7 @@ _LTX2_BLOCK = (
 
 
 def ltx2(state: State, config: Mapping[str, Any]) -> State:
-    """With what belongs to the text encoder."""
+    """The file also contains the text encoder's connectors."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -303,7 +303,7 @@ _STATISTICS = {
 
 
 def ltx2_vae(state: State, config: Mapping[str, Any]) -> State:
-    """Blocks and what is between them are numbered through; two statistics nobody uses."""
+    """Blocks and samplers share one numbering; the model does not use two of the statistics."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -349,7 +349,7 @@ _minimax = Rules(
 
 
 def minimax_h3(state: State, config: Mapping[str, Any]) -> State:
-    """With the table of its rotary embedding."""
+    """The file also contains the table of its rotary embedding."""
     made = _minimax(state, config)
     renamed = {_renamed(name, _MINIMAX_TOPS): value for name, value in made.items()}
     return renamed | {"rope.inv_freq": torch.randn(4)}

@@ -21,24 +21,24 @@ from loadstone._model.walk import walk
 
 Kind = gguf.GGMLQuantizationType
 PLAIN = (Kind.F16, Kind.Q8_0, Kind.Q4_0)
-# Where the F16 scales of a block lie: gguf-py does not quantize to these types.
+# Offsets of a block's F16 scales, for types that gguf-py cannot quantize to.
 SCALES = {Kind.Q4_K: (0, 2), Kind.Q2_K: (80, 82), Kind.Q6_K: (208,)}
 
 
 @dataclasses.dataclass
 class Tensors:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        data: arrays as gguf-py takes them: packed rows, or numbers.
-        kinds: of each tensor.
+        data: arrays in gguf-py's form: packed rows, or values.
+        kinds: the type of each tensor.
     """
 
     data: dict[str, Any]
     kinds: dict[str, Kind]
 
     def dequantized(self) -> State:
-        """The numbers that the file stands for, by gguf-py in float32."""
+        """Return the values that gguf-py decodes, in float32."""
         return {
             name: torch.from_numpy(gguf.quants.dequantize(data, self.kinds[name]).copy())
             for name, data in self.data.items()
@@ -58,12 +58,12 @@ class Tensors:
 def packed(
     state: State, choose: Callable[[int], Kind], seed: int = 0, scale: float = 0.02
 ) -> Tensors:
-    """Matrices whose rows are whole blocks as ``choose(running number)`` says, the rest F32.
+    """Pack matrices whose rows are whole blocks with ``choose(index)``; the rest is F32.
 
-    Matrices that do not fit become F16, as in files that people publish.
+    Matrices that do not fit become F16, as in published files.
 
     Args:
-        scale: the largest of random blocks.
+        scale: the largest scale of random blocks.
     """
     made = Tensors({}, {})
     generator = numpy.random.default_rng(seed)
@@ -81,7 +81,7 @@ def packed(
 
 
 def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any, scale: float = 0.02) -> Any:
-    """Valid blocks: any bytes, and scales that are small finite numbers."""
+    """Return valid blocks: random bytes, and small finite scales."""
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = shape[0] * shape[1] // elements
     made = generator.integers(0, 256, (blocks, size), dtype=numpy.uint8)
@@ -92,7 +92,7 @@ def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any, scale: flo
 
 
 def mixed(index: int) -> Kind:
-    """As files named K_M are."""
+    """Choose types as in files named K_M."""
     return (Kind.Q4_K, Kind.Q6_K, Kind.F16, Kind.Q4_K, Kind.F32)[index % 5]
 
 
@@ -101,7 +101,7 @@ def _wider(name: str, changes: dict[str, Any]) -> Case:
     return dataclasses.replace(case, name=f"{name}_256", changes=case.changes | changes)
 
 
-# Rows of 256 numbers, which is a block of the K types.
+# Rows of 256 elements, which is a block of the K types.
 _WIDE_WAN = {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}
 _WIDE_IMAGE = _WIDE_WAN | {"image_dim": 256, "added_kv_proj_dim": 256}
 BLOCK_CASES = [
@@ -158,16 +158,16 @@ MORE_BLOCK_CASES = [
     ),
 ]  # fmt: skip
 FIRST_LAST_CASE = _wider("wan_flf2v", _WIDE_IMAGE)
-# A VAE in the library's names: in the original ones all its matrices are convolutions.
+# A VAE in the library's names: in the original layout all its matrices are convolutions.
 VAE_CASE = dataclasses.replace(
     _wider("autoencoder_kl", {"block_out_channels": [16, 32, 256]}), layout=unchanged
 )
-# Those whose converter knows one width only; one file has all types.
+# Cases whose converter knows only one width; one file has all types.
 WIDE_CASES = [case for case in CASES if case.is_wide]
 
 
 class File:
-    """A GGUF file of a case, its configuration, and what it holds."""
+    """A GGUF file of a case, its configuration, and its content."""
 
     def __init__(self, folder: Path, case: Case, choose: Any) -> None:
         self.case = case
@@ -186,7 +186,7 @@ class File:
         return self.case.cls.from_single_file(self.path, config=self.config, **options)
 
     def reference(self) -> Any:
-        """A model with the numbers of gguf-py, through the library's converter in float32."""
+        """Return a model of gguf-py's values, converted by the library in float32."""
         with with_meta():
             empty = self.case.construct()
         values = library_converted(self.case, self.tensors.dequantized(), empty)
@@ -204,9 +204,9 @@ def quantization(dtype: torch.dtype = torch.bfloat16, *excluded: str) -> Any:
 
 
 def differences(found: Any, expected: Any) -> list[str]:
-    """As those of ``diffusers_models``, with the block format of parameters.
+    """Compare as ``diffusers_models`` does, and compare the parameters' block format.
 
-    What the library dequantizes it leaves as tensors that are no parameters; ours are.
+    The library dequantizes into tensors that are not parameters; ours are.
     """
     lines = differences_of_values(found, expected)
     theirs = {slot.name: slot.tensor for slot in walk(expected)}

@@ -1,6 +1,6 @@
-"""A model's tensors under the names of the original checkpoints: diffusers' converters undone.
+"""A model's tensors under the original names: the inverse of diffusers' converters.
 
-A layout takes the state dict of a model and its configuration and gives the tensors of a file.
+A layout maps the state dict of a model and its configuration to the tensors of a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 State = dict[str, torch.Tensor]
 Layout = Callable[[State, Mapping[str, Any]], State]
-COMFY = "model.diffusion_model."  # the prefix of files that were made for one-file tools
+COMFY = "model.diffusion_model."  # the prefix in files for one-file tools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Rules:
     """Renames after joins and swaps of halves.
 
     Attributes:
-        renames: pairs, replaced one after the other in a name with a dot at each end.
-        joins: the pieces, in order, and what they are together, along the first dimension.
-        swaps: names whose halves are the other way round.
+        renames: pairs, replaced in order in a name with a dot at each end.
+        joins: the pieces, in order, and the name of the result, along the first dimension.
+        swaps: patterns of names whose halves are swapped.
     """
 
     renames: tuple[tuple[str, str], ...]
@@ -210,7 +210,7 @@ _flux = Rules(
 
 
 def single_fused(state: State) -> State:
-    """``proj_mlp`` beside ``attn``: its name has no common stem with the three others."""
+    """``proj_mlp`` has no common stem with the three projections of ``attn``."""
     made = {}
     for name, tensor in state.items():
         block, _, rest = name.partition(".")
@@ -225,7 +225,7 @@ def single_fused(state: State) -> State:
 
 
 def flux(state: State, config: Mapping[str, Any]) -> State:
-    """Flux and Chroma: single blocks fuse attention and the way in of their feed-forward."""
+    """Flux and Chroma: single blocks fuse attention and the feed-forward's input projection."""
     head = "single_transformer_blocks."
     single = {name.removeprefix(head): state[name] for name in state if name.startswith(head)}
     fused = {name: tensor for name, tensor in state.items() if not name.startswith(head)}
@@ -295,7 +295,7 @@ _lumina2 = Rules(
 
 
 def lumina2(state: State, config: Mapping[str, Any]) -> State:
-    """With the norm that the original has and nobody uses."""
+    """The original also has a norm that is not used."""
     return _lumina2(state, config) | {"norm_final.weight": torch.ones(config["hidden_size"])}
 
 
@@ -333,7 +333,7 @@ _sana = Rules(
 
 
 def sana(state: State, config: Mapping[str, Any]) -> State:
-    """With two tensors that the original has and the converter drops."""
+    """The original also has two tensors, which the converter drops."""
     made = _sana(state, config)
     made["final_layer.scale_shift_table"] = made.pop("scale_shift_table")
     extra = {"pos_embed": torch.randn(1, 4, 8), "y_embedder.y_embedding": torch.randn(4, 8)}

@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 
 
 def combined_ltx(folder: Path) -> tuple[str, Any, Any]:
-    """The file, and the two models that it holds."""
+    """Write the file; return it with the two models in it."""
     transformer, vae = by_name("ltx"), by_name("ltx_vae")
     models = transformer.build(), vae.build()
     state = transformer.original(models[0]) | vae.original(models[1])
@@ -27,7 +27,7 @@ def combined_ltx(folder: Path) -> tuple[str, Any, Any]:
 
 
 def ltx_pipeline(folder: Path) -> tuple[str, Any]:
-    """A combined file and its pipeline, whose configs are in ``folder / "config"``."""
+    """Write a combined file and its pipeline, whose configs are in ``folder / "config"``."""
     import diffusers
 
     file, transformer, vae = combined_ltx(folder)

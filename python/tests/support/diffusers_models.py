@@ -1,7 +1,7 @@
 """Tiny random models of diffusers' classes, and files of them in the original key names.
 
-``CASES`` and ``FURTHER_CASES`` have a single-file converter in the library, ``OWN_CASES`` only the
-library's own names; those of ``TABLE_CASES`` are there for their tables.
+The library has a single-file converter for ``CASES`` and ``FURTHER_CASES``. ``OWN_CASES`` have only
+the library's own names; ``TABLE_CASES`` are here for their tables.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from transformers_models import own_state, randomise_all
 import loadstone
 from loadstone._model.walk import walk
 
-CONSTRUCTED = ("non_persistent_buffer", "attribute")  # what no file holds
+CONSTRUCTED = ("non_persistent_buffer", "attribute")  # not in any file
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A class, a small configuration of it, and how its files name their tensors.
+    """A class, a small configuration of it, and the layout of its files.
 
     Attributes:
-        layout: None: there is no other than the library's own.
+        layout: None if the only layout is the library's own.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Case:
 
     @property
     def is_wide(self) -> bool:
-        """Hundreds of millions of parameters: the library's converter knows one width only."""
+        """Hundreds of millions of parameters: the library's converter knows only one width."""
         return self.name in WIDE
 
     def construct(self, dtype: torch.dtype | None = None) -> Any:
-        """A model of the library's constructor, in evaluation mode."""
+        """Construct the model with the library, in evaluation mode."""
         with default_dtype(dtype or torch.float32):
             model = self.cls(**copy.deepcopy(self.changes)).eval()
         return model.requires_grad_(True)
 
     def build(self, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
-        """The same with random numbers in everything that a file can hold."""
+        """Construct the model, and fill everything that a file can contain with random values."""
         return randomise_all(self.construct(dtype), seed)
 
     def original(self, model: Any, dtype: torch.dtype | None = None) -> State:
-        """What a file in the original layout holds, contiguous; floats in ``dtype``."""
+        """Return contiguous tensors in the original layout, with floats in ``dtype``."""
         assert self.layout is not None
         made = self.layout(state_of(model), dict(model.config))
         return {name: _as(tensor, dtype) for name, tensor in made.items()}
@@ -75,13 +75,13 @@ class Case:
 
 
 def state_of(model: Any) -> State:
-    """The state dict, each tie once; on meta nothing tells ties from others."""
+    """Return the state dict, each tie once; on meta, ties cannot be recognised."""
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     return dict(model.state_dict()) if is_meta else own_state(model)
 
 
 class default_dtype:  # noqa: N801
-    """A context under which torch makes floats of another dtype."""
+    """Changes torch's default float dtype in a context."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -100,7 +100,7 @@ def _as(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def write_config(model: Any, folder: Path) -> str:
-    """A folder that ``config=`` takes."""
+    """Write a folder for ``config=``."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_config(folder)
     return str(folder)
@@ -109,14 +109,14 @@ def write_config(model: Any, folder: Path) -> str:
 def write_single_file(
     case: Case, model: Any, file: Path, dtype: torch.dtype | None = None
 ) -> tuple[str, str]:
-    """A safetensors file in the original layout, and the folder of its configuration."""
+    """Write a safetensors file in the original layout, and the folder of its configuration."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(case.original(model, dtype), file)
     return str(file), write_config(model, file.parent / "config")
 
 
 def write_header_only(state: State, file: Path, dtype: str = "BF16") -> str:
-    """A file whose header is whole and whose data is a hole: nothing that reads it gets far."""
+    """Write a file with a complete header, whose data is a hole."""
     header: dict[str, Any] = {}
     at = 0
     for name, tensor in state.items():
@@ -134,7 +134,7 @@ def write_header_only(state: State, file: Path, dtype: str = "BF16") -> str:
 
 
 def library_converted(case: Case, state: State, model: Any) -> State:
-    """``state`` through the library's converter of the class, on real tensors."""
+    """Convert ``state`` with the library's converter of the class, on real tensors."""
     from diffusers.loaders import single_file_model
 
     name = single_file_model._get_single_file_loadable_mapping_class(case.cls)
@@ -149,7 +149,7 @@ def library_converted(case: Case, state: State, model: Any) -> State:
 
 
 def differences(found: Any, expected: Any) -> list[str]:
-    """A line for each parameter, buffer and plain tensor that is not the same, bit for bit."""
+    """Return a line per parameter, buffer and plain tensor that differs in any bit."""
     ours = {slot.name: slot for slot in walk(found)}
     theirs = {slot.name: slot for slot in walk(expected)}
     lines = [f"{name}: only in one of them" for name in sorted(ours.keys() ^ theirs.keys())]
@@ -181,7 +181,7 @@ def logged_lines() -> Iterator[list[str]]:
 
 
 def refuse(*_: Any, **__: Any) -> Any:
-    """Takes the place of a reader of a library."""
+    """Replace a library's reader and fail if it runs."""
     raise AssertionError("a library reads weights itself")
 
 
@@ -209,7 +209,7 @@ def by_name(name: str) -> Case:
 
 
 def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
-    """What a load in ``dtype`` is to give: weights rounded but for declared modules."""
+    """Return the expected result of a load in ``dtype``: declared modules are not rounded."""
     expected = copy.deepcopy(model)
     keeps = set(case.cls._keep_in_fp32_modules or ())
     for slot in walk(expected):
@@ -221,6 +221,6 @@ def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def with_meta() -> Iterator[None]:
-    """A skeleton in which everything is on meta, tables too."""
+    """Put everything in a skeleton on meta, including tables."""
     with torch.device("meta"):
         yield

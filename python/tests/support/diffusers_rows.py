@@ -15,7 +15,7 @@ _WAN_I2V = _WAN | {"in_channels": 36, "image_dim": 32, "added_kv_proj_dim": 64}
 _DOWN, _CROSS = "DownBlock2D", "CrossAttnDownBlock2D"
 _UP, _CROSS_UP = "UpBlock2D", "CrossAttnUpBlock2D"
 
-# Converters that write a width down need models of that width.
+# Models whose converters hard-code a width, so the models need that width.
 WIDE = ("flux", "chroma", "hunyuan_video", "lumina2")
 
 ROWS: list[tuple[Any, ...]] = [
@@ -201,7 +201,7 @@ ROWS: list[tuple[Any, ...]] = [
     ),
 ]  # fmt: skip
 
-# Classes that have no other layout than diffusers' own.
+# Classes whose only layout is diffusers' own.
 OWN_ROWS: list[tuple[Any, ...]] = [
     (
         "cogvideox", "CogVideoXTransformer3DModel",

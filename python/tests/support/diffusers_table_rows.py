@@ -1,4 +1,4 @@
-"""Models with tensors that no file holds: name, class, configuration; see ``diffusers_models``."""
+"""Models with tensors that no file contains: name, class, configuration."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ TABLE_ROWS: list[tuple[Any, ...]] = [
     ),
 ]  # fmt: skip
 
-# Their convolutions hold a product of two parameters, which a hook makes anew before each forward.
+# Their convolutions use a product of two parameters, which a hook computes before each forward
+# pass.
 WEIGHT_NORM_ROWS: list[tuple[Any, ...]] = [
     (
         "cosmos3_audio", "Cosmos3AVAEAudioTokenizer",

@@ -1,4 +1,4 @@
-"""Names of the original checkpoints of video models; see ``diffusers_layouts``."""
+"""Key names in original checkpoints of video models; see ``diffusers_layouts``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _FACE_ADAPTER = Rules(
 
 
 def wan(state: State, config: Mapping[str, Any]) -> State:
-    """Wan in all its forms; the parts that only Wan-Animate has are named by ``_animate``."""
+    """All variants of Wan; ``_animate`` names the modules that only Wan-Animate has."""
     rules = Rules(_WAN_RENAMES, prefix="")
     made = {}
     adapter = {}
@@ -261,8 +261,8 @@ _cosmos = Rules(
 def cosmos(state: State, config: Mapping[str, Any]) -> State:
     """Cosmos 2, with tensors that the converter drops.
 
-    The library's converter never recognises files of Cosmos 1: it looks for one of their names in
-    the dictionary that it has emptied before.
+    The library's converter never recognises files of Cosmos 1: it looks for one of their names in a
+    dictionary that it has already emptied.
     """
     drops = ("pos_embedder.seq", "pos_embedder.dim_spatial_range", "accum_iteration")
     extra = {f"net.{name}": torch.arange(4.0) for name in drops}

@@ -1,4 +1,4 @@
-"""The files that the pages of docs/ speak of, as tiny random models under the same names."""
+"""The files that the pages of docs/ use, as tiny random models under the same names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transformers_models import randomise_all
 
 
 def save(model: Any, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """A folder that ``from_pretrained`` takes, of random numbers."""
+    """Write a folder for ``from_pretrained``, with random values."""
     randomise_all(model, 0).to(dtype).save_pretrained(folder)
     return folder
 
 
 def llama(folder: Path, **changes: Any) -> Path:
-    """Two layers of Llama."""
+    """Write two layers of Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -32,7 +32,7 @@ def llama(folder: Path, **changes: Any) -> Path:
 
 
 def qwen_moe(folder: Path, **changes: Any) -> Path:
-    """Two layers of Qwen3-MoE, with four experts each; the file has them one by one."""
+    """Write two layers of Qwen3-MoE with four experts each, stored separately."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -45,7 +45,7 @@ def qwen_moe(folder: Path, **changes: Any) -> Path:
 
 
 def adapter(folder: Path, seed: int = 1) -> Path:
-    """peft's adapter of rank 4 for q_proj and v_proj of :func:`llama`."""
+    """Write peft's adapter of rank 4 for q_proj and v_proj of :func:`llama`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(2):
@@ -59,7 +59,7 @@ def adapter(folder: Path, seed: int = 1) -> Path:
 
 
 def wan(folder: Path) -> Path:
-    """A tiny Wan: wan2.2-Q4_K_M.gguf in the original names, and folder/transformer for it."""
+    """Write a tiny Wan: wan2.2-Q4_K_M.gguf in the original names, and folder/transformer for it."""
     from diffusers_gguf import BLOCK_CASES, mixed, packed
     from diffusers_models import write_config
 
@@ -72,7 +72,7 @@ def wan(folder: Path) -> Path:
 
 
 def wan_transformer(folder: Path) -> Path:
-    """The config of the same model, by itself."""
+    """Write only the config of the same model."""
     from diffusers_gguf import BLOCK_CASES
     from diffusers_models import write_config
 
@@ -81,7 +81,7 @@ def wan_transformer(folder: Path) -> Path:
 
 
 def wan_pipeline(folder: Path) -> Path:
-    """With the transformer of :func:`wan`, a T5 encoder and a decoder."""
+    """Write a pipeline with the transformer of :func:`wan`, a T5 encoder and a decoder."""
     import diffusers
     import transformers
     from diffusers_gguf import BLOCK_CASES
@@ -101,7 +101,7 @@ def wan_pipeline(folder: Path) -> Path:
 
 
 def stable_diffusion_xl(folder: Path) -> Path:
-    """One file with all components, sdxl.safetensors, and their configs in sdxl."""
+    """Write one file with all components, sdxl.safetensors, and their configs in sdxl."""
     import diffusers_pipelines as tiny
 
     pipe = tiny.stable_diffusion_xl(folder / "sdxl")
@@ -110,7 +110,7 @@ def stable_diffusion_xl(folder: Path) -> Path:
 
 
 def of_bitsandbytes(folder: Path) -> Path:
-    """:func:`llama` as transformers saves it in nf4."""
+    """Write :func:`llama` as transformers saves it in nf4."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
@@ -123,7 +123,7 @@ def of_bitsandbytes(folder: Path) -> Path:
 
 
 def wan_files(folder: Path) -> Path:
-    """The same model in the original names, twice in blocks, and folder/transformer for it."""
+    """Write the model in the original names, twice in blocks, and folder/transformer for it."""
     from diffusers_gguf import BLOCK_CASES, mixed, packed
     from diffusers_models import write_config
 
@@ -136,7 +136,7 @@ def wan_files(folder: Path) -> Path:
 
 
 def language_model(folder: Path) -> Path:
-    """One in llama.cpp's names: as safetensors with its keys, as GGUF, and its matrix."""
+    """Write a model in llama.cpp's names: safetensors with its keys, GGUF, and its matrix."""
     import imatrix_files
     import llama_quantize
 
@@ -152,7 +152,7 @@ def language_model(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """The experts of one layer, as GPT-OSS stores them: MXFP4, gate and up in turn, biases."""
+    """Write the experts of one layer in GPT-OSS's form: MXFP4, gate and up interleaved, biases."""
     folder.mkdir()
     prefix, experts, rows = "model.layers.0.mlp.experts", 4, 64
     tensors = {}
@@ -167,7 +167,7 @@ def gpt_oss(folder: Path) -> Path:
 
 
 def quantized_models(folder: Path) -> Path:
-    """Folders of mixtures: in numbers, and as DeepSeek, GPT-OSS and ModelOpt store them."""
+    """Write folders of mixtures: dequantized, and as DeepSeek, GPT-OSS and ModelOpt store them."""
     import json
 
     from codec_scaled import write_fp8_block
@@ -186,7 +186,7 @@ def quantized_models(folder: Path) -> Path:
 
 
 def first_last_frame(folder: Path) -> Path:
-    """A tiny Wan for a first and a last frame: a GGUF file, and its config in Wan2.1-FLF2V."""
+    """Write a tiny Wan for a first and a last frame: a GGUF file, and its config."""
     from diffusers_gguf import FIRST_LAST_CASE, mixed, packed
     from diffusers_models import write_config
 
@@ -197,7 +197,7 @@ def first_last_frame(folder: Path) -> Path:
 
 
 def wrapped(path: Path, prefix: str = "net.") -> Path:
-    """A checkpoint of a two-layer network, as a training script saved it: other names."""
+    """Write a two-layer network under different names, as a training script saves it."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"encoder.0.weight": (32, 16), "encoder.0.bias": (32,), "encoder.2.weight": (8, 32),
               "encoder.2.bias": (8,)}  # fmt: skip
@@ -208,7 +208,7 @@ def wrapped(path: Path, prefix: str = "net.") -> Path:
 
 
 def gguf(path: Path) -> Path:
-    """A language model of one layer, in the names of llama.cpp."""
+    """Write a language model of one layer, in the names of llama.cpp."""
     import gguf as writer_of
     import numpy as np
 
@@ -227,7 +227,7 @@ def gguf(path: Path) -> Path:
 
 
 def gguf_folder(folder: Path) -> Path:
-    """A folder with nothing but model.gguf, a Llama with all keys that transformers reads."""
+    """Write a folder with only model.gguf, a Llama with all keys that transformers reads."""
     import gguf_models
 
     folder.mkdir()
@@ -237,7 +237,7 @@ def gguf_folder(folder: Path) -> Path:
 
 
 def skeleton_file(path: Path) -> Path:
-    """The skeleton of :func:`llama` as JSON."""
+    """Write the skeleton of :func:`llama` as JSON."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import loadstone
@@ -250,7 +250,7 @@ def skeleton_file(path: Path) -> Path:
 
 
 def quantized(folder: Path) -> Path:
-    """:func:`llama` in ModelOpt's NVFP4."""
+    """Write :func:`llama` in ModelOpt's NVFP4."""
     import loadstone
 
     loadstone.convert(llama(folder.with_name("plain")), folder, quantize="nvfp4")
@@ -258,7 +258,7 @@ def quantized(folder: Path) -> Path:
 
 
 def dcp(folder: Path) -> Path:
-    """What :func:`wrapped` holds, as a training script's state with its optimizer, and rules."""
+    """Write the content of :func:`wrapped` as a training state with optimizer, and rules."""
     import json
 
     import torch.distributed.checkpoint as distributed
@@ -272,7 +272,7 @@ def dcp(folder: Path) -> Path:
 
 
 def kohya(folder: Path) -> Path:
-    """One layer of a UNet, and style.safetensors for it and for a text encoder."""
+    """Write one layer of a UNet, and style.safetensors for it and for a text encoder."""
     folder.mkdir()
     save_file({"mid.to_q.weight": torch.randn(64, 64)}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}', encoding="utf-8")
@@ -287,10 +287,10 @@ def kohya(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class World:
-    """Files for a page: each is made in the folder where the page's code runs.
+    """Files for a page, each made in the folder in which the page's code runs.
 
     Attributes:
-        before: Python that the page takes for granted.
+        before: Python that the page assumes has run.
     """
 
     files: tuple[Callable[[Path], Any], ...]
@@ -298,7 +298,7 @@ class World:
 
 
 def at(make: Callable[..., Any], *names: str, **options: Any) -> Callable[[Path], Any]:
-    """The same under each of these names."""
+    """Write the same files under each of these names."""
 
     def make_all(folder: Path) -> None:
         for name in names:
@@ -339,7 +339,7 @@ model, another = (Auto.from_pretrained("quantized", device_map={"": "cpu"}) for 
 """
 ADAPTERS = (at(adapter, "style"), at(adapter, "speed", seed=2))
 
-# As torchrun starts a program.
+# The environment that torchrun sets for a program.
 ONE_RANK = """
 import os, socket
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -388,21 +388,22 @@ WORLDS = {
         f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained('step-1000')",
     ),
-    "docs/modelopt.md": World(
+    "docs/how-to/modelopt.md": World(
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
-    "docs/bitsandbytes.md": World(
+    "docs/how-to/bitsandbytes.md": World(
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
         "import torch" + BLOCKS + OF_BITSANDBYTES,
     ),
     "docs/diffusers.md": World((wan, at(wan_pipeline, "folder"), stable_diffusion_xl)),
-    "docs/convert.md": World((wan_files, language_model, quantized_models)),
+    "docs/convert.md": World((wan_files,)),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
     "docs/skeleton.md": World((recurrent,), IMPORTS + RECURRENT),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
+    "docs/how-to/convert.md": World((wan_files, language_model, quantized_models)),
     "docs/how-to/gpus.md": World((at(llama, "llama"),)),
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
@@ -432,7 +433,7 @@ WORLDS = {
         (at(llama, "folder"), at(quantized, "nvfp4")),
         IMPORTS + SKELETON + "skeleton = skeleton_of('folder')",
     ),
-    # Its servers are started by `make test-vllm`.
+    # `make test-vllm` starts its servers.
     "docs/vllm.md": World((at(gguf_folder, "folder"),)),
 }
 
@@ -441,6 +442,6 @@ NOT_RUN = {
     "docs/rules.md": "its command takes any model type; test_export_rules.py runs it for 32",
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
-    "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",
+    "docs/remote.md": "its hosts are unreachable; test_remote.py has local ones",
     "docs/gguf-models.md": "needs a copy of llama.cpp; test_llama_cpp.py runs where one is named",
 }

@@ -18,7 +18,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def edit(folder: Path, change: Any) -> None:
-    """Rewrites the one shard of a folder."""
+    """Rewrite the one shard of a folder."""
     file = folder / "model.safetensors"
     state = load_file(file)
     change(state)

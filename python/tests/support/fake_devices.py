@@ -1,7 +1,7 @@
-"""Devices on machines without any: host memory under their names, and a driver that plays CUDA's.
+"""Devices on machines that have none: host memory under their names, and a fake CUDA driver.
 
-The driver (``tests/device/fake``) copies when it is waited for, and notes what a real one would
-have punished. Devices of other kinds are copied to by torch, as they would be.
+The driver (``tests/device/fake``) copies only on synchronisation, and records misuse that a real
+driver would punish. torch copies to devices of other kinds as usual.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCES = Path(__file__).parents[3] / "tests" / "device" / "fake"
 
 @functools.cache
 def library() -> Path:
-    """The driver, built once a process."""
+    """Build the driver once per process."""
     path = Path(tempfile.mkdtemp(prefix="loadstone-fake-")) / "libfake_cuda.so"
     compiler = os.environ.get("CXX", "c++")
     sources = [str(each) for each in sorted(SOURCES.glob("*.cpp"))]  # the newest driver
@@ -35,7 +35,7 @@ def library() -> Path:
 
 
 class Opaque(torch.Tensor):
-    """On Metal a tensor's pointer is that of an object, and no address of its bytes."""
+    """On Metal a tensor's pointer refers to an object instead of its bytes."""
 
     def data_ptr(self) -> int:
         return id(self) // 256 * 256
@@ -60,7 +60,7 @@ class FakeDevices:
         patch.setattr(devices, "require", self._require)
         patch.setattr(devices, "_synchronize", self.waited_for.append)
         self._real_require = devices.require
-        self._kept: list[torch.Tensor] = []  # so that no address is used twice
+        self._kept: list[torch.Tensor] = []  # prevents reuse of addresses
 
     def _empty(self, name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
@@ -72,24 +72,24 @@ class FakeDevices:
         assert device == "cpu" or device in self.names
 
     def register(self, tensor: torch.Tensor, device: str) -> None:
-        """Says whose memory it is."""
+        """Register with the driver which device owns the memory."""
         self._kept.append(tensor)
         address, number = ctypes.c_void_p(tensor.data_ptr()), int(device.partition(":")[2])
         self.driver.fake_cuda_register(address, ctypes.c_size_t(tensor.nbytes), number)
 
     def fail(self, function: str, number: int, result: int = 700) -> None:
-        """The call of this number, from 0, has no success."""
+        """Make the call with this index, from 0, fail."""
         self.driver.fake_cuda_fail(function.encode(), number, result)
 
     def calls(self, function: str) -> int:
-        """How often a function of the driver was called."""
+        """Return the number of calls of a driver function."""
         return int(self.driver.fake_cuda_calls(function.encode()))
 
     def pinned_bytes_peak(self) -> int:
-        """Of pinned memory at once."""
+        """Return the largest amount of pinned memory at one time."""
         return int(self.driver.fake_cuda_pinned_peak())
 
     def require_clean(self) -> None:
-        """Nothing that a driver would have punished, and nothing left."""
+        """Require that no misuse happened and that the driver holds no resources."""
         assert self.driver.fake_cuda_violations() == b""
         assert self.driver.fake_cuda_live() == 0

@@ -1,8 +1,8 @@
 """Tests of `make test-fast`: quick ones that cover every part of the package.
 
-One decision for all: conftest.py marks the tests of these files `fast`. They were chosen from
-measured durations: a file of more than ten seconds is here only where a library has no quicker one.
-test_checklists.py holds that every adapter is in one of them.
+conftest.py marks the tests of these files `fast`. Measured durations decided the choice: a file of
+more than ten seconds is here only if its library has no quicker one. test_checklists.py checks that
+the list covers every adapter.
 """
 
 FAST = (

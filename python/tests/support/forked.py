@@ -1,6 +1,6 @@
-"""Scripts in processes of their own that import no library again.
+"""Runs scripts in separate processes that do not import libraries again.
 
-A server imports them and forks for each script; loadstone is imported by the script itself.
+A server imports the libraries and forks for each script; the script itself imports loadstone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve()
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Ends with this process, which holds its input."""
+    """Start a server, which ends with this process, because this process owns its stdin."""
     binaries = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable))).parent
     paths = [str(HERE.parent), str(HERE.parents[3]), os.environ.get("PYTHONPATH", "")]
     changed = {
@@ -39,7 +39,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a folder as ``python FILE``, with this repository in reach."""
+    """Run a script in a folder like ``python FILE``, with this repository importable."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as place:
@@ -52,7 +52,7 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _serve() -> None:
-    """Runs scripts until there is no more input: in the child, this function goes on to it."""
+    """Run scripts until the input ends; in the child, the fork returns from here to the script."""
     for line in sys.stdin:
         folder, script, out, err = json.loads(line)
         child = os.fork()
@@ -75,7 +75,7 @@ def _serve() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # without two seconds that take the libraries apart
+    os._exit(status)  # skips two seconds of library teardown
 
 
 if __name__ == "__main__":

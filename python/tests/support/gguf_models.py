@@ -1,4 +1,4 @@
-"""GGUF files of small language models, written with gguf-py as llama.cpp's converter would."""
+"""GGUF files of small language models, written with gguf-py like llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 250,
     "max_position_embeddings": 128,
 }
-# transformers reads no width of experts from a file: it is the default one.
+# transformers reads no width of experts from a file, so these are its defaults.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, "llama", SIZES | {"tie_word_embeddings": False}),
@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 
 
 def make(name: str, folder: Path) -> Path:
-    """A model with random weights as a folder of safetensors."""
+    """Write a model with random weights as a folder of safetensors."""
     kind, _, values = MODELS[name]
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(kind(**values), dtype=torch.bfloat16)
@@ -44,7 +44,7 @@ def make(name: str, folder: Path) -> Path:
 
 
 def write(name: str, state: dict[str, torch.Tensor], path: Path, encoding: str = "Q8_0") -> Path:
-    """The tensors of such a folder as a GGUF file: matrices in blocks, others in F32."""
+    """Write the tensors of such a folder as a GGUF file: matrices in blocks, others in F32."""
     kind, architecture, values = MODELS[name]
     config = kind(**values)
     writer = gguf.GGUFWriter(path, architecture)
@@ -98,7 +98,7 @@ def _arch(name: str) -> Any:
 
 
 def _stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All experts of a layer in one tensor."""
+    """Stack all experts of a layer into one tensor."""
     made: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in state.items():
@@ -114,6 +114,6 @@ def _stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _permuted(array: np.ndarray, heads: int) -> np.ndarray:
-    """Of rows of a head, the halves that rotate together stand side by side."""
+    """Interleave the two halves of each head's rows, which rotate together."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)

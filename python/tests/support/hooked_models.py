@@ -1,4 +1,4 @@
-"""Hooks of ``load_state_dict`` that move elements about, and a model that has them."""
+"""``load_state_dict`` hooks that move elements, and a model that has them."""
 
 from __future__ import annotations
 

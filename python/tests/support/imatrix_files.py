@@ -1,4 +1,4 @@
-"""Importance matrices as llama-imatrix writes them, in both formats, with numbers made here."""
+"""Importance matrices in both formats of llama-imatrix, with generated values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 CHUNKS = 7
 DATASET = "wiki.train.raw"
 
-# By tensor: sums of squares [matrices, columns], and how often each matrix was used.
+# By tensor: sums of squares [matrices, columns], and the use count of each matrix.
 Entries = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Entries for all matrices but the embedding, which is looked up; some experts see nothing."""
+    """Return entries for all matrices except the embedding, a lookup; some experts are unused."""
     made = {}
     for name, shape in shapes.items():
         if len(shape) < 2 or name in ("token_embd.weight", "output.weight"):
@@ -27,14 +27,14 @@ def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarra
         counts = chance.integers(1, 512, matrices).astype(np.float32)
         if matrices > 2:
             counts[1] = 0
-        # A few columns matter far more than the others, as in models.
+        # A few columns matter far more than the others, as in real models.
         sums = chance.lognormal(0, 2, (matrices, columns)).astype(np.float32)
         made[name] = (sums * np.minimum(counts, 1)[:, None], counts)
     return made
 
 
 def write_dat(path: Path, entries: Entries) -> Path:
-    """The format before GGUF: sums of a stack are divided by one count."""
+    """Write the format before GGUF: one count divides the sums of a whole stack."""
     with path.open("wb") as file:
         file.write(struct.pack("<i", len(entries)))
         for name, (sums, counts) in entries.items():

@@ -1,6 +1,6 @@
-"""Files of one small Llama that llama.cpp's own converter has told: made here, kept beside it.
+"""A small Llama, and reference data that llama.cpp's own converter produced for it.
 
-`python python/tests/support/llama_cpp_golden.py` writes them anew, where LOADSTONE_LLAMA_CPP is
+`python python/tests/support/llama_cpp_golden.py` writes the data again, if LOADSTONE_LLAMA_CPP is
 set.
 """
 
@@ -22,7 +22,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 
 
 def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """The model's tensors, in each of which every row differs from the others."""
+    """Return the model's tensors, in which all rows differ."""
     made = {}
     for index, (name, shape) in enumerate(sorted(shapes.items())):
         numbers = torch.arange(math.prod(shape), dtype=torch.int64) * (2 * index + 1) % 8191
@@ -31,7 +31,7 @@ def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
 
 
 def digest(reader: Any) -> str:
-    """Of names, shapes, types and bytes of all tensors of a GGUF file, in its order."""
+    """Return a digest of names, shapes, types and bytes of a GGUF file's tensors, in file order."""
     found = hashlib.sha256()
     for each in reader.tensors:
         head = f"{each.name} {each.shape.tolist()} {each.tensor_type.name}\n"

@@ -1,4 +1,4 @@
-"""Small models of many architectures, with random values and tokenizers made here."""
+"""Small models of many architectures, with random values and generated tokenizers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Network:
     """One model.
 
     Attributes:
-        config: the name of its configuration in transformers.
-        options: beside those that all have.
+        config: the name of its configuration class in transformers.
+        options: in addition to the common ones.
         tokenizer: "sentencepiece", "bpe" or "wordpiece".
         computes: the converter computes with some of its tensors.
-        model: the automatic class that makes it.
-        saved: what the published ``config.json`` has, and transformers does not write.
+        model: the automatic class that constructs it.
+        saved: entries of the published ``config.json`` that transformers does not write.
     """
 
     config: str
@@ -246,7 +246,7 @@ NETWORKS = {
 
 
 def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
-    """Writes a model of the table with values of its own; ``sizes`` replace those of the config."""
+    """Write a model of the table with random values; ``sizes`` replace the config's."""
     transformers = pytest.importorskip("transformers")
     network = NETWORKS[name]
     if not hasattr(transformers, network.config):

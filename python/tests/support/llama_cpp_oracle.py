@@ -1,7 +1,7 @@
-"""llama.cpp's own converter, run as it is, and its files compared with what was traced.
+"""Runs llama.cpp's own converter unmodified, and compares its files with traced ones.
 
-It is no package that pip installs. LOADSTONE_LLAMA_CPP names the folder of a checkout, or of the
-unpacked source package of llama-cpp-python; tests that need it skip where it is not set.
+pip cannot install the converter. LOADSTONE_LLAMA_CPP names the folder of a checkout, or of the
+unpacked source package of llama-cpp-python; tests that need it skip if it is not set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def converter() -> Converter:
 
 
 def written(entered: Converter, model: Path, target: Path, dtype: str | None) -> Path:
-    """The file that the converter writes by itself, from the model's values."""
+    """Return the file that the converter alone writes from the model's values."""
     with entered.entered(), torch.inference_mode():
         conversion, library = entered.module("conversion"), entered.module("gguf")
         hparams = conversion.ModelBase.load_hparams(model, False)
@@ -46,7 +46,7 @@ def written(entered: Converter, model: Path, target: Path, dtype: str | None) ->
 
 
 def keys_of(reader: Any) -> list[tuple[str, str, str, Any]]:
-    """Key, type, type of items and value of all entries, in the order of the file."""
+    """Return key, type, item type and value of all entries, in file order."""
     rows = []
     for key, found in reader.fields.items():
         if key.startswith("GGUF."):  # the file's header
@@ -58,7 +58,7 @@ def keys_of(reader: Any) -> list[tuple[str, str, str, Any]]:
 
 
 def with_any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Converter:
-    """The converter, which takes the tokenizers that tests make for one that it knows."""
+    """Make the converter accept the tests' tokenizers as a known one."""
     own = Converter._check
 
     def check(entered: Converter) -> None:
@@ -70,7 +70,7 @@ def with_any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Converter:
 
 
 def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -> None:
-    """All keys by order, type and value; those ``without`` follow from the folder's name."""
+    """Compare all keys by order, type and value; ``without`` lists keys from the folder's name."""
     found = [(each.key, each.type, each.items, each.value) for each in traced.metadata]
     expected = keys_of(reader)
     found, expected = ([row for row in rows if row[0] not in without] for rows in (found, expected))
@@ -80,7 +80,7 @@ def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -
 
 
 def require_same_tensors(traced: Any, reader: Any, target: Path) -> None:
-    """Names, order, shapes and types of the recipes; and bytes, when they are carried out."""
+    """Compare names, order, shapes and types of the recipes, and the executed bytes."""
     expected = [
         (each.name, tuple(int(size) for size in reversed(each.shape)), each.tensor_type.name)
         for each in reader.tensors
@@ -94,7 +94,7 @@ def require_same_tensors(traced: Any, reader: Any, target: Path) -> None:
 
 
 def require_same_files(path: Path, own: Path) -> None:
-    """All keys, whatever their order, and all tensors in theirs."""
+    """Compare all keys in any order, and all tensors in order."""
     found, expected = read(path), read(own)
     assert sorted(map(repr, keys_of(found))) == sorted(map(repr, keys_of(expected)))
     rows = [

@@ -1,9 +1,8 @@
-"""llama.cpp's own llama-quantize, run on its own files, and what it makes compared with ours.
+"""Compares loadstone's mixes with llama.cpp's own llama-quantize on llama.cpp's own files.
 
 LOADSTONE_LLAMA_QUANTIZE names the program, built without fused multiply-adds
-(docs/design/tests.md); tests that need it skip where it is not set.
-`python python/tests/support/llama_quantize.py` writes anew what it makes of a
-small model, for tests that need no program.
+(docs/design/tests.md); tests that need it skip if it is not set. Run this file to write the
+program's results for a small model again, for tests without the program.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def require_program() -> None:
 
 
 def run(source: Path, target: Path, mix: str, imatrix: Path | None = None) -> str:
-    """Its messages where it refuses; empty where it wrote the target."""
+    """Quantize a file; return the program's messages if it fails, else an empty string."""
     options = [] if imatrix is None else ["--imatrix", str(imatrix)]
     done = subprocess.run(
         [PROGRAM, *options, source, target, mix, "2"], capture_output=True, text=True, check=False
@@ -51,7 +50,7 @@ def run(source: Path, target: Path, mix: str, imatrix: Path | None = None) -> st
 
 
 def content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys with their types and values, and tensors with their shapes, types and bytes."""
+    """Return keys with types and values, and tensors with shapes, types and bytes."""
     reader = oracle.read(path)
     keys = {row[0]: repr(row[1:]) for row in oracle.keys_of(reader)}
     tensors = {
@@ -62,7 +61,7 @@ def content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def require_same(path: Path, own: Path) -> None:
-    """All keys and tensors; llama-quantize sorts tensors by layer and name, and keys not at all."""
+    """Compare all keys and tensors in any order, because llama-quantize sorts tensors."""
     keys, tensors = content(path)
     own_keys, own_tensors = content(own)
     assert keys == own_keys
@@ -73,7 +72,7 @@ def require_same(path: Path, own: Path) -> None:
     assert not different
 
 
-# --- a small model under llama.cpp's names, whose values need no library to make ------------------
+# --- a small model under llama.cpp's names, created without a library -----------------------------
 
 LAYERS = 8
 ROWS, COLUMNS = 8, 256
@@ -89,7 +88,7 @@ METADATA: dict[str, Any] = {
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """A dense model with experts in one layer, rows of which are no whole blocks of 256."""
+    """Return a dense model with experts in one layer; its rows are not a multiple of 256."""
     made: dict[str, tuple[int, ...]] = {"token_embd.weight": (32, COLUMNS)}
     made["output_norm.weight"] = (COLUMNS,)
     for layer in range(LAYERS):
@@ -101,7 +100,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_keys(path: Path, metadata: dict[str, Any]) -> Path:
-    """The same keys as the command reads them."""
+    """Write the same keys in the form that the command reads."""
     entries = [
         {"key": key} | (value if isinstance(value, dict) else {"type": "string", "value": value})
         for key, value in metadata.items()
@@ -112,14 +111,14 @@ def write_keys(path: Path, metadata: dict[str, Any]) -> Path:
 
 
 def write_small(path: Path) -> Path:
-    """The model as safetensors of BF16, without the keys of its GGUF files."""
+    """Write the model as safetensors of BF16, without the keys of its GGUF files."""
     lists = {name: list(shape) for name, shape in shapes().items()}
     save_file(llama_cpp_golden.values(lists), path)
     return path
 
 
 def digest(path: Path) -> str:
-    """Of all keys, but for the path of an importance matrix, and tensors, whatever their order."""
+    """Return a digest of tensors and keys in any order, without an importance matrix's path."""
     keys, tensors = content(path)
     keys.pop("quantize.imatrix.file", None)
     found = hashlib.sha256(repr(sorted(keys.items())).encode())

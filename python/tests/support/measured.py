@@ -1,7 +1,7 @@
-"""Cases of ``bench`` in processes that import no library again.
+"""Cases of ``bench`` in processes that do not import libraries again.
 
-A server imports them once and forks for each case. What the interpreter had is in the child before
-the work, as in ``bench.measure.run``; pages of libraries' files may come back during it.
+A server imports them once and forks for each case. The child includes the interpreter's memory
+before the work, as in ``bench.measure.run``; pages of library files may return during the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _child(there: Connection, case: str, folder: Path) -> None:
 
 
 def run(case: str, folder: Path, *libraries: str) -> measure.Result:
-    """Runs as ``bench.loaders --child``; a server is of the libraries that its first case names."""
+    """Run like ``bench.loaders --child``; the first case of a server determines its libraries."""
     CONTEXT.set_forkserver_preload(["torch", *libraries])
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_child, args=(there, case, folder))

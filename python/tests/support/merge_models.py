@@ -1,4 +1,4 @@
-"""Small models and adapters to merge, and what their merges have to be, computed by torch."""
+"""Small models and adapters to merge, and the expected merges, computed by torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECTIONS = {
 
 
 def model(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensors:
-    """Weights of two layers, a norm, and a buffer of integers."""
+    """Return the weights of two layers, a norm, and a buffer of integers."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {"model.norm.weight": torch.randn(HIDDEN, generator=generator).to(dtype)}
     for layer in range(LAYERS):
@@ -36,7 +36,7 @@ def model(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensors:
 def products(
     rank: int, seed: int, names: Mapping[str, tuple[int, int]], dtype: torch.dtype = torch.float32
 ) -> Tensors:
-    """``lora_A`` and ``lora_B`` of modules, by the modules' names."""
+    """Return ``lora_A`` and ``lora_B`` by module name."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (rows, columns) in names.items():
@@ -46,7 +46,7 @@ def products(
 
 
 def modules() -> dict[str, tuple[int, int]]:
-    """The modules of :func:`model` that adapters are trained for."""
+    """Return the modules of :func:`model` that adapters are trained for."""
     return {
         f"model.layers.{layer}.{name}": shape
         for layer in range(LAYERS)
@@ -55,7 +55,7 @@ def modules() -> dict[str, tuple[int, int]]:
 
 
 def write_peft(folder: Path, tensors: Tensors, **config: Any) -> Path:
-    """An adapter as peft saves it; keys of ``tensors`` end in ``lora_A`` and the like."""
+    """Write an adapter in peft's form; keys of ``tensors`` end in ``lora_A`` and the like."""
     folder.mkdir(parents=True)
     named = {
         f"base_model.model.{name}{'.weight' if name.endswith(('_A', '_B')) else ''}": tensor
@@ -68,7 +68,7 @@ def write_peft(folder: Path, tensors: Tensors, **config: Any) -> Path:
 
 
 def added(weight: torch.Tensor, right: torch.Tensor, left: torch.Tensor, factor: float) -> Any:
-    """``weight + factor * (left @ right)`` in F32, summed in the order that is promised."""
+    """Return ``weight + factor * (left @ right)`` in F32, summed in the documented order."""
     left, right = left.float(), right.float()
     product = left[:, :1] * right[:1]
     for k in range(1, right.shape[0]):
@@ -77,7 +77,7 @@ def added(weight: torch.Tensor, right: torch.Tensor, left: torch.Tensor, factor:
 
 
 def with_products(base: Tensors, adapter: Tensors, factor: float) -> Tensors:
-    """A base with the products of :func:`products` added, in F32."""
+    """Add the products of :func:`products` to a base, in F32."""
     merged = dict(base)
     for name in base:
         module = name.removesuffix(".weight")
@@ -88,7 +88,7 @@ def with_products(base: Tensors, adapter: Tensors, factor: float) -> Tensors:
 
 
 def same_bits(found: Tensors | Path, expected: Tensors) -> None:
-    """Names, shapes, dtypes and bytes."""
+    """Compare names, shapes, dtypes and bytes."""
     tensors = load_file(found) if isinstance(found, Path) else found
     assert sorted(tensors) == sorted(expected)
     for name, tensor in expected.items():
@@ -101,5 +101,5 @@ def same_bits(found: Tensors | Path, expected: Tensors) -> None:
 
 
 def rounded(tensors: Tensors, like: Tensors) -> Tensors:
-    """Each in the dtype that ``like`` has."""
+    """Cast each tensor to its dtype in ``like``."""
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}

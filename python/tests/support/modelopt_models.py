@@ -1,9 +1,8 @@
-"""Tiny models, checkpoints of them, and what ModelOpt makes of these in memory.
+"""Tiny models, their checkpoints, and the models that ModelOpt packs from them in memory.
 
 ModelOpt never packs experts that a model keeps in one tensor, and its compressed model of such a
-kind does not run. So what an expert is to be compared with is what the quantizer of that expert
-makes of its slice, which is what the library would do if it did: the bytes and the buffers; and for
-the forward pass the resident model with those slices decoded in place of the numbers.
+kind does not run. The oracle for an expert is therefore its own quantizer on its slice: the bytes
+and the buffers. The oracle for the forward pass is the resident model with these slices decoded.
 """
 
 from __future__ import annotations
@@ -80,14 +79,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def config(kind: str, *off: str) -> dict[str, Any]:
-    """The library's config, with quantizers of some names switched off."""
+    """Return the library's config, with the quantizers of some names switched off."""
     made = copy.deepcopy(CONFIGS[kind])
     made["quant_cfg"] += [{"quantizer_name": name, "enable": False} for name in off]
     return made
 
 
 def write(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **fields: Any) -> Path:
-    """A checkpoint in the public layout, random numbers in all that a file holds."""
+    """Write a checkpoint in the public layout with random values."""
     made = AutoConfig.for_model(name, **_COMMON | FIELDS[name] | fields)
     made.dtype = dtype
     model = AutoModelForCausalLM.from_config(made, dtype=dtype)
@@ -116,7 +115,7 @@ def _resident(folder: Path, kind: str, off: tuple[str, ...]) -> tuple[Any, dict[
 
 @torch.no_grad()
 def _pack(path: str, module: Any, leaf: str) -> dict[str, torch.Tensor]:
-    """The bytes of a stack, slice by slice; the numbers become the decoded ones."""
+    """Pack a stack slice by slice; replace its values by the decoded ones."""
     stack, packed, state = getattr(module, leaf), [], {}
     for index, quantizer in enumerate(getattr(module, f"{leaf}_weight_quantizers")):
         made = quantizer(stack[index])
@@ -129,23 +128,21 @@ def _pack(path: str, module: Any, leaf: str) -> dict[str, torch.Tensor]:
 
 
 def resident(folder: Path, kind: str, *off: str) -> tuple[Any, dict[str, Any]]:
-    """ModelOpt's model of a checkpoint, and its state with experts packed."""
+    """Return ModelOpt's model of a checkpoint, and its state with experts packed."""
     return _resident(folder, kind, off)
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes, to be compared."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Shape, dtype and every byte."""
+    """Compare shape, dtype and every byte."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(raw(one), raw(other))
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """Of a few tokens."""
     with torch.no_grad():
         found: torch.Tensor = model(TOKENS).logits
     return found

@@ -1,9 +1,10 @@
-"""What the bytes of ModelOpt's encodings are, in numpy: the kernels are compared with this.
+"""ModelOpt's encodings in numpy, the oracle for the kernels.
 
-Numbers are float32 arrays with the values of the dtype that they had ("F32", "F16", "BF16"). All
-arithmetic is in float32; ``compat`` rounds to the dtype where ModelOpt computes in it. A scale that
-would be 0 is 1, and one with which the largest code would be infinite in the dtype is the next with
-which it is not. What ModelOpt has where it divides 0 by 0 is undefined and stands nowhere here.
+Inputs are float32 arrays with values of their original dtype ("F32", "F16", "BF16"). All arithmetic
+is in float32; ``compat`` rounds to the dtype wherever ModelOpt computes in it. A scale of 0 becomes
+1. A scale with which the largest code would be infinite in the dtype becomes the next one with a
+finite result. ModelOpt's result for 0 divided by 0 is undefined, so this module does not reproduce
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BOUNDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], F32)
 
 
 def rounded(x: Any, dtype: str) -> Floats:
-    """To the nearest number of the dtype, ties to even."""
+    """Round to the nearest value of the dtype, ties to even."""
     x = np.ascontiguousarray(x, F32)
     if dtype == "F16":
         with np.errstate(over="ignore"):
@@ -34,7 +35,7 @@ def rounded(x: Any, dtype: str) -> Floats:
 
 
 def e4m3(x: Any) -> Any:
-    """Codes of float8_e4m3fn, saturating; NaN has 0x7f."""
+    """Return codes of float8_e4m3fn, saturating; NaN is 0x7f."""
     x = np.asarray(x, F32)
     size = np.abs(x).astype(np.float64)
     exponent = np.clip(np.floor(np.log2(np.where(size > 0, size, 1.0))), -6, 8)
@@ -49,7 +50,7 @@ def e4m3(x: Any) -> Any:
 
 
 def e4m3_values(codes: Any) -> Floats:
-    """What codes stand for."""
+    """Return the decoded values."""
     codes = np.asarray(codes, np.uint8)
     sign = np.where(codes & 0x80, -1.0, 1.0)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
@@ -63,14 +64,14 @@ def _size_code(x: Floats) -> Any:
 
 
 def e2m1_to_even(x: Floats) -> Any:
-    """nvfp4: ties to even codes, the sign of what is below 0."""
+    """nvfp4: ties to even codes; values below 0 have the sign bit."""
     size = np.abs(x)
     up = (size == F32(0.75)) | (size == F32(1.75)) | (size == F32(3.5))
     return _size_code(x) + up.astype(np.uint8) + ((x < 0).astype(np.uint8) << 3)
 
 
 def e2m1_half_down(x: Floats) -> Any:
-    """mxfp4: ties towards 0, the sign of what is not above 0."""
+    """mxfp4: ties towards 0; values not above 0 have the sign bit."""
     return np.where(x > 0, 0, 8).astype(np.uint8) + _size_code(x)
 
 
@@ -88,7 +89,7 @@ def _or_one(scale: Any) -> Any:
 
 
 def _neighbour(scale: Floats, towards: float, dtype: str) -> Floats:
-    """The next number of the dtype."""
+    """Return the next value of the dtype."""
     if dtype == "F16":
         return np.nextafter(scale.astype(np.float16), np.float16(towards)).astype(F32)
     if dtype == "BF16":
@@ -106,7 +107,7 @@ def _is_finite(product: Any, dtype: str) -> Any:
 def _scale(amax: Any, most: float, dtype: str, dialect: str) -> Any:
     to = dtype if dialect == "modelopt-compat" else "F32"
     scale = np.array(_or_one(rounded(amax / F32(most), to)))
-    # A scale that is made smaller gives larger codes: int8 has one more below 0.
+    # A smaller scale yields larger codes, and int8 has one more code below 0.
     reach = 128 if most == 127 else most
     with np.errstate(over="ignore"):
         wrong = ~_is_finite(scale * F32(most), dtype).reshape(scale.shape)
@@ -117,7 +118,7 @@ def _scale(amax: Any, most: float, dtype: str, dialect: str) -> Any:
 
 
 def _within(codes: Any, values: Any, power: Any, dtype: str) -> Any:
-    """Codes of magnitudes, less those whose numbers are infinite in the dtype."""
+    """Reduce the magnitudes of codes that decode to infinity in the dtype."""
     codes = codes.astype(np.uint8)
     with np.errstate(over="ignore"):
         while (wrong := ~_is_finite(values(codes) * power, dtype).reshape(codes.shape)).any():
@@ -185,7 +186,7 @@ def nvfp4(x: Floats, dtype: str, dialect: str, amax: float | None = None) -> Par
     amax = F32(np.abs(x).max() if amax is None else amax)
     scale_2 = _or_one(F32(amax / F32(2688)))
     if dialect == "exact" and amax > 0:
-        scale_2 = np.maximum(F32(amax / F32(2688)), F32(2.0**-126))  # it has an inverse
+        scale_2 = np.maximum(F32(amax / F32(2688)), F32(2.0**-126))  # the scale has an inverse
     x = _padded(x, 16)
     blocks = x.reshape(*x.shape[:-1], -1, 16)
     with np.errstate(over="ignore"):
@@ -200,9 +201,10 @@ def nvfp4(x: Floats, dtype: str, dialect: str, amax: float | None = None) -> Par
 
 
 def _exponent(amax: Floats, most: float, dialect: str) -> Any:
-    """The smallest whose codes reach ``amax``; ``compat``: as a logarithm in float32 has it."""
+    """Return the smallest exponent whose codes reach ``amax``; ``compat`` has a float32 log."""
     if dialect == "exact":
-        mantissa, exponent = np.frexp(amax.astype(np.float64) / most)  # so near is no quotient
+        # Exact, unlike a logarithm of the quotient.
+        mantissa, exponent = np.frexp(amax.astype(np.float64) / most)
         exact = np.where(mantissa == 0.5, exponent - 1, exponent)
     else:
         quotient = (amax / F32(most)).astype(F32).astype(np.float64)
@@ -253,7 +255,7 @@ def _nibbles(data: Any) -> Any:
 
 
 def decode(parts: Parts, encoding: str, shape: tuple[int, int]) -> Floats:
-    """The numbers of a matrix in float32."""
+    """Return the decoded matrix in float32."""
     rows, columns = shape
     data, scale = parts["data"], parts["scale"]
     if encoding in ("fp8", "fp8-channel", "fp8-block"):

@@ -1,4 +1,4 @@
-"""Small models and checkpoints for several tests. All floats are random, ones and zeros too."""
+"""Small models and checkpoints for several tests. All floats are random, even norms and biases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Block(torch.nn.Module):
 
 
 class Tiny(torch.nn.Module):
-    """Two blocks between an embedding and a head that share their weight."""
+    """Two blocks between an embedding and a head that share a weight."""
 
     def __init__(self, width: int = 8, vocabulary: int = 16) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Tiny(torch.nn.Module):
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Random numbers in every parameter and persistent floating buffer."""
+    """Fill every parameter and persistent floating buffer with random values."""
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 
 def save(model: torch.nn.Module, path: Path, dtype: torch.dtype | None = None) -> dict:
-    """Saves what has to be in a checkpoint (ties once); returns it."""
+    """Save the tensors that belong in a checkpoint (ties once); return them."""
     seen, state = set(), {}
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen and tensor.numel():
@@ -64,7 +64,7 @@ def save(model: torch.nn.Module, path: Path, dtype: torch.dtype | None = None) -
 
 
 def save_sharded(state: dict, folder: Path, shards: int = 3) -> list[Path]:
-    """The same in shards with an index."""
+    """Save the same in shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     names, weight_map, files = sorted(state), {}, []
     for number in range(shards):
@@ -80,13 +80,13 @@ def save_sharded(state: dict, folder: Path, shards: int = 3) -> list[Path]:
 
 
 def all_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, ties under each of their names."""
+    """Return parameters and buffers by name, with every name of a tie."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return parameters | dict(model.named_buffers(remove_duplicate=False))
 
 
 def assert_same(model: torch.nn.Module, reference: torch.nn.Module) -> None:
-    """Equal to the bit, in dtype and in names."""
+    """Compare names, dtypes and bits."""
     mine, theirs = all_tensors(model), all_tensors(reference)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():

@@ -1,4 +1,4 @@
-"""Offload folders as their readers see them: by the index alone."""
+"""Offload folders as their readers see them: through the index alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 
 def written(folder: Path) -> set[str]:
-    """Names whose values are in the folder's own files, not in a checkpoint's."""
+    """Return names whose values are in the folder's own files instead of a checkpoint's."""
     if not (folder / "index.json").exists():
         return set()
     index = json.loads((folder / "index.json").read_text())
@@ -23,7 +23,7 @@ def written(folder: Path) -> set[str]:
 
 
 def raw_value(folder: Path, name: str) -> bytes:
-    """The bytes of a value that was written."""
+    """Return the bytes of a written value."""
     entry = json.loads((folder / "index.json").read_text())[name]
     if "safetensors_file" not in entry:
         return (folder / f"{name}.dat").read_bytes()
@@ -33,7 +33,7 @@ def raw_value(folder: Path, name: str) -> bytes:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Files that no entry names."""
+    """Return files that no entry names."""
     index = json.loads((folder / "index.json").read_text())
     named = {
         Path(entry.get("safetensors_file", f"{name}.dat")).name for name, entry in index.items()

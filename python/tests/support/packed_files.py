@@ -1,7 +1,7 @@
-"""GPTQ, AWQ and compressed-tensors as small checkpoints, with an oracle's numbers.
+"""GPTQ, AWQ and compressed-tensors as small checkpoints, with an oracle's decoded values.
 
-``PACKED`` is a table as ``codec_files.CODECS`` is. ``REFUSED`` holds changes that make one of them
-contradict itself: readers then disagree about the numbers, or have none.
+``PACKED`` is a table like ``codec_files.CODECS``. ``REFUSED`` lists changes that make a checkpoint
+contradict itself, so that readers disagree about the values or have none.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Refused:
     """A checkpoint that must not be decoded.
 
     Attributes:
-        codec: of ``PACKED``.
-        change: of its tensors and of ``quantization_config``.
-        code: of the error.
+        codec: a name in ``PACKED``.
+        change: a function that changes the tensors and ``quantization_config``.
+        code: the error's code.
     """
 
     codec: str
@@ -72,7 +72,7 @@ def configured(**members: Any) -> Change:
 
 
 def weights(**members: Any) -> Change:
-    """Members of the one group of compressed-tensors."""
+    """Return a change of the fields in compressed-tensors' only group."""
     return lambda tensors, config: config["config_groups"]["group_0"]["weights"].update(members)
 
 
@@ -96,7 +96,7 @@ def half_of(tensor: torch.Tensor) -> torch.Tensor:
 GPTQ, ASYM, ACT = "gptq-4-v1-g32-sym", "gptq-4-v1-all", "gptq-4-v1-g128-sym-act"
 CT, CT_ASYM, CT_ACT = "packed-4-g32", "packed-4-g32-asym", "packed-4-g128-act"
 REFUSED: dict[str, Refused] = {
-    # Parts that are missing, or of another size.
+    # Components that are missing, or have a different size.
     "gptq without zero points": Refused(GPTQ, without(".qzeros"), "q.scale_missing"),
     "gptq without scales": Refused(GPTQ, without(".scales"), "q.scale_missing"),
     "gptq in another order, untold": Refused(ACT, without(".g_idx"), "q.scale_missing"),
@@ -129,12 +129,12 @@ REFUSED: dict[str, Refused] = {
     "packed of groups half unset": Refused(
         CT_ACT, replaced(".weight_g_idx", last_is(-1)), "q.index_range"
     ),
-    # Zero points that each reader takes for another number.
+    # Zero points that readers interpret differently.
     "gptq with all ones": Refused(ASYM, replaced(".qzeros", last_is(-1)), "q.zero_point"),
     "gptq of version 2 by its zeros": Refused(
         GPTQ, replaced(".qzeros", all_are(-0x77777778)), "plan.config_mismatch"
     ),
-    # A config that says other things than the tensors.
+    # Configs that contradict the tensors.
     "gptq of other bits": Refused(GPTQ, configured(bits=8), "plan.config_mismatch"),
     "gptq of other groups": Refused(GPTQ, configured(group_size=64), "plan.config_mismatch"),
     "gptq in an order that is denied": Refused(

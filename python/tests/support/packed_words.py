@@ -1,4 +1,4 @@
-"""Codes of few bits one after the other in words of 32 bits."""
+"""Codes of a few bits packed contiguously into words of 32 bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Along the last dimension, the low bits first, across the ends of words.
+    """Pack along the last dimension, low bits first, across word boundaries.
 
     Args:
         codes: integers from 0 to 2^bits - 1.
 
     Returns:
-        I32, the last word filled with zeros.
+        I32, the last word padded with zeros.
     """
     assert int(codes.min()) >= 0 and int(codes.max()) < 1 << bits
     each = codes.numpy().astype(np.uint8)[..., None]
@@ -25,7 +25,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """The first ``count`` codes of each row, one at a time and by their place in the stream."""
+    """Unpack the first ``count`` codes of each row by their bit positions."""
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
     codes = []
     for i in range(count):

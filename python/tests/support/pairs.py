@@ -1,4 +1,4 @@
-"""Rows for ``parametrize`` in place of a product."""
+"""Rows for ``parametrize`` instead of a full product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def pairs(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Rows in which any two values of two dimensions meet, far fewer than the product has."""
+    """Return rows in which any two values of two dimensions meet, far fewer than the product."""
 
     def met(row: tuple[int, ...]) -> set[Any]:
         return set(itertools.combinations(enumerate(row), 2))

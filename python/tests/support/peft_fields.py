@@ -1,4 +1,4 @@
-"""Fields of PEFT's configs that change no merged number."""
+"""Fields of PEFT's configs that do not change merged values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 peft = pytest.importorskip("peft")
 
 
-# Fields that only training uses, and lists of modules, which the file's tensors show.
+# Fields used only in training, and lists of modules, which follow from the file's tensors.
 WITHOUT_INFLUENCE = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "bias",

@@ -1,7 +1,8 @@
-"""Random checkpoints of every plain format, with the tensors that each one holds.
+"""Random checkpoints of every plain format, with their tensors.
 
-The writers here are not the product's: safetensors files are put together by hand (other padding,
-other orders, gaps in the header's text), torch files by torch, GGUF files by the gguf package.
+The writers here are independent of loadstone: this module assembles safetensors files itself (with
+different padding, order, and gaps in the header's text), torch writes torch files, and the gguf
+package writes GGUF files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DTYPES = {
 }
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 GGUF = ("F16", "BF16", "F32", "F64", "I8", "I16", "I32", "I64")
-# Not "weight" and "scales": they may say that tensors beside them are codes.
+# No "weight" or "scales": such names can mark companion tensors as codes.
 WORDS = (*"ab01", "norm", "bias", "10", "layers", "gr\u00f6\u00dfe", "\u540d", "a b", "x" * 40)
 
 
@@ -62,13 +63,13 @@ def draw(source: random.Random, folder: Path) -> RandomFile:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor, which tell NaNs apart as well."""
+    """Return the bytes of a tensor, which also distinguish NaNs."""
     data = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     return data.view(torch.uint8).numpy().tobytes() if data.numel() else b""
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file without the product and without its library."""
+    """Read a safetensors file without loadstone and without the safetensors library."""
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size])
@@ -92,7 +93,7 @@ def flip(file: RandomFile, source: random.Random) -> bool:
 
 
 def _names(source: random.Random) -> list[str]:
-    """Names of which none is the path of a module that another one needs."""
+    """Draw names of which none is a parent module of another."""
     names: set[str] = set()
     for _ in range(source.randint(1, 12)):
         name = ".".join(source.choice(WORDS) for _ in range(source.randint(1, 3)))[:60]
@@ -148,7 +149,7 @@ def _sharded(source: random.Random, folder: Path, tensors: Mapping[str, torch.Te
 def _write_safetensors(
     source: random.Random, path: Path, tensors: Mapping[str, torch.Tensor]
 ) -> Path:
-    """Data in one random order and the header's rows in another, with 0 to 15 spaces behind."""
+    """Shuffle data and header rows independently, with 0 to 15 spaces after the header."""
     header: dict[str, object] = {}
     parts, offset = [], 0
     for name in sorted(tensors, key=lambda _: source.random()):
@@ -168,7 +169,7 @@ def _write_safetensors(
 def _pickled(
     source: random.Random, folder: Path, tensors: dict[str, torch.Tensor], is_zip: bool
 ) -> Path:
-    """By torch; some tensors are views of one storage."""
+    """Write with torch; some tensors are views of one storage."""
     path = folder / "model.pt"
     for name, tensor in list(tensors.items()):
         if tensor.dim() and tensor.shape[0] > 1 and source.random() < 0.2:

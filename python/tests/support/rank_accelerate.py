@@ -2,9 +2,9 @@
 
     python rank_accelerate.py FOLDER
 
-Each writes ``FOLDER/RANK.json``: the findings by case. accelerate takes FSDP plugins for GPUs
-alone: on CPUs it leaves them out, without a word. Here one function of it is replaced, which names
-backend and kind of the ranks; all others are its own.
+Each writes ``FOLDER/RANK.json``: the findings by case. accelerate supports FSDP plugins only on
+GPUs, and silently ignores them on CPUs. The program replaces one function of accelerate, which
+returns backend and kind of the ranks; everything else is accelerate's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixed": {"mixed_precision": "bf16"},
     "efficient, mixed": {"cpu_ram_efficient_loading": True, "mixed_precision": "bf16"},
 }
-# Each model with the plain way; a tied one and experts with others.
+# Each model in the plain way; a tied one and experts also in others.
 CELLS = [(name, "plain") for name in MODELS] + [
     ("tied", "efficient, mixed"),
     ("qwen3-moe", "efficient"),
@@ -47,7 +47,7 @@ FEW = ("plain", "efficient, mixed")
 
 
 def take_cpus_for_gpus() -> None:
-    """What decides that FSDP is possible says so; devices and process groups are those of CPUs."""
+    """Make accelerate believe that FSDP is possible; devices and process groups are on the CPU."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
 
@@ -76,7 +76,7 @@ def whole(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
-    """Of parameters and buffers, whole, by the names that the model has without wrappers."""
+    """Return whole parameters and buffers, by the names that the model has without wrappers."""
     found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     return {
         name.replace("_checkpoint_wrapped_module.", ""): (
@@ -97,14 +97,14 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
 
 
 def in_order(optimizer: Any, model: Any) -> bool:
-    """Whether the optimizer has the model's own parameters, each once."""
+    """Return true if the optimizer has the model's own parameters, each once."""
     held = [each for group in optimizer.param_groups for each in group["params"]]
     own = list(model.parameters())
     return [id(each) for each in held] == [id(each) for each in own]
 
 
 def unchanged(model: Any, optimizer: Any, prepared: Accelerator) -> list[str]:
-    """Parameters that a step of training leaves as they were, though they have a gradient."""
+    """Return parameters that a training step does not change, although they have a gradient."""
     before = {name: each.clone() for name, each in values(model).items()}
     ids = torch.arange(32).reshape(1, -1)
     prepared.backward(model(input_ids=ids, labels=ids).loss)
@@ -120,7 +120,7 @@ def unchanged(model: Any, optimizer: Any, prepared: Accelerator) -> list[str]:
 
 
 def prepared_skeleton(folder: Path, options: dict[str, Any]) -> tuple[Accelerator, Any, Any]:
-    """With an optimizer, as ``prepare`` asks for."""
+    """Prepare a skeleton with an optimizer, which ``prepare`` requires."""
     prepared = accelerator(**options)
     model = skeleton(folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -128,7 +128,7 @@ def prepared_skeleton(folder: Path, options: dict[str, Any]) -> tuple[Accelerato
 
 
 def recipe(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """A skeleton is prepared, then loaded: what the pages say."""
+    """Prepare a skeleton, then load it, as the documentation recommends."""
     with loadstone.patch("accelerate"):
         prepared, model, optimizer = prepared_skeleton(folder, options)
     parameters = list(model.parameters())
@@ -150,7 +150,7 @@ def recipe(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_accelerate(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """accelerate's own function loads the prepared skeleton."""
+    """Load the prepared skeleton with accelerate's own function."""
     with loadstone.patch("accelerate"):
         _, model, optimizer = prepared_skeleton(folder, options)
         accelerate.load_checkpoint_in_model(model, folder)
@@ -163,19 +163,19 @@ def by_accelerate(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[str, Any]:
-    """A script whose first rank has the values, and sends them."""
+    """Run a script whose first rank has the values and broadcasts them."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     if number == 0:
         model = whole(folder, torch.bfloat16)
     else:
-        # Buffers have to be there: accelerate sends none.
+        # The buffers must exist, because accelerate does not broadcast any.
         with contextlib.nullcontext() if device == "cpu" else accelerate.init_empty_weights():
             config = AutoConfig.from_pretrained(folder)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with loadstone.patch("accelerate") if is_patched else contextlib.nullcontext():
         model, optimizer = prepared.prepare(model, optimizer)
-    # Where a rank was on meta, accelerate alone gives its optimizer one parameter many times.
+    # accelerate alone repeats one parameter in the optimizer of a rank on meta.
     return {
         "wrong": wrong(model, values(whole(folder, torch.bfloat16))),
         "optimizer": in_order(optimizer, model),
@@ -184,7 +184,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
 
 
 def refused(folder: Path, number: int) -> list[str]:
-    """Runs with values on other ranks only, which is refused; then follows the error's advice."""
+    """Load values on other ranks only, which fails; then follow the error's advice."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -200,7 +200,7 @@ def refused(folder: Path, number: int) -> list[str]:
 
 
 class Buffers(rank_program.Net):
-    """With buffers of all kinds: one is saved, one is large, which a skeleton makes later."""
+    """Buffers of all kinds: one is saved, and one is large, which a skeleton builds later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Buffers(rank_program.Net):
 
 
 def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """A model of no library: tied, with buffers."""
+    """Load a plain torch model with ties and buffers."""
     prepared = accelerator(**options)
     prepared.state.fsdp_plugin.transformer_cls_names_to_wrap = ["Block"]
     with loadstone.skeleton():
@@ -229,7 +229,7 @@ def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpointing(folder: Path) -> dict[str, Any]:
-    """Of layers by accelerate, which puts modules around them, and by the model itself."""
+    """Checkpoint activations with accelerate, which wraps layers, and with the model itself."""
     expected = values(whole(folder, torch.bfloat16))
     found = {}
     for way, options in (
@@ -248,7 +248,7 @@ def checkpointing(folder: Path) -> dict[str, Any]:
 
 
 def without_patch(folder: Path) -> int:
-    """How many of a skeleton's parameters the optimizer has where accelerate is left alone."""
+    """Count the distinct parameters in the optimizer of a skeleton without the patch."""
     _, _, optimizer = prepared_skeleton(folder, {})
     return len({id(each) for group in optimizer.param_groups for each in group["params"]})
 
@@ -278,7 +278,7 @@ def rank(number: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Forks the ranks, which import no library again."""
+    """Fork the ranks, so that they need not import libraries again."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank, args=(i, Path(sys.argv[1]))) for i in range(WORLD)]
     for each in ranks:

@@ -1,8 +1,8 @@
-"""One of four ranks over which transformers spreads a model: each way, dense and with experts.
+"""One of four ranks over which transformers shards a model: each way, dense and with experts.
 
     python rank_cells.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: by cell what was found wrong, and the bytes that were read.
+Writes ``FOLDER/RANK.json``: by cell the wrong tensors, and the bytes read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load(folder: Path, layout: str) -> Any:
 
 
 def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """What torch gives this rank of a whole tensor."""
+    """Return this rank's part of a whole tensor, by torch."""
     if not isinstance(spread, DTensor):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -62,10 +62,10 @@ def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 
 def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that are not the slices, and not the whole ones when put together."""
+    """Return names of tensors whose slices differ, or differ when put together."""
     found = model.state_dict()
     names = sorted(found.keys() ^ expected.keys())
-    for name in sorted(found.keys() & expected.keys()):  # full_tensor() lets ranks meet
+    for name in sorted(found.keys() & expected.keys()):  # the ranks meet in full_tensor()
         own = found[name]
         local = own.to_local() if isinstance(own, DTensor) else own
         whole = own.full_tensor() if isinstance(own, DTensor) else own
@@ -77,9 +77,9 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
 
 
 def shards(model: Any, folder: Path) -> tuple[int, int]:
-    """Bytes of the file that this rank holds, and that it may read, less scales of blocks.
+    """Return the bytes of this rank's shards, and the limit of its reads, without block scales.
 
-    Rows of small matrices are nearer to each other than 64 KiB: who holds columns reads rows.
+    Rows of small matrices are less than 64 KiB apart, so a rank with columns reads whole rows.
     """
     report = last_report(model)
     stored = loadstone.inspect(folder).tensors
@@ -91,7 +91,7 @@ def shards(model: Any, folder: Path) -> tuple[int, int]:
         sources = report.provenance[name].sources
         size = 1 if any(stored[each.tensor].encoding == "F8_E4M3" for each in sources) else 2
         held += size * local.numel()
-        first = len(whole) - 1 if len(whole) > 1 else 1  # experts are one by one in the file
+        first = len(whole) - 1 if len(whole) > 1 else 1  # the file stores experts separately
         read += size * local.shape[:first].numel() * torch.Size(whole[first:]).numel()
     return held, read
 

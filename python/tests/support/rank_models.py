@@ -1,6 +1,7 @@
-"""Models whose parameters are spread over ranks, and what torch's own chunks make of them.
+"""Models sharded over ranks, and the expected shards from torch's own chunks.
 
-A rank needs no process: torch's fake process group says which one it is and lets nobody speak.
+A rank does not need a process: torch's fake process group sets its number and ignores
+communication.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-# By name: the mesh, and the placements of a tensor of so many dimensions.
+# By name: the mesh, and the placements of a tensor with the given number of dimensions.
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[int], tuple[Placement, ...]]]] = {
     "rows": ((4,), lambda rank: (Shard(0),)),
     "columns": ((4,), lambda rank: (Shard(rank - 1),)),
@@ -26,11 +27,11 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[int], tuple[Placement, ...]]
 
 @contextlib.contextmanager
 def rank(number: int, shape: Sequence[int]) -> Iterator[DeviceMesh]:
-    """This process is one of a mesh of that shape."""
+    """Make this process one rank of a mesh of that shape."""
     world = int(torch.tensor(shape).prod())
     dist.init_process_group("fake", rank=number, world_size=world, store=FakeStore())
     try:
-        # torch caches by meshes, and takes those of two ranks for one: here their names differ.
+        # torch caches by mesh, and confuses the meshes of two ranks unless their names differ.
         names = tuple(f"rank{number}_dim{dim}" for dim in range(len(shape)))
         yield init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
     finally:
@@ -43,7 +44,7 @@ def chunk(
     coordinate: Sequence[int],
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """What a rank holds of a tensor, by the rule of ``torch.chunk``."""
+    """Return a rank's part of a tensor, by the rule of ``torch.chunk``."""
     for placement, at, count in zip(placements, coordinate, shape, strict=True):
         if isinstance(placement, Shard):
             parts = whole.chunk(count, placement.dim)
@@ -53,7 +54,7 @@ def chunk(
 
 
 def coordinates(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Of all ranks, in their order."""
+    """Return the coordinates of all ranks in order."""
     return list(itertools.product(*map(range, shape)))
 
 
@@ -63,7 +64,7 @@ def spread(
     placements_of: Callable[[int], tuple[Placement, ...]],
     coordinate: Sequence[int],
 ) -> torch.nn.Module:
-    """Makes every parameter with a dimension a DTensor, on the device that it is on."""
+    """Make every parameter with a dimension a DTensor on its current device."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or parameter.dim() == 0:
@@ -83,5 +84,4 @@ def spread(
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -2,7 +2,7 @@
 
     python rank_program.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: by case what was found wrong, and the bytes that were read.
+Writes ``FOLDER/RANK.json``: by case the wrong tensors, and the bytes read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from loadstone._execute import read_once as _read_once
 from loadstone._plan import shared_read
 
 WORLD = 4
-VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 falls into four uneven parts
+VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 splits into four uneven parts
 
 
 class Block(torch.nn.Module):
@@ -49,7 +49,7 @@ class Block(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    """A small model of text: head and embedding are one."""
+    """A small text model whose head and embedding share one parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def by_both() -> Net:
 
 
 def unequal(model: Net, reference: Net, exactly: bool) -> Iterator[str]:
-    """What differs from the whole model: tensors, then what it computes."""
+    """Yield the names of tensors that differ from the whole model, then a note on outputs."""
     expected = dict(reference.state_dict())
     for name, tensor in model.state_dict().items():
         found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -118,11 +118,11 @@ def unequal(model: Net, reference: Net, exactly: bool) -> Iterator[str]:
         found, wanted = model(ids), reference(ids)
     same = torch.equal(found, wanted) if exactly else torch.allclose(found, wanted, atol=1e-5)
     if not same:
-        yield "what it computes"
+        yield "its outputs"
 
 
 def share(model: Net) -> int:
-    """Bytes of what this rank holds."""
+    """Return the bytes of this rank's shards."""
     return sum(
         each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes
         for each in [*model.parameters(), *model.buffers()]
@@ -130,7 +130,7 @@ def share(model: Net) -> int:
 
 
 def trains(model: Net) -> bool:
-    """A step changes what the model computes."""
+    """Return true if a training step changes the output."""
     ids = torch.arange(VOCABULARY).reshape(1, -1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model(ids).detach().clone()
@@ -153,9 +153,9 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     held = share(model)
     wrong = list(unequal(model, whole(first), exactly))
     audited = loadstone.audit(model).ok
-    # After a forward pass FSDP holds whole parameters of the root: they are taken apart again.
+    # After a forward pass FSDP holds whole parameters of the root, so the load shards them again.
     loadstone.load(model, second)
-    wrong += [f"{each}, loaded anew" for each in unequal(model, whole(second), exactly)]
+    wrong += [f"{each}, loaded again" for each in unequal(model, whole(second), exactly)]
     loadstone.load(model, first, in_place=True)
     wrong += [f"{each}, in place" for each in unequal(model, whole(first), exactly)]
     is_fsdp = isinstance(model, FSDPModule)
@@ -169,7 +169,7 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-EXPERTS = 6  # four ranks have two, two, one and one
+EXPERTS = 6  # the four ranks have two, two, one and one
 RULES = [
     {
         "op": "stack",
@@ -181,7 +181,7 @@ RULES = [
 
 
 class Experts(torch.nn.Module):
-    """Of a file that has them one by one."""
+    """Fused experts, from a file that stores them separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def experts(dim: int | None = None) -> Experts:
 
 
 def other_sources(folder: Path) -> dict[str, Any]:
-    """Numbers that are decoded, cast, or stacked on their way."""
+    """Load values that are decoded, cast, or stacked."""
     cases: dict[str, Any] = {}
     builds = {"rows": by_fsdp, "columns": by_tensor_parallelism}
     runs: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, dict[str, Any]]] = {
@@ -228,7 +228,7 @@ def other_sources(folder: Path) -> dict[str, Any]:
     return cases
 
 
-# The same source and the same shape, in another order.
+# The same source and shape in a different order.
 TURNED = [
     {
         "op": "reshape",
@@ -241,7 +241,7 @@ TURNED = [
 
 
 def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
-    """Of a load that fails on this rank when all values are there."""
+    """Run a load that fails on this rank after all values are loaded."""
     make_report = execute.make_report
 
     def fail(*_: Any) -> None:
@@ -257,7 +257,7 @@ def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
 def refusal(
     model: Net, file: Path, planned: dict[str, Any] | None = None, **options: Any
 ) -> list[str]:
-    """Code and text of the error that a load ends with; the model is as it was."""
+    """Return code and text of a load's error, and a note if the model has memory afterwards."""
     try:
         loadstone.load(model, file, read_once=True, **(planned or {}), **options)
     except loadstone.Error as error:
@@ -275,9 +275,9 @@ def give_up(done: int, total: int) -> None:
 
 
 def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
-    """Loads in which ranks read for each other; what they say where one of them cannot."""
+    """Run loads in which ranks read for each other, and loads in which one rank fails."""
     cases: dict[str, Any] = {}
-    for wave in (64 << 20, 1 << 20):  # all in one, and many
+    for wave in (64 << 20, 1 << 20):  # all in one window, and many windows
         shared_read.WAVE_BYTES = wave
         for name, build in CASES.items():
             model = build()
@@ -321,7 +321,7 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
 
 
 class Counted(_read_once.Peers):
-    """Counts how many of a process speak to other ranks at a time."""
+    """Counts how many loads of a process communicate with other ranks at a time."""
 
     now = most = 0
 
@@ -336,7 +336,7 @@ class Counted(_read_once.Peers):
 
 
 def in_threads(first: Path, second: Path) -> dict[str, Any]:
-    """Two loads of a process at a time, in which its ranks read for each other."""
+    """Run two concurrent loads of a process in which its ranks read for each other."""
     failures: list[str] = []
     reads, comes = threading.Event(), threading.Event()
 
@@ -347,7 +347,7 @@ def in_threads(first: Path, second: Path) -> dict[str, Any]:
             failures.append(f"{type(error).__name__}: {error}")
 
     def meet(done: int, total: int) -> None:
-        """While the first load reads, the other one begins."""
+        """Let the second load start while the first one reads."""
         reads.set()
         comes.wait()
 
@@ -358,7 +358,7 @@ def in_threads(first: Path, second: Path) -> dict[str, Any]:
     reads.wait()
     other = threading.Thread(target=work, args=pairs[1])
     other.start()
-    time.sleep(0.2)  # so that it would be heard, if it did not take turns
+    time.sleep(0.2)  # gives the second load time to communicate, which must wait for its turn
     comes.set()
     for each in (one, other):
         each.join()

@@ -2,7 +2,7 @@
 
     python rank_transformers.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: by case what was found.
+Writes ``FOLDER/RANK.json``: the findings by case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {"direct": direct, "patched": patched}
 
 
 def whole(folder: Path) -> Any:
-    """As the library has it; codes it cannot read are dequantized by loadstone."""
+    """Load with the library; loadstone dequantizes codes that the library cannot read."""
     if folder.name == "fp8":
         return loadstone.transformers.from_pretrained(
             AutoModelForCausalLM, folder, dtype=torch.float32
@@ -52,7 +52,7 @@ def whole(folder: Path) -> Any:
 def case(load: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
     reference, model = whole(folder), load(folder)
     expected = reference.state_dict()
-    if folder.name == "headless":  # its head is random, on each rank its own
+    if folder.name == "headless":  # the head is random and differs by rank
         expected.pop("lm_head.weight")
     found = model.state_dict()
     wrong = []

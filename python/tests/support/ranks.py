@@ -1,4 +1,4 @@
-"""Runs the programs ``rank_*.py``: a process for each rank."""
+"""Runs the programs ``rank_*.py``: one process per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def run(program: Path, folder: Path, world: int) -> list[dict[str, Any]]:
-    """By rank what the program found."""
+    """Return the program's findings by rank."""
     ranks = [
         subprocess.Popen(
             [sys.executable, str(program), str(number), str(folder)],

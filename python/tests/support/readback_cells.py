@@ -1,7 +1,7 @@
-"""Cells of the read-back matrix: what ``loadstone convert`` writes, and what it is made of.
+"""Cells of the read-back matrix: outputs of ``loadstone convert`` and their sources.
 
-A cell is an encoding, a style and a source. The encodings are the core's own list, which an error
-tells, so a codec that is added has its cells here without a line.
+A cell is an encoding, a style and a source. The core lists its encodings in an error, so each new
+codec gets its cells automatically.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import loadstone
 
 Tensors = dict[str, torch.Tensor]
 
-# Rows of whole blocks of every encoding, and more than one block of 128 by 128.
+# Rows are whole blocks of every encoding, and matrices have several blocks of 128 by 128.
 _FIELDS: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 256,
@@ -36,7 +36,7 @@ _FIELDS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# As models publish them, and as stacks are written.
+# Published names, and names of stacks.
 _NAMES_OF_EXPERTS = (
     ("block_sparse_moe.experts", ("w1", "w3", "w2")),
     ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
@@ -50,12 +50,12 @@ _EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A model, and how the files around it are laid out.
+    """A model and its file layout.
 
     Attributes:
-        layout: ``"separate"``: experts one by one, as published; ``"fused"``: as the library
-            holds them.
-        shard_size: of what is written; ``None``: one file.
+        layout: ``"separate"``: one tensor per expert, as published; ``"fused"``: as in the
+            library's model.
+        shard_size: of the output; ``None``: one file.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Cell:
     """One way of writing a checkpoint.
 
     Attributes:
-        style: ``None``: the encoding's own, where it has neither of the others.
+        style: ``None`` is the encoding's own, if it supports none of ``STYLES``.
     """
 
     encoding: str
@@ -108,7 +108,7 @@ class Cell:
 
 @functools.cache
 def written_encodings() -> tuple[str, ...]:
-    """The names of all encodings that are written, in the core's order."""
+    """Return the names of all encodings that convert can write, in the core's order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "any.safetensors")
         save_file({"a.weight": torch.zeros(1)}, path)
@@ -122,13 +122,13 @@ def written_encodings() -> tuple[str, ...]:
 
 @functools.cache
 def styles_of(encoding: str) -> tuple[str | None, ...]:
-    """The styles of safetensors that hold an encoding; ``(None,)``: its own alone."""
+    """Return the safetensors styles that support an encoding; ``(None,)``: only its own."""
     found = tuple(style for style in STYLES if _is_held(encoding, style))
     return found or ((None,) if _is_held(encoding, None) else ())
 
 
 def _is_held(encoding: str, style: str | None) -> bool:
-    """Whether a folder of safetensors holds the encoding in a style."""
+    """Return true if a folder of safetensors supports the encoding in a style."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "any.safetensors")
         save_file({"a.weight": torch.zeros(1)}, path)
@@ -137,12 +137,12 @@ def _is_held(encoding: str, style: str | None) -> bool:
         except loadstone.Error as error:
             if error.code not in ("plan.options", "convert.left_alone"):
                 raise
-            return error.code != "plan.options"  # a vector is no weight, whatever the style
+            return error.code != "plan.options"  # a vector is not converted in any style
         return True
 
 
 def cells() -> list[Cell]:
-    """All cells that are written."""
+    """Return all supported cells."""
     return [
         Cell(encoding, style, source)
         for encoding in written_encodings()
@@ -152,7 +152,7 @@ def cells() -> list[Cell]:
 
 
 def refused() -> list[tuple[str, str]]:
-    """Encodings and the styles that do not hold them."""
+    """Return the encodings with the styles that do not support them."""
     return [
         (encoding, style)
         for encoding in written_encodings()
@@ -162,7 +162,7 @@ def refused() -> list[tuple[str, str]]:
 
 
 def write_source(source: Source, folder: Path) -> Path:
-    """A random model in BF16, with weights of a trained one's size."""
+    """Write a random model in BF16, with weights as large as a trained model's."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = _FIELDS | ({**_EXPERTS, "moe_intermediate_size": 128} if source.has_experts else {})
@@ -187,11 +187,11 @@ def write_source(source: Source, folder: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A cell that was written.
+    """A written cell.
 
     Attributes:
         folder: the conversion's target.
-        exact: the numbers of every tensor by the library whose layout it has, as it gives them.
+        exact: the values of every tensor by the library that defines the layout, unrounded.
     """
 
     folder: Path
@@ -199,7 +199,7 @@ class Output:
 
     @property
     def numbers(self) -> Tensors:
-        """Rounded to BF16, which the sources are in."""
+        """The values rounded to BF16, the dtype of the sources."""
         return {name: _rounded(tensor) for name, tensor in self.exact.items()}
 
 
@@ -208,13 +208,13 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_cell(cell: Cell, source: Path, folder: Path) -> Output:
-    """Converts, and asks the oracle."""
+    """Convert, and decode with the oracle."""
     loadstone.convert(source, folder, **cell.options)
     return Output(folder, numbers_in(folder))
 
 
 def model_state(numbers: Tensors, source: Source) -> Tensors:
-    """Numbers by name as the library's model holds them: experts of a layer are two tensors."""
+    """Return values under the library's names, which fuse a layer's experts into two tensors."""
     found = dict(numbers)
     if not source.has_experts:
         return found
@@ -234,6 +234,6 @@ def model_state(numbers: Tensors, source: Source) -> Tensors:
 
 
 def tensors_of(path: Path) -> Tensors:
-    """All tensors of a folder or a file."""
+    """Return all tensors of a folder or a file."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -1,6 +1,6 @@
-"""A cell opened by transformers itself, beside the numbers of the layout's own library.
+"""A cell opened by transformers itself, compared with the values of the layout's own library.
 
-``docs/opens-where.md`` holds the outcomes, made by ``tools/opens_where.py``.
+``docs/opens-where.md`` lists the outcomes, written by ``tools/opens_where.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from readback_cells import SOURCES, Cell, Output, Source, model_state
 
 PAGE = Path(__file__).parents[3] / "docs" / "opens-where.md"
-# Those whose releases decide about an outcome.
+# Libraries whose releases determine an outcome.
 LIBRARIES = ("transformers", "compressed-tensors", "bitsandbytes", "nvidia-modelopt")
 BF16 = torch.bfloat16
 
@@ -38,7 +38,7 @@ def _quiet() -> Iterator[None]:
 
 
 def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The library's own load, dequantized by the library where it can, and its information."""
+    """Load with the library, dequantize if it can; return model and loading information."""
     from transformers import AutoConfig, AutoModelForCausalLM, CompressedTensorsConfig
 
     method = AutoConfig.from_pretrained(folder).quantization_config["quant_method"]
@@ -52,7 +52,7 @@ def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def outcome(cell: Cell, output: Output) -> str:
-    """``"right"``: every tensor bit for bit; else what is wrong."""
+    """Return ``"right"`` if every tensor matches bit for bit; else the problem."""
     try:
         with _quiet():
             model, info = load_alone(output.folder)
@@ -76,7 +76,7 @@ def column(source: Source) -> str:
 
 
 def releases() -> str:
-    """The libraries at hand, as the page names them."""
+    """Return the installed libraries in the page's form."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
 
 
@@ -91,7 +91,7 @@ def head() -> list[str]:
 
 
 def told(cell: Cell) -> str | None:
-    """The outcome on the page; ``None``: the page has no such row."""
+    """Return the outcome on the page; ``None`` if the page has no such row."""
     start = f"| `{cell.encoding}` | {cell.style or 'bitsandbytes'} | "
     for line in PAGE.read_text().splitlines():
         if line.startswith(start):
@@ -101,7 +101,7 @@ def told(cell: Cell) -> str | None:
 
 
 def releases_told() -> str:
-    """The libraries that the page was made with."""
+    """Return the libraries that the page was generated with."""
     found = re.search(r"<!-- made with (.*) -->", PAGE.read_text())
     assert found is not None
     return found[1]

@@ -1,8 +1,8 @@
-"""The numbers of a folder's weights by the library whose layout it has, in F32.
+"""A folder's weights in F32, decoded by the library that defines their layout.
 
-No function here knows loadstone. ModelOpt's come from its quantized tensors, compressed-tensors'
-from its compressors, bitsandbytes' from its own functions; the layout of a weight is taken from
-the folder's ``quantization_config``, as those who open the folder take it.
+No function here uses loadstone. ModelOpt decodes with its quantized tensors, compressed-tensors
+with its compressors, bitsandbytes with its own functions. The folder's ``quantization_config``
+determines the layout of a weight, as for any reader of the folder.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ F32 = torch.float32
 
 
 def tensors_in(folder: Path) -> Tensors:
-    """All tensors of the folder's files."""
+    """Return all tensors of the folder's files."""
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def section_of(folder: Path) -> dict[str, Any]:
-    """The ``quantization_config`` of ``config.json``."""
+    """Return the ``quantization_config`` of ``config.json``."""
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
     return found
 
 
 def numbers_in(folder: Path) -> Tensors:
-    """Every tensor of the folder by the name of its numbers; plain ones as they are.
+    """Return every tensor of the folder under its decoded name; plain ones are unchanged.
 
     Raises:
         ImportError: the library is not installed.
@@ -89,7 +89,7 @@ def _int4(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
 
 
 def _int4_awq(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
-    """ModelOpt writes this layout (``pack_int4_in_uint8``) and has no function that reads it."""
+    """ModelOpt writes this layout (``pack_int4_in_uint8``), but has no function that reads it."""
     low, high = data & 15, data >> 4
     codes = torch.stack([low, high], 1).flatten(0, 1).to(torch.int16)
     codes = torch.where(codes > 7, codes - 16, codes).to(F32)
@@ -102,7 +102,8 @@ def _nvfp4(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
     shape = torch.Size([*data.shape[:-1], 2 * data.shape[-1]])
     scales = {"scale": tensors[f"{name}_scale"], "double_scale": tensors[f"{name}_scale_2"]}
     found = NVFP4QTensor(shape, F32, data).dequantize(F32, **scales, block_sizes={-1: 16})
-    # Its table has a plain zero for the code of minus zero: the sign is put back, no number is.
+    # Its table has a plain zero for the code of minus zero; restoring the sign changes no other
+    # value.
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
     return torch.where((found == 0) & (codes == 8), -0.0, found)
 
@@ -163,7 +164,7 @@ def _compressed(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _before_rounding(stored: Tensors, scheme: Any, rounded: torch.Tensor) -> torch.Tensor:
-    """Of NVFP4 the compressor computes in F32 and rounds to BF16: the same by its functions."""
+    """NVFP4's compressor computes in F32 and rounds to BF16: its functions also return the F32."""
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
@@ -210,9 +211,9 @@ def _bitsandbytes(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _four_bits(functional: Any, name: str, data: torch.Tensor, states: Tensors) -> torch.Tensor:
-    """In F32: the state's own dtype is that of the weight before.
+    """Decode in F32, although the state has the original weight's dtype.
 
-    One of fp4's two zeros is -0.0 where the CPU has no AVX512, and 0.0 where it has.
+    One of fp4's two zeros is -0.0 on CPUs without AVX512, and 0.0 on others.
     """
     short = {each.removeprefix(f"{name}."): tensor for each, tensor in states.items()}
     state = functional.QuantState.from_dict(short, device=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Digests by the words of docs/receipt.md, files with a changed bit, and the commands."""
+"""Digests as docs/receipt.md defines them, files with a changed bit, and the commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
-    """The digest by the words of docs/receipt.md."""
+    """Return the digest that docs/receipt.md defines."""
     ranges = ([[0, len(data)]] if data else []) if ranges is None else ranges
     blocks = []
     for begin, end in ranges:

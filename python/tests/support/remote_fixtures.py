@@ -19,7 +19,7 @@ from remote_server import Server
 FILE = "/dir/model.safetensors"
 
 
-# Beyond the first request of a file, which every open makes.
+# Requests in addition to the first one of a file, which every open sends.
 BEYOND = 1
 
 
@@ -48,7 +48,7 @@ def server(served: Server) -> Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
-    """The same model as one file, in shards, as GGUF and as torch saves it; served as well."""
+    """Write the same model as one file, in shards, as GGUF and in torch's format, and serve it."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("remote")
     state = {f"layers.{i}.weight": torch.randn(96, 128).to(torch.bfloat16) for i in range(12)}

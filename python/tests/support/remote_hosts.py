@@ -17,7 +17,7 @@ KEY, SECRET, SESSION = "AKID", "SECRET/KEY", "SESSION"
 
 
 class Hub:
-    """Repositories below /ORG/NAME/resolve; large files are served by another host name."""
+    """Repositories below /ORG/NAME/resolve; a different host name serves large files."""
 
     def __init__(self, server: Server, folder: Path, token: str = "") -> None:
         self.server, self.folder, self.token = server, folder, token
@@ -59,7 +59,7 @@ class Hub:
         return Answer(302, headers, b"")
 
     def _tree(self, seen: Seen, path: str, query: str) -> Answer | None:
-        """Files of a folder, a page of five at a time, as the hub's API lists them."""
+        """List the files of a folder in pages of five, like the hub's API."""
         if self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
             return Answer(401, {}, b"")
         name, _, revision, *below = path.removeprefix("/api/models/org/").split("/")
@@ -99,7 +99,7 @@ class Store:
         return self._list(parts.path, query) if "list-type" in query else None
 
     def _list(self, path: str, query: dict[str, str]) -> Answer:
-        """Five keys a page, as ListObjectsV2 answers."""
+        """List keys in pages of five, like ListObjectsV2."""
         if not self.lists:
             return Answer(403, {}, b"<Code>AccessDenied</Code>")
         bucket = unquote(path).rstrip("/") + "/"
@@ -125,7 +125,7 @@ class Store:
         return Answer(200, {}, text.encode())
 
     def _signature(self, seen: Seen) -> str:
-        """By AWS's description of signature version 4, with this module's own arithmetic."""
+        """Compute AWS's signature version 4 independently of loadstone."""
         given = dict(
             part.strip().split("=", 1)
             for part in seen.headers.get("authorization", "").partition(" ")[2].split(",")

@@ -20,14 +20,14 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 @dataclasses.dataclass
 class Fault:
-    """A fault in the requests for a file, from the byte ``begins`` on, ``times`` times.
+    """A fault in the first ``times`` requests for a file that start at byte ``begins`` or later.
 
     Attributes:
         kind: ``drop`` (the connection ends within the body), ``status``, ``whole`` (200), ``other``
-            (another range), ``total`` (another length of the file), ``short``, ``long``, ``etag``,
-            ``no_etag``, ``encoding``, ``redirect``, ``chunked`` (no length), ``weak`` (an ETag that
-            promises less), ``huge`` (a header of a megabyte), ``lies`` (a Content-Length of another
-            range), ``slow`` (a byte now and then), ``stall`` (nothing at all, until the client
+            (a different range), ``total`` (a different file length), ``short``, ``long``, ``etag``,
+            ``no_etag``, ``encoding``, ``redirect``, ``chunked`` (no length), ``weak`` (a weak
+            ETag), ``huge`` (a header of a megabyte), ``wrong_range`` (a Content-Length of a
+            different range), ``slow`` (a byte now and then), ``stall`` (no bytes until the client
             leaves or ``seconds`` are over).
     """
 
@@ -55,14 +55,14 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    declared: int | None = None  # length, where the connection ends before it
+    declared: int | None = None  # the declared length, if the connection ends early
     chunked: bool = False
-    stalls: float = 0  # seconds after the header without a byte
-    drips: float = 0  # seconds after each byte of the first ones
+    stalls: float = 0  # seconds without a byte after the header
+    drips: float = 0  # seconds after each of the first bytes
 
 
 class Server:
-    """Files by their path; what was asked for; how many bytes of bodies were sent.
+    """Files by path, the requests, and the number of body bytes sent.
 
     ``route`` may answer a request itself, or return ``None``.
     """
@@ -82,7 +82,7 @@ class Server:
         class Handler(_Handler):
             server_of = outer
 
-        self.heads = 0  # requests that are refused: ranges alone have to do
+        self.heads = 0  # HEAD requests, which the server rejects: clients must only use ranges
         self.host = f"[{host}]" if ":" in host else host
         self._http = (_QuietIPv6 if ":" in host else _Quiet)((host, 0), Handler)
         self.scheme = "http"
@@ -161,7 +161,7 @@ class Server:
             return dataclasses.replace(answer, stalls=fault.seconds)
         if fault.kind == "slow":
             return dataclasses.replace(answer, drips=fault.seconds)
-        if fault.kind == "lies":
+        if fault.kind == "wrong_range":
             return dataclasses.replace(answer, declared=len(answer.body) + 4096)
         changed = {
             "weak": {"ETag": 'W/"1"'},
@@ -179,7 +179,7 @@ class _Quiet(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that hang up, or do not trust the certificate, are part of the tests."""
+        """Ignore clients that hang up or reject the certificate, which the tests provoke."""
 
 
 class _QuietIPv6(_Quiet):
@@ -188,7 +188,7 @@ class _QuietIPv6(_Quiet):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Else a body waits for the acknowledgement of its header: 40 ms a request.
+    # Otherwise a body waits for the acknowledgement of its header: 40 ms per request.
     disable_nagle_algorithm = True
     server_of: Server
 
@@ -231,4 +231,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(answer.body[5 if answer.drips else 0 :])
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Suppress the log."""

@@ -1,6 +1,6 @@
-"""Entry points that read from a server in a thread of their own process.
+"""Entry points that read from a server in a thread of their process.
 
-A function that holds the interpreter's lock while it waits for the server waits for ever:
+A function that keeps the interpreter's lock while it waits for the server never returns, so
 ``main()`` ends the process after a minute.
 """
 
@@ -29,7 +29,7 @@ LAYER = "model.layers.0.mlp.up_proj"
 
 
 class Wrapped(torch.nn.Module):
-    """A model of the one matrix of ``config_doors``."""
+    """A model with the single matrix of ``config_doors``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Wrapped(torch.nn.Module):
 
 
 def members(url: str, out: Path) -> None:
-    """Each property, and each method without arguments, of a catalog that was just opened."""
+    """Read each property, and call each method without arguments, of a newly opened catalog."""
     for name in [each for each in dir(loadstone._core.Catalog) if each[0] != "_"]:
         found = getattr(loadstone.inspect(url)._core, name)
         if callable(found) and name != "read":
@@ -66,7 +66,7 @@ def saved_plan(url: str, out: Path) -> None:
 
 
 def builder(url: str, out: Path) -> None:
-    """Recipes from the first tensor that has values."""
+    """Build recipes from the first tensor that has values."""
     catalog = loadstone.inspect(url)._core
     made = loadstone._core.RecipeBuilder(catalog)
     name = next(name for name, *_ in loadstone.inspect(url)._core.quantized())
@@ -77,7 +77,7 @@ def builder(url: str, out: Path) -> None:
 
 
 def recipes_json(url: str, out: Path) -> None:
-    """Recipes of one tensor as it is, whose codes are looked at last."""
+    """Build recipes of one unchanged tensor, whose codes are read last."""
     catalog = loadstone.inspect(url)._core
     made = loadstone._core.RecipeBuilder(catalog)
     made.add("x", made.source(catalog.tensors()[0][0]))
@@ -94,7 +94,7 @@ def recipes(url: str, out: Path) -> None:
 
 
 def adapter_of(url: str) -> str:
-    """By its file: nobody lists the folders of this host."""
+    """Return the adapter's file, because this host cannot list folders."""
     return url.replace("matrix/", "adapter/adapter_model.safetensors")
 
 
@@ -159,7 +159,7 @@ def write_llama(folder: Path) -> Path:
 
 
 def main(door: str, folder: Path) -> None:
-    """Goes through an entry point, and fails if no other thread ran meanwhile."""
+    """Run an entry point, and fail if no other thread ran meanwhile."""
     server = Server()
     server.route = lambda _: time.sleep(0.01)
     matrix = config_doors.fp8(folder / "matrix", json.dumps({"quantization_config": FP8}))
@@ -182,7 +182,7 @@ def main(door: str, folder: Path) -> None:
             time.sleep(0.001)
 
     threading.Thread(target=run, daemon=True).start()
-    sys.setswitchinterval(1000)  # threads run when this one lets them
+    sys.setswitchinterval(1000)  # other threads run only when this one releases the lock
     for kind in kinds:
         faulthandler.dump_traceback_later(60, exit=True)
         print(door, kind, flush=True)

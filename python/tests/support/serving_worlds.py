@@ -48,7 +48,7 @@ def state(tmp_path: Path) -> State:
 def loaded(
     path: Path, load: Callable[[Model, Any], Any], *, repeats: bool = False, **options: Any
 ) -> tuple[Model, str]:
-    """A model that was loaded by this code, and the line for the log."""
+    """Load a model with its own code; return it with the line in the log."""
     model, loading = Model(), ModelLoad(Options(**options), "BF16")
     line, _ = loading.run(
         lambda: load(model, loading.tensors(str(path), lambda name: True)),

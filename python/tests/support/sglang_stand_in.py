@@ -1,6 +1,6 @@
-"""A stand-in for SGLang 0.5.23, which needs a GPU: its plugin hooks and its loader, in a few lines.
+"""A minimal stand-in for SGLang 0.5.23, which needs a GPU: its plugin hooks and its loader.
 
-Names, signatures and the order of calls are those of its sources; nothing else is.
+Names, signatures and the order of calls follow its sources; the rest does not.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ _MODULES = {
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts it where ``sglang`` is imported from; returns its module of loaders."""
+    """Install the stand-in as ``sglang``; return its module of loaders."""
     names = {
         name.rsplit(".", count)[0] for name in _MODULES for count in range(name.count(".") + 1)
     }

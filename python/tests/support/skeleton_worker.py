@@ -1,7 +1,7 @@
 """Builds library classes twice, directly and as a skeleton, and compares: one JSON line per class.
 
-Run as ``python skeleton_worker.py LIBRARY NAME ...``, a library of ``BUILDERS``: each class in a
-forked child, so that its memory is given back and a crash is a line like any other.
+Run as ``python skeleton_worker.py LIBRARY NAME ...``, with a library of ``BUILDERS``. Each class
+runs in a forked child, which frees its memory and turns a crash into a line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from storages import sharers
 from loadstone._model.walk import walk
 from loadstone._skeleton.skeleton import recompute, skeleton, skeleton_record
 
-# A direct construction that fills its parameters may have this size. A larger one has its random
-# initialisers left out: memory that nobody writes to is never there, and no buffer depends on them.
+# The size limit of a direct construction that fills its parameters. Larger ones skip random
+# initialisers: the kernel never allocates unwritten memory, and no buffer depends on them.
 FILLED_BYTES_MAX = 256 << 20
 DIRECT_BYTES_MAX = {
     "diffusers": 40 << 30,
@@ -41,11 +41,11 @@ SECONDS_MAX = 600
 EXCLUDING = ("skeleton.random", "skeleton.uninitialised")
 
 
-# --- which classes, and how they are built -------------------------------------------------------
+# --- selection and construction of classes --------------------------------------------------------
 
 
 def diffusers_names() -> list[str]:
-    """Every model class that diffusers exports."""
+    """Return every model class that diffusers exports."""
     import diffusers
     from diffusers import ModelMixin
 
@@ -61,7 +61,7 @@ def diffusers_names() -> list[str]:
 
 
 def diffusers_builders(name: str) -> Iterator[Callable[[], Any]]:
-    """The class with its defaults; then with fewer layers, for those too large even so."""
+    """Yield the class with its defaults, then with fewer layers if it is still too large."""
     import diffusers
 
     cls = getattr(diffusers, name)
@@ -78,7 +78,7 @@ def diffusers_builders(name: str) -> Iterator[Callable[[], Any]]:
 
 
 def transformers_names() -> list[str]:
-    """Every model type that has a class for AutoModel."""
+    """Return every model type that has a class for AutoModel."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -93,7 +93,7 @@ _WIDTHS = (
 
 
 def _shrunk(value: dict[str, Any], factor: int, fewer: bool) -> dict[str, Any]:
-    """A configuration with a small vocabulary, widths divided by a factor, and two layers."""
+    """Return a configuration with a small vocabulary, two layers, and divided widths."""
     small: dict[str, Any] = {}
     depth = value.get("num_hidden_layers") or value.get("num_layers")
     for key, item in value.items():
@@ -117,7 +117,7 @@ def _shrunk(value: dict[str, Any], factor: int, fewer: bool) -> dict[str, Any]:
 
 
 def transformers_builders(name: str) -> Iterator[Callable[[], Any]]:
-    """AutoModel from a shrunk configuration, smaller and smaller."""
+    """Yield AutoModel builders for smaller and smaller configurations."""
     from transformers import AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -139,7 +139,7 @@ BUILDERS: dict[str, Callable[[str], Iterable[Callable[[], Any]]]] = {
     "transformers": transformers_builders,
 }
 
-# --- comparing -----------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -162,7 +162,7 @@ def _identity(model: Any) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def unfilled() -> Iterator[None]:
-    """Random initialisers do nothing: for direct constructions that are large, or that fail."""
+    """Disable random initialisers, for direct constructions that are large, or that fail."""
     before = {name: getattr(torch.nn.init, name) for name in RANDOM_INITIALISERS}
     for name in before:
         setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
@@ -174,14 +174,14 @@ def unfilled() -> Iterator[None]:
 
 
 def build_skeleton(build: Callable[[], Any]) -> Any:
-    """What is under test."""
+    """Build the skeleton under test."""
     torch.manual_seed(1)
     with skeleton():
         return build()
 
 
 def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
-    """Everything in which a skeleton differs from a direct construction."""
+    """Return every difference between a skeleton and a direct construction."""
     findings = skeleton_record(made).findings
     torch.manual_seed(2)
     direct = build()
@@ -234,7 +234,7 @@ def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
 
 
 def examine(library: str, name: str) -> dict[str, Any]:
-    """The comparison for one class, in the largest form that fits into memory."""
+    """Compare one class, in the largest form that fits into memory."""
     reason = ""
     try:
         for number, build in enumerate(BUILDERS[library](name)):
@@ -245,7 +245,7 @@ def examine(library: str, name: str) -> dict[str, Any]:
                 try:
                     with unfilled():
                         build()
-                except Exception as error:  # it fails either way
+                except Exception as error:  # the direct construction fails too
                     reason = f"{type(error).__name__}: {error}"[:200]
                     continue
                 return {"problems": [f"only the skeleton fails: {failure}"]}
@@ -263,7 +263,8 @@ def examine(library: str, name: str) -> dict[str, Any]:
 def _child(library: str, name: str, sender: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if library == "transformers":  # a form that does not build must not take the machine with it
+    # Limits memory, so that a form that does not build cannot exhaust the machine.
+    if library == "transformers":
         resource.setrlimit(resource.RLIMIT_DATA, (CHILD_BYTES_MAX, CHILD_BYTES_MAX))
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 2)
@@ -277,8 +278,8 @@ def _child(library: str, name: str, sender: Any) -> None:
 
 
 def main(library: str, names: list[str]) -> None:
-    """One line of JSON for each name."""
-    # Imports shared by the children.
+    """Print one line of JSON for each name."""
+    # Import once for all children.
     if library == "transformers":
         from transformers import AutoModel, PreTrainedModel  # noqa: F401
     next(iter(BUILDERS[library](names[0])))

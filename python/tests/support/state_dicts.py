@@ -1,4 +1,4 @@
-"""State dicts written to files, and what ``load_state_dict`` makes of them."""
+"""State dicts written to files, and the result of ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import loadstone
 
 
 def save(state, folder, kind):
-    """The file, and the state dict that is read from it."""
+    """Save a state dict; return the file, and the state dict read from it."""
     tensors = OrderedDict((name, tensor.contiguous()) for name, tensor in state.items())
     path = folder / f"m.{kind}"
     if kind == "safetensors":

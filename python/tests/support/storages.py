@@ -1,4 +1,4 @@
-"""Which tensors of a model lie in one memory."""
+"""Tensors of a model that share memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadstone._model.walk import TensorSlot
 
 
 def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:
-    """For each name that of the first place whose other tensor lies in the same memory."""
+    """Map each name to the first name whose different tensor uses the same memory."""
     first: dict[int, TensorSlot] = {}  # by storage, or by the slot of a tensor without one
     found: dict[str, str | None] = {}
     for slot in slots:

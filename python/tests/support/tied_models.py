@@ -1,4 +1,4 @@
-"""Tied models and files of them: every way to store the two names of a tie, and every door."""
+"""Tied models, files with every way to store the two names of a tie, and all entry points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 
 
 def llama(seed: int = 0) -> Any:
-    """A tied model with random values."""
+    """Return a tied model with random values."""
     generator = torch.Generator().manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     with torch.no_grad():
@@ -37,7 +37,7 @@ def llama(seed: int = 0) -> Any:
 
 
 def blank() -> Any:
-    """The same on meta; the tie is made."""
+    """Return the model on meta, tied."""
     with loadstone.skeleton():
         return LlamaForCausalLM(LlamaConfig(**CONFIG))
 
@@ -46,7 +46,7 @@ def other_head() -> torch.Tensor:
     return torch.randn(40, 16, generator=torch.Generator().manual_seed(9))
 
 
-# How a file holds the two names.
+# Contents of a file for the two names.
 STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "equal": lambda state: state,
     "different": lambda state: {**state, HEAD: other_head()},
@@ -57,7 +57,7 @@ STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] 
 
 
 def write(folder: Path, stored: str) -> dict[str, torch.Tensor]:
-    """Writes a folder with its config, and returns what the file holds."""
+    """Write a folder with its config, and return the content of the file."""
     model = llama()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     held = STORED[stored](state)
@@ -69,13 +69,13 @@ def write(folder: Path, stored: str) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Outcome:
-    """What a door made of a file.
+    """The result of an entry point on a file.
 
     Attributes:
-        embedding, head: the values; ``None`` if the door does not show them.
+        embedding, head: the values; ``None`` if the entry point does not return them.
         is_tied: whether both names are one tensor.
-        error: the code of the error that it ended with, or ``""``.
-        warned: the words of its warnings about ties.
+        error: the code of the error, or ``""``.
+        warned: the text of its warnings about ties.
     """
 
     embedding: torch.Tensor | None = None
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def outcome_of(load: Callable[[], Any]) -> Outcome:
-    """Runs a load and looks at the two names."""
+    """Run a load and return the values of the two names."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -117,7 +117,7 @@ def _by_library(folder: Path, **_: Any) -> Any:
 
 
 def by_command(folder: Path, *options: str) -> Outcome:
-    """``loadstone load --skeleton``; the values are read from the receipt-free report only."""
+    """Run ``loadstone load --skeleton``, and read errors and warnings from its output."""
     text = folder / "skeleton.json"
     loadstone.save_skeleton(blank(), text)
     done = run("load", folder, "--skeleton", text, *options)
@@ -129,19 +129,19 @@ def by_command(folder: Path, *options: str) -> Outcome:
 
 
 def _in_place(folder: Path, **options: Any) -> Any:
-    """Into the memory of a model that has values."""
+    """Load into the memory of a model that has values."""
     model = llama(seed=5)
     loadstone.load(model, folder, in_place=True, **options)
     return model
 
 
-# Doors that keep two values, as the library does.
+# Entry points that keep two values, like the library.
 LIBRARY: dict[str, Callable[..., Any]] = {
     "rules": lambda folder, **options: _loaded(folder, rules="transformers", **options),
     "rules in place": lambda folder, **options: _in_place(folder, rules="transformers", **options),
     "from_pretrained": _by_library,
 }
-# Doors that fill the module as it is.
+# Entry points that keep the module's ties.
 PLAIN: dict[str, Callable[..., Any]] = {
     "load": _loaded,
     "saved plan": _by_saved_plan,

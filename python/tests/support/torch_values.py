@@ -1,4 +1,4 @@
-"""Tensors of every dtype and layout that torch's files hold."""
+"""Tensors of every dtype and layout that torch's files contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """All bytes at random, so NaN with payloads too; bools are bools."""
+    """Return random bytes, including NaN with payloads; bools are valid bools."""
     size = torch.Size(shape).numel() * dtype.itemsize
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     return (
@@ -35,7 +35,7 @@ def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit."""
+    """Compare bit for bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))

@@ -1,9 +1,9 @@
 """Tiny random models of many transformers model types, and checkpoints of them.
 
-``CASES`` is the list, made of the rows of ``transformers_rows``. A configuration is the library's
-own default one made small: ``SMALL`` says to which value a field is set, for every configuration
-that has a field of this name, and a row says only what a model needs besides. Nothing is imported
-from transformers before a case is used.
+``CASES`` is the list, built from the rows of ``transformers_rows``. A configuration is the
+library's own default with small values: ``SMALL`` lists them by field, for every configuration with
+that field, and a row lists only further fields. Nothing is imported from transformers before a case
+is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
     # images and sound
     "image_size": 28, "patch_size": 14, "depth": 2, "num_heads": 4, "out_hidden_size": 64,
     "num_position_embeddings": 16, "num_mel_bins": 16,
-    # tokens inside of the small vocabulary
+    # tokens in the small vocabulary
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3,
     "decoder_start_token_id": 1, "image_token_id": 5, "image_token_index": 5, "video_token_id": 6,
     "audio_token_id": 7,
@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelCase:
-    """A model type: its class and what its small configuration has besides ``SMALL``."""
+    """A model type: its class and the configuration fields in addition to ``SMALL``."""
 
     name: str
     class_name: str
@@ -63,12 +63,12 @@ class ModelCase:
         return getattr(transformers, self.class_name)
 
     def config(self) -> Any:
-        """A new configuration."""
+        """Return a new configuration."""
         made = self.cls.config_class
         return made(**small_fields(_default(made), self.changes))
 
     def build(self, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
-        """The model in evaluation mode, with random numbers in everything that a file can hold."""
+        """Return the model in evaluation mode, with random values in every tensor of a file."""
         model = self.cls(self.config()).eval()
         if dtype is not None:
             model = model.to(dtype)
@@ -84,7 +84,7 @@ def _default(config_class: Any) -> Any:
 
 
 def small_fields(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """What makes a default configuration a small one; those within it too."""
+    """Return the fields that make a default configuration small, including nested ones."""
     parts = getattr(type(config), "sub_configs", {})
     fields = {field.name for field in dataclasses.fields(config)}
     made = {}
@@ -102,7 +102,7 @@ def _is_list(config: Any, name: str) -> bool:
 
 
 def randomise_all(model: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Random numbers in parameters and persistent buffers of all dtypes, ones and zeros too."""
+    """Fill parameters and persistent buffers of all dtypes with random values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in model.state_dict().values():
@@ -128,13 +128,13 @@ def write_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     max_shard_size: int | None = None,
 ) -> Path:
-    """Writes ``case`` into ``folder``.
+    """Write ``case`` into ``folder``.
 
     Args:
-        layout: "public": what ``save_pretrained`` writes (it undoes the library's conversions, so
-            experts lie one by one), with its ``generation_config.json``; "older": every conversion
-            undone, those of names that are no longer written too; "own": names and layout of the
-            live model, each tie once, and only ``config.json`` beside it.
+        layout: "public": the output of ``save_pretrained`` with ``generation_config.json``; it
+            undoes the library's conversions, so experts are separate. "older": every conversion
+            undone, including renames that the library no longer writes. "own": names and layout of
+            the live model, each tie once, and only ``config.json``.
         max_shard_size: in bytes; None: one file.
     """
     model = case.build(dtype=dtype)
@@ -156,7 +156,7 @@ def write_checkpoint(
 
 
 def own_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with each storage under the first of its names, as memory of its own."""
+    """Return a state dict with each storage once, under its first name, in its own memory."""
     state: dict[str, torch.Tensor] = {}
     seen = set()
     for name, tensor in model.state_dict().items():
@@ -171,7 +171,7 @@ def own_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def write_state(
     state: dict[str, torch.Tensor], folder: Path, max_shard_size: int | None = None
 ) -> None:
-    """One file, or shards with an index, under the library's file names."""
+    """Write one file, or shards with an index, under the library's file names."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 

@@ -1,6 +1,6 @@
-"""Small models of shapes, files and registered conversions, and what it takes to judge them.
+"""Small models of shapes, files and registered conversions, and functions that judge them.
 
-``CASES`` are those that both the library and loadstone must load to the same model, or refuse.
+The library and loadstone must load each of ``CASES`` to the same model, or both reject it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NetConfig(PreTrainedConfig):
 
 
 def fill(root: torch.nn.Module, shapes: dict[str, list[int]], dtypes: dict[str, Any]) -> None:
-    """Makes modules, parameters and buffers for dotted names."""
+    """Create modules, parameters and buffers for dotted names."""
     for name, shape in shapes.items():
         *path, last = name.split(".")
         at = root
@@ -50,7 +50,7 @@ def fill(root: torch.nn.Module, shapes: dict[str, list[int]], dtypes: dict[str, 
 
 
 class Net(PreTrainedModel):
-    """Parameters and buffers by their names, nothing else."""
+    """Only the parameters and buffers of ``shapes``."""
 
     config_class = NetConfig
     dtypes: ClassVar[dict[str, Any]] = {}
@@ -68,13 +68,13 @@ class Net(PreTrainedModel):
 
 
 class Inner(Net):
-    """What is called a base model."""
+    """The base model of ``Outer``."""
 
     base_model_prefix = "model"
 
 
 class Outer(PreTrainedModel):
-    """A base model, and a head over it."""
+    """A base model with a head."""
 
     config_class = NetConfig
     base_model_prefix = "model"
@@ -89,7 +89,7 @@ class Outer(PreTrainedModel):
 
 
 class Twins(PreTrainedModel):
-    """Two sub-models of one class, whose conversions hold below each of them only."""
+    """Two sub-models of one class, each with its own conversions."""
 
     config_class = NetConfig
 
@@ -104,7 +104,7 @@ class Twins(PreTrainedModel):
 
 
 class Tied(PreTrainedModel):
-    """A table, a head that is the table, and something between."""
+    """A table, a head tied to the table, and a layer between them."""
 
     config_class = NetConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {
@@ -128,7 +128,7 @@ class Tied(PreTrainedModel):
             init.normal_(tensor)
 
 
-# --- how a case is judged ------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -136,8 +136,8 @@ class Case:
     """A model, a file and a load.
 
     Attributes:
-        conversions: makes those that are registered for ``owner``; None: nothing is.
-        silent: names that are missing without being named so: nobody knows their values.
+        conversions: returns the conversions to register for ``owner``; None: nothing to register.
+        silent: missing names that the library does not report, so their values are undefined.
     """
 
     shapes: dict[str, list[int]]
@@ -189,7 +189,7 @@ def ours_load(cls: Any, folder: Path, **options: Any) -> Loaded:
 
 
 def both(case: Case, folder: Path) -> tuple[Outcome, Outcome]:
-    """What loadstone and the library make of a case."""
+    """Return the outcomes of loadstone and of the library."""
     write(case, folder)
     if case.conversions is not None:
         conversion_mapping.register_checkpoint_conversion_mapping(
@@ -201,7 +201,7 @@ def both(case: Case, folder: Path) -> tuple[Outcome, Outcome]:
 
 
 def judge(case: Case, folder: Path) -> Outcome:
-    """Fails unless both do the same; returns loadstone's outcome."""
+    """Fail unless both outcomes agree; return loadstone's."""
     ours, theirs = both(case, folder)
     if case.fails:
         assert theirs.error is not None, "the library loads this"
@@ -228,7 +228,7 @@ def judge(case: Case, folder: Path) -> Outcome:
 
 
 def experts(count: int = 12, rows: int = 3) -> State:
-    """More than ten: their order is that of numbers, not of text."""
+    """Return more than ten experts: their order is numeric, not alphabetical."""
     return {
         f"layers.0.experts.{expert}.{name}.weight": rand(rows, 4, seed=100 * at + expert)
         for expert in range(count)
@@ -251,7 +251,7 @@ FUSED = {"layers.0.experts.gate_up": [12, 6, 4], "layers.0.experts.down": [12, 3
 
 
 class Broken(library.ConversionOps):
-    """Fails on anything."""
+    """Fails on any input."""
 
     def convert(self, input_dict: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError("broken on purpose")

@@ -1,6 +1,6 @@
-"""The rows of ``transformers_models``: name, class, and what its small configuration has besides.
+"""The rows of ``transformers_models``: name, class, and further fields of its small configuration.
 
-A name is the model type where one class of it stands here, and says more where several do.
+A name is the model type, plus a suffix if several classes of the type are listed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def case(name: str, class_name: str, /, **changes: Any) -> Row:
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
-# Experts: one file tensor for each expert, or fused ones in another order.
+# Experts: one file tensor for each expert, or fused ones in a different order.
 EXPERTS = [
     case("mixtral", "MixtralForCausalLM"),
     case("qwen2_moe", "Qwen2MoeForCausalLM"),
@@ -135,7 +135,7 @@ MULTIMODAL = [
     case("hunyuan_vl", "HunYuanVLForConditionalGeneration"),
 ]  # fmt: skip
 
-# Text: encoders, decoders, both, and those with state.
+# Text: encoders, decoders, both, and models with state.
 TEXT = [
     case("hrm_text", "HrmTextForCausalLM"),
     case("llama", "LlamaForCausalLM"),
@@ -221,7 +221,7 @@ SENSES = [
     case("resnet", "ResNetModel", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1]),
 ]  # fmt: skip
 
-# More of those that the library registers a conversion for, most of them renames.
+# More types that the library registers a conversion for, most of them renames.
 SEGFORMER = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1],
              "hidden_sizes": [16, 32], "num_attention_heads": [1, 2], "patch_sizes": [7, 3],
              "strides": [4, 2], "mlp_ratios": [2, 2]}  # fmt: skip

@@ -50,7 +50,7 @@ def tokenizer() -> Any:
 
 
 def randomised(model: Any, seed: int) -> Any:
-    """Random weights that neither blow signals up nor let them die; norms stay near one."""
+    """Return random weights that keep signals in range; norms stay near one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -63,7 +63,7 @@ def randomised(model: Any, seed: int) -> Any:
 
 
 def components(is_image: bool) -> dict[str, Any]:
-    """Everything but the transformer."""
+    """Return every component except the transformer."""
     text = transformers.UMT5Config(
         vocab_size=16, d_model=WIDTH, d_kv=16, d_ff=48, num_layers=2, num_heads=4,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def components(is_image: bool) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Parts:
-    """A folder with a pipeline but for its transformer, and that as a GGUF file."""
+    """A pipeline's folder without its transformer, which is a GGUF file."""
 
     case: Case
     pipeline: Any
@@ -108,9 +108,9 @@ class Parts:
         return str(self.folder / "config")
 
     def reference(self, dtype: torch.dtype, keeps_blocks: bool) -> Any:
-        """The transformer constructed, with the numbers that its layers compute with."""
+        """Construct the transformer, with the values that its layers compute with."""
         state = self.tensors.dequantized()
-        if keeps_blocks:  # its layers decode them as the library does, which rounds otherwise
+        if keeps_blocks:  # its layers decode like the library, whose rounding differs
             for name, data in self.tensors.data.items():
                 if self.tensors.kinds[name] in (Kind.Q4_K, Kind.Q6_K):
                     state[name] = library_numbers(data, self.tensors.kinds[name]).to(dtype)
@@ -123,7 +123,7 @@ class Parts:
         return model.eval()
 
     def video(self, pipeline: Any) -> torch.Tensor:
-        """Two denoising steps, and decoding."""
+        """Run two denoising steps, and decode."""
         generator = torch.Generator().manual_seed(7)
         given: dict[str, Any] = dict(PROMPTS)
         if "image_encoder" in self.others:
@@ -139,14 +139,14 @@ class Parts:
 
 
 def published(name: str) -> Kind:
-    """The type of a matrix in files named K_M: more bits for some, most outside the blocks."""
+    """Return a matrix's type in files named K_M: more bits for some, most outside the blocks."""
     if ".blocks." not in f".{name}":
         return Kind.F16
     return Kind.Q6_K if ".v." in name or ".ffn.2." in name else Kind.Q4_K
 
 
 def library_numbers(data: Any, kind: Kind) -> torch.Tensor:
-    """What a layer of the library decodes a packed weight to."""
+    """Decode a packed weight with the library's layer function."""
     utils = diffusers.quantizers.gguf.utils
     blocks = utils.GGUFParameter(torch.from_numpy(data.copy()), quant_type=kind)
     made: torch.Tensor = utils.dequantize_gguf_tensor(blocks)
@@ -173,7 +173,7 @@ def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(autouse=True)
 def text_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipelines mend broken Unicode with a package that need not be installed."""
+    """Skip the repair of broken Unicode, whose package is optional."""
     from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 
     unchanged = types.SimpleNamespace(fix_text=lambda text: text)

@@ -1,4 +1,4 @@
-"""Conversion code run on symbols, compared with the same code run on the tensors themselves."""
+"""Conversion code on symbols, against the same code on the tensors themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Code = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor] | torch.Tenso
 
 
 class Bare(torch.nn.Module):
-    """A model of given parameters."""
+    """A model with the given parameters."""
 
     def __init__(self, like: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def as_dict(made: dict[str, torch.Tensor] | torch.Tensor) -> dict[str, torch.Ten
 
 
 def load_traced(code: Code, folder: Path) -> dict[str, torch.Tensor]:
-    """What a load gives whose recipes are traced from the code."""
+    """Load with recipes traced from the code; return the tensors."""
     catalog = loadstone.inspect(folder)
     trace = Trace(catalog)
     made = as_dict(code({name: trace.source(name) for name in catalog.encodings()}))
@@ -101,7 +101,7 @@ def test_movement_is_as_on_tensors(name: str, state, tmp_path: Path):
 
 
 def test_a_wrong_recipe_is_seen(state, tmp_path: Path):
-    """The control of the comparison above."""
+    """Control of the comparison above."""
     found = load_traced(lambda t: t["a"].flip(0), tmp_path)
     assert not torch.equal(found["made"], state["a"])
 
@@ -138,8 +138,8 @@ def test_other_code_is_refused_by_name(name: str, state, tmp_path: Path):
     assert caught.value.code == expected
     text = str(caught.value)
     assert operation in caught.value.found or operation in text
-    assert "test_tracing" in text  # the function that asked for it
-    assert caught.value.tensor in state  # and the tensor of the checkpoint
+    assert "test_tracing" in text  # the calling function
+    assert caught.value.tensor in state  # and the checkpoint's tensor
 
 
 def test_rounding_twice_is_refused(state, tmp_path: Path):
@@ -162,7 +162,7 @@ def test_a_symbol_tells_its_form_and_no_values(state, tmp_path: Path):
 
 
 def test_no_data_is_read(state, tmp_path: Path):
-    """A checkpoint whose data is not there: only its header is."""
+    """A checkpoint with a header, but without data."""
     whole = (tmp_path / "model.safetensors").read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     sparse = tmp_path / "sparse" / "model.safetensors"

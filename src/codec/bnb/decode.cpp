@@ -96,7 +96,7 @@ std::optional<std::uint64_t> block_size_of(std::uint64_t elements, std::uint64_t
   return std::nullopt;
 }
 
-// The same rules as for tensors at hand.
+// Applies check_bnb_parts() to a request, which has dtypes and shapes only.
 std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
                              std::uint64_t block_size) {
   std::vector<BnbPart> checked;

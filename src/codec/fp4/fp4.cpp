@@ -54,7 +54,7 @@ std::optional<Problem> prepare_nvfp4(const DecodeRequest& request, PreparedDecod
   return std::nullopt;
 }
 
-// Groups of numbers with a scale each, flat: [..., groups, 16] bytes are [..., groups * 32].
+// Flattens groups with a scale each: [..., groups, 16] bytes are [..., groups * 32].
 Shape ungrouped(const Shape& shape) {
   auto extents = shape.extents();
   if (extents.size() < 2) return shape;
@@ -100,7 +100,7 @@ std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecod
 }
 
 constexpr ErrorBound e2m1_error = error_bound::of_floats(Dtype::f4, std::byte{0x77}, Dtype::u8);
-// The OCP's specification rounds exponents down: numbers below 2^3 have scales for 6.
+// The OCP's specification rounds exponents down: magnitudes below 2^3 may have the scale for 6.
 constexpr ErrorBound mx_error = error_bound::clamped(e2m1_error, 8.0 / 6.0);
 // Scales in E4M3 are up to 1/17 too small, half a step of 2^-3 above 1, and subnormal ones half of
 // 2^-9 of the largest, 448.

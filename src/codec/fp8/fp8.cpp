@@ -43,7 +43,7 @@ constexpr std::uint64_t mx_columns = simd::mx_block;
 
 constexpr ErrorBound error =
     error_bound::of_floats(Dtype::f8_e4m3, std::byte{0x7e}, Dtype::f8_e4m3);
-// The OCP's specification rounds exponents down: numbers below 2^9 have scales for 448.
+// The OCP's specification rounds exponents down: magnitudes below 2^9 may have the scale for 448.
 constexpr ErrorBound mx_error = error_bound::clamped(error, 512.0 / 448.0);
 
 constexpr std::array kernels = {

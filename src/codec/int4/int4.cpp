@@ -22,8 +22,8 @@ constexpr std::string_view metadata_key = "loadstone.int4";
 using scaled::Codes;
 using scaled::Layout;
 
-// U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 numbers each; or
-// U8 [..., rows / 2, columns], F32 [..., rows, columns / 128].
+// U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 values each; or U8
+// [..., rows / 2, columns], F32 [..., rows, columns / 128].
 template <bool is_flat>
 std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   Layout form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs,
@@ -160,7 +160,7 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
   return std::nullopt;
 }
 
-// Bytes and scales of these numbers have the shapes of both layouts.
+// For such shapes, bytes and scales fit both layouts.
 template <std::uint64_t columns>
 bool is_ambiguous(const Shape& shape) noexcept {
   return shape.rank() > 1 && shape[shape.rank() - 1] == columns;

@@ -13,7 +13,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// In F32: they stay in the first-level cache.
+// F32 values that fit the first-level cache.
 constexpr std::uint64_t run_max = 1024;
 
 constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
@@ -45,7 +45,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
 
 using Pair = std::array<float, 2>;
 
-// The two numbers of each byte: one look-up in place of two, and no shifts.
+// Both values of each byte: one look-up in place of two, and no shifts.
 constexpr std::array<Pair, 256> make_pairs() {
   std::array<Pair, 256> pairs = {};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) {
@@ -69,7 +69,7 @@ void load_nibbles(const std::byte* weights, bool starts_high, float* values,
   }
 }
 
-// One row's numbers out of the bytes that it shares with its neighbour.
+// Loads one row's values from bytes that it shares with its neighbour.
 void load_row_half(const std::byte* weights, bool is_high, float* values,
                    std::uint64_t count) noexcept {
   for (std::uint64_t i = 0; i < count; ++i) {

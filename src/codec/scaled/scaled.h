@@ -26,7 +26,7 @@ enum class Codes : std::uint8_t {
 // A third part, F32, that every scale is multiplied with or divided by: one, or one a matrix.
 enum class Global : std::uint8_t { none, factor, divisor };
 
-// Numbers are counted row by row. A matrix is cut into blocks, each with one scale. Value type.
+// Values are indexed row by row. A matrix is cut into blocks, each with one scale. Value type.
 struct Layout {
   Codes codes = Codes::bytes;
   Dtype weight = Dtype::f8_e4m3;

@@ -11,7 +11,7 @@ namespace loadstone::words {
 
 namespace {
 
-// In F32: they stay in the first-level cache.
+// F32 values that fit the first-level cache.
 constexpr std::uint64_t run_max = 1024;
 constexpr std::uint64_t word_bytes = 4;
 constexpr unsigned word_bits = 32;
@@ -140,7 +140,7 @@ class GroupedRows final : public WordDecoder {
   [[nodiscard]] std::uint64_t zero_words() const noexcept {
     return (form_.columns * form_.bits + word_bits - 1) / word_bits;
   }
-  // With a reordering any group may occur.
+  // A reordered tensor may use any group.
   [[nodiscard]] ByteRange groups_of(std::uint64_t first, std::uint64_t last) const noexcept {
     if (form_.has_order) return {0, form_.groups};
     return {first / form_.group_size, (last - 1) / form_.group_size + 1};

@@ -31,13 +31,13 @@ struct Packing {
   std::uint64_t group_size = 0;  // numbers of a group: down the rows; `across`, along the columns
   std::uint64_t groups = 1;
   Dtype scale = Dtype::f16;  // F32, F16 or BF16
-  // For `across`: one scale for all, instead of [rows, groups].
+  // `across` only: one scale for all, instead of [rows, groups].
   bool has_one_scale = false;
   // Stored zero points are less by it: 1 in the first version of GPTQ.
   unsigned zero_offset = 0;
   // Without zero points: what codes are offset by.
   bool has_zeros = false;
-  // For `across`: the only zero point is a plain I8 without an offset.
+  // `across` only: the only zero point is a plain I8 without an offset.
   bool has_plain_zero = false;
   // The last component has the group of each row (of each column, if `across`), instead of an
   // order.

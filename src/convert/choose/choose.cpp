@@ -414,7 +414,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
   const std::string& config = options.folder.config;
   Chooser chooser(options.quantize, config);
   std::vector<std::string> names = names_of(recipes);
-  // A stack is cut where its weights would be quantized.
+  // Split a stack if its weights would be quantized.
   const std::size_t cut = split_stacks(
       recipes, string_member(config, "model_type"),
       [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); }, cut_max,

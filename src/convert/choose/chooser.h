@@ -47,8 +47,8 @@ class Chooser {
   // one. `has`: returns true if the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Returns the first rule for this use that matches; null if there is none, or if it is of a kind
-  // that readers support.
+  // Returns the first rule for this use that matches; null if no rule matches, or if it is of a
+  // kind that readers support.
   [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
   // Returns the first format whose pattern matches the name, or null.
   [[nodiscard]] Format* format_for(const std::string& name);
@@ -65,7 +65,7 @@ class Chooser {
  private:
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
-  // Layers behind the model's last one belong to multi-token prediction.
+  // Layers after the model's last one belong to multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 
   Pattern layer_;

@@ -35,7 +35,7 @@ struct MixModel {
   std::uint64_t heads = 0;     // of the first layer
   std::uint64_t kv_heads = 0;  // the same
 };
-// From GGUF metadata; nullopt if they do not describe a language model (no number of layers).
+// Reads GGUF metadata; nullopt if they do not describe a language model (no number of layers).
 [[nodiscard]] std::optional<MixModel> mix_model(const Metadata& metadata);
 
 struct MixTensor {

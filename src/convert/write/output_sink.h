@@ -50,8 +50,8 @@ class OutputSink final : public ValueSink {
                                MemoryCount& memory, Observer* observer = nullptr);
 
   [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
-  // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
-  // Parts come first among a target's tensors, in their order.
+  // Throws Error "q.scale_value" if a scale has no finite inverse, and errors of writing.
+  // Components come first among a target's output tensors, in their order.
   void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
              std::span<std::byte> bytes) override;
   void finish(std::uint32_t target) override;

@@ -24,7 +24,7 @@ class FileReceipts : public ReceiptRecorder {
   // Returns the receipt of a file, all bytes of which are in `written`. Throws Error "cancelled" if
   // the run is stopped meanwhile.
   [[nodiscard]] Receipt finish(std::uint32_t file, ByteSource& written);
-  // Set where the run ends early.
+  // Set when the run ends early.
   [[nodiscard]] std::atomic<bool>& stop() noexcept { return stop_; }
 
  private:
@@ -34,7 +34,7 @@ class FileReceipts : public ReceiptRecorder {
 
 // An earlier run's receipt of a file that still has its bytes; or the difference.
 struct KeptFile {
-  std::optional<Receipt> receipt;  // nothing: the file is to be made again
+  std::optional<Receipt> receipt;  // nullopt: the file must be written again
   std::string changed;
 };
 

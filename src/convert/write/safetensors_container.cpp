@@ -1,4 +1,4 @@
-// Files of safetensors: length, JSON and padding before the data, an index beside shards.
+// Writes safetensors files: length, JSON and padding before the data, and an index next to shards.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace loadstone {
 
 namespace {
 
-// A vocabulary's worth of text is no description of a file.
+// Larger texts, such as vocabularies, do not describe a file, so they are not copied.
 constexpr std::size_t metadata_text_bytes_max = 64 << 10;
 
 class SafetensorsContainer final : public Container {
@@ -30,8 +30,7 @@ class SafetensorsContainer final : public Container {
   }
   [[nodiscard]] bool holds_blocks() const noexcept override { return false; }
 
-  // Text, numbers and bools, as text. "format" is "pt" where nothing else is said: libraries ask
-  // for it.
+  // Text, numbers and bools become text. "format" defaults to "pt", because libraries require it.
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
     const Metadata& given = options.metadata;

@@ -53,7 +53,7 @@ struct WorkState {
 
 // Compares a run's state with that of the work to continue, except `parts` and the time, inode and
 // version of sources, which differ between copies. Throws Error "convert.state" that names the
-// difference. Sets `has_copies`: no record tells which copy a shard was made from.
+// difference. Sets `has_copies`: the copy that a shard was made from is not recorded.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

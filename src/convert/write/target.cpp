@@ -205,7 +205,7 @@ void tell_companions(const Conversion& conversion, TargetPlace& place) {
 }
 
 // An older output is removed when the new one is complete; a model from elsewhere stays. `inside`:
-// the place where shards wait to be moved into the folder one by one.
+// the folder in which shards wait to be moved one at a time.
 void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion& conversion,
                   const std::string& inside) {
   const Container& container = container_of(conversion.format);
@@ -321,7 +321,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     place.has_files = place.is_fixed;
     const std::string inside = place.path + "/" + work_name(place.path);
     check_folder(storage, place, conversion, inside);
-    // Files to be moved one by one wait inside, on the same file system.
+    // Files that are moved one at a time wait inside, on the same file system.
     if (place.has_files && !place.is_exchangeable) place.work = inside;
   }
   return place;

@@ -368,7 +368,7 @@ WorkState WorkFolder::read_state() const {
   }
 }
 
-// Empty if there is none, or it cannot be continued: its files are then set aside.
+// Empty without a state, or if it cannot be continued: its files are then set aside.
 WorkState WorkFolder::known_state() const {
   try {
     return has_state() ? read_state() : WorkState();

@@ -35,7 +35,7 @@ enum class WorkStage : std::uint8_t {
   lost,       // `files` is missing or is the old target, and the target has changed
 };
 
-// For one thread, except for const members.
+// Not thread-safe, except for const members.
 class WorkFolder {
  public:
   // Creates or takes over the folder, and locks it for the lifetime of this object. Throws Error

@@ -1,4 +1,5 @@
-// nf4 and fp4: blocks of numbers that share a scale, two codes a byte, the first one high.
+// nf4 and fp4: blocks of values that share a scale, two codes per byte, the first one in the high
+// bits.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -129,7 +130,7 @@ class Bisection {
   alignas(64) Codes above_{};
 };
 
-// The same where a vector is too short for the tables: all thresholds are looked at.
+// For vectors too short for the tables: compares with all thresholds.
 class Counting {
  public:
   HWY_INLINE explicit Counting(const Ranks& ranks) : ranks_(ranks) {}
@@ -239,7 +240,7 @@ HWY_INLINE hn::Vec<Bytes32> codes_in_bytes(const std::byte* from) {
 }
 #endif
 
-// Numbers of 16 bits: the table's low bytes are looked up, and its high bytes.
+// 16-bit values: looks up the table's low bytes and its high bytes.
 template <Dtype target>
 HWY_INLINE std::uint64_t look_up_halves(const BlockTable<target>& table, const std::byte* from,
                                         std::uint64_t count, std::byte* to) {

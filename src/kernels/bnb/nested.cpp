@@ -42,7 +42,7 @@ const std::array<std::uint8_t, step_count>& codes_of_steps() noexcept {
 std::uint8_t code_by_step(float value) noexcept {
   const float clamped = std::clamp(value, -1.0f, 1.0f);
   const float share = (clamped + 1.0f) * 0.5f;
-  // In F64 the product is exact, so that there is one rounding, as of a fused multiply-add.
+  // The product is exact in F64, so it is rounded once, like a fused multiply-add.
   const auto place = static_cast<float>(static_cast<double>(share) * 65535.0 + 0.5);
   return codes_of_steps()[std::min(static_cast<std::size_t>(place), step_count - 1)];
 }

@@ -19,7 +19,7 @@ struct Scales {
 constexpr Scales one(int offset) noexcept { return {{offset, -1}, 0, 0, 0}; }
 constexpr Scales two(int first, int second) noexcept { return {{first, second}, 0, 0, 0}; }
 
-// In the order of BlockFormat. IQ1_M has its scale in four pieces, Q8_K as f32: see below.
+// The order of BlockFormat. IQ1_M stores its scale in four pieces, Q8_K as f32: see below.
 constexpr auto scale_rows = std::to_array<Scales>({
     one(0),                  // q4_0
     two(0, 2),               // q4_1

@@ -1,4 +1,4 @@
-// Codes of encoders one by one, and packed eight at a time.
+// Codes of encoders, single and packed eight at a time.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// Codes of encoders in vectors: numbers to integers as ggml rounds them, and integers to bytes. For
-// files that Highway compiles once for each instruction set.
+// Codes of encoders in vectors: rounds values to integers as ggml does, and converts integers to
+// bytes. For files that Highway compiles once for each instruction set.
 
 #include "kernels/gguf/codes.h"
 

@@ -51,7 +51,7 @@ struct Iq1Codes {
 
 constexpr float first_coordinate(bool is_less) noexcept { return is_less ? -1.125f : -0.875f; }
 
-// The codes of scales, 0 to 7, where the largest is the code of 15 halves.
+// Codes of scales, 0 to 7; the largest is the code of 15 halves.
 template <std::size_t count>
 inline void odd_scale_codes(const float* scales, float scale, int* codes) noexcept {
   const float inverse = 1 / scale;
@@ -170,7 +170,7 @@ HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
   }
 }
 
-// Sums over the sorted numbers of a part of the run: of the first `i`, for i from 0 to `run`.
+// Sums over the sorted values of a part of the run: of the first `i`, for i from 0 to `run`.
 template <std::size_t run>
 struct PrefixSums {
   alignas(64) LaneRows<run + 1> numbers;  // times weights
@@ -331,7 +331,7 @@ HWY_INLINE void pack_codes(const std::int32_t* ranks, VI chosen, MaskF is_negati
   }
 }
 
-// The scale of least squares for the points of one lane; `scale` where it would not be positive.
+// The least-squares scale for the points of one lane; `scale` if it would not be positive.
 template <class Codes>
 HWY_INLINE float fit_to_points(const Codes& codes, std::size_t lane, float scale) {
   fits::Sums sums;

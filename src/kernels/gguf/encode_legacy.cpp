@@ -1,4 +1,4 @@
-// Numbers to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: the scale follows from the extremes of a block of 32.
+// Encodes Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: the scale follows from the extremes of a block of 32.
 #include <array>
 #include <limits>
 

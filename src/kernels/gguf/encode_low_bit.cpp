@@ -1,4 +1,4 @@
-// Numbers to TQ1_0 and TQ2_0: -1, 0 or 1 times the largest magnitude of a block.
+// Encodes TQ1_0 and TQ2_0: -1, 0 or 1 times the largest magnitude of a block.
 #include <array>
 
 #include "kernels/gguf/codes.h"

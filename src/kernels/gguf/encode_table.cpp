@@ -1,4 +1,4 @@
-// Numbers to IQ4_NL, IQ4_XS, MXFP4: codes of four bits that count the values of a table.
+// Encodes IQ4_NL, IQ4_XS, MXFP4: four-bit codes that are indices of a table's values.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -122,9 +122,9 @@ HWY_INLINE void write_table_codes(const LaneRows<run>& rows, const LaneNumbers& 
 
 HWY_INLINE float inverse_of(float scale) { return scale != 0 ? 1 / scale : 0.0f; }
 
-// A layout has what a group has but encode(), and
+// A layout has the members of a group except encode(), and
 //   store_scales(scales of runs, blocks, inverses)   writes all but codes
-//   codes_at(run)                                    where the 16 bytes of a run's codes stand
+//   codes_at(run)                                    offset of the 16 bytes of a run's codes
 template <class Layout>
 struct TableGroup : Layout {
   static constexpr std::size_t run = 32;

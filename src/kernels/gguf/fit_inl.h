@@ -163,14 +163,15 @@ HWY_INLINE VI centered_code(VF number, VF inverse, int middle) {
   return clamped(nearest_integers(hn::Mul(inverse, number)), -middle, middle - 1);
 }
 
-// The same from 0 up. A run whose numbers are too small for a scale has codes of 0, not `middle`.
+// Codes from 0 up. A run whose values are too small for a scale has codes of 0, not `middle`.
 HWY_INLINE VI stored_centered_code(VF number, VF inverse, int middle) {
   const VI code = hn::Add(centered_code(number, inverse, middle), integers(middle));
   const auto has_scale = hn::Ne(inverse, hn::Zero(F32()));
   return hn::IfThenElseZero(hn::RebindMask(I32(), has_scale), code);
 }
 
-// The first number of the largest magnitude in each lane, and where that is too small for a scale.
+// The first value with the largest magnitude in each lane; `is_small`: lanes whose values are too
+// small for a scale.
 template <std::size_t run>
 HWY_INLINE VF extremes(const float* numbers, MaskF& is_small) {
   VF extreme = hn::Zero(F32());
@@ -250,7 +251,7 @@ HWY_INLINE void refined_begin(const float* numbers, VF inverse, float* codes, VF
   }
 }
 
-// Tries another code for one number of each lane; where it was taken.
+// Tries another code for one value of each lane; returns the lanes that accepted it.
 template <int middle>
 HWY_INLINE MaskF refine_code(VF number, float* place, VF& sum_lx, VF& sum_l2) {
   const VF zero = hn::Zero(F32());

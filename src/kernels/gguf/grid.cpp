@@ -1,4 +1,4 @@
-// IQ1, IQ2 and IQ3: 4 or 8 numbers at once are a point of a grid, with signs.
+// IQ1, IQ2 and IQ3: each group of 4 or 8 values is a point of a grid, with signs.
 #include "kernels/gguf/families.h"
 #include "kernels/gguf/grid_data.h"
 
@@ -84,7 +84,7 @@ HWY_INLINE std::size_t nibble(const std::byte* from, std::size_t i) {
   return (octets(from)[i / 2] >> (4 * (i % 2))) & 15u;
 }
 
-// scale * (2 * index + 1) * unit for each index, where `unit` is a power of two.
+// scale * (2 * index + 1) * unit for each index; `unit` is a power of two.
 template <std::size_t count>
 HWY_INLINE void odd_scales(float scale, const std::array<std::uint8_t, count>& indices, float unit,
                            float* to) {

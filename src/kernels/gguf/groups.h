@@ -1,4 +1,4 @@
-// Groups of numbers that are encoded together: see groups_inl.h.
+// Groups of values that are encoded together: see groups_inl.h.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace loadstone::simd {
 
-// The numbers of a group. Without an importance `importance` is null.
+// The values of a group. `importance` is null without an importance.
 struct GroupNumbers {
   const float* numbers;
   const float* importance;
@@ -19,7 +19,7 @@ inline float sum_of_squares(const float* numbers, std::size_t count) noexcept {
   return sum;
 }
 
-// The value of the largest magnitude, with its sign: the first of several, 0 where all are NaN.
+// The signed value with the largest magnitude: the first of several, 0 if all are NaN.
 inline float extreme_of(const float* values, std::size_t count) noexcept {
   float most = 0;
   float extreme = 0;

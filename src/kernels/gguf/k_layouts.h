@@ -24,7 +24,7 @@ constexpr LaneOrder lane_order() noexcept {
   return run == 32 ? order_of_32 : order_of_16;
 }
 
-// As in ggml, where NaN is never the largest.
+// Ignores NaN, as ggml does.
 inline float largest(const float* values, std::size_t count) noexcept {
   float most = 0;
   for (std::size_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;

@@ -98,7 +98,7 @@ HWY_INLINE void unpack_scales_and_minima(const std::byte* block, Unpacked to) {
   const auto both = number::load_raw<std::uint32_t>(block + 12);
   const std::uint32_t high_scales = (both & 0x0f0f0f0fu) | (scale >> 2 & 0x30303030u);
   const std::uint32_t high_minima = (both >> 4 & 0x0f0f0f0fu) | (minimum >> 2 & 0x30303030u);
-  // In one piece each, so that they need not pass through memory.
+  // Unpacks in registers, without a pass through memory.
   const auto scales = std::bit_cast<std::array<std::uint8_t, 8>>((scale & 0x3f3f3f3fu) |
                                                                  std::uint64_t{high_scales} << 32);
   const auto minima = std::bit_cast<std::array<std::uint8_t, 8>>((minimum & 0x3f3f3f3fu) |

@@ -7,7 +7,7 @@
 
 namespace loadstone::simd {
 
-// As many as in the widest vectors; narrower ones process them in turns.
+// Lanes of the widest vectors; narrower ones process them in turns.
 inline constexpr std::size_t lane_count = 16;
 
 // One number of each lane.
@@ -24,7 +24,7 @@ using LaneCodes = std::array<std::uint8_t, run * lane_count>;
 template <std::size_t rows>
 using LaneWords = std::array<std::int32_t, rows * lane_count>;
 
-// From the order of lanes to that of runs, and back.
+// Converts from the order of lanes to that of runs, and back.
 inline LaneNumbers by_run(const LaneNumbers& lanes, const LaneOrder& order) noexcept {
   LaneNumbers runs;
   for (std::size_t lane = 0; lane < lane_count; ++lane) runs[order[lane]] = lanes[lane];

@@ -22,7 +22,7 @@ HWY_INLINE void unpack_nibbles(const std::byte* from, std::uint8_t less, std::in
   }
 }
 
-// The same with a fifth bit for each code in the 32 bits at `high`.
+// Adds a fifth bit for each code from the 32 bits at `high`.
 HWY_INLINE void unpack_fives(const std::byte* high, const std::byte* from, std::uint8_t less,
                              std::int8_t* codes) {
   std::array<std::uint64_t, 4> fifths;

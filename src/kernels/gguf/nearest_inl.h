@@ -40,7 +40,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using NearF = hn::CappedTag<float, neighbour_step>;
 using NearI = hn::RebindToSigned<NearF>;
 
-// The numbers of one lane with their weights, lane_count apart.
+// The values of one lane with their weights, lane_count apart.
 struct Weighed {
   const float* numbers;
   const float* weights;
@@ -82,7 +82,7 @@ HWY_INLINE hn::Vec<NearF> errors_at(const float* row, hn::Vec<NearI> codes) {
 #endif
 }
 
-// The first of those with the least error; the first of all where errors are infinite or NaN.
+// The first candidate with the least error; the first of all if errors are infinite or NaN.
 template <class L>
 HWY_INLINE std::uint32_t nearest_point(std::span<const std::uint16_t> points, Weighed lane,
                                        float scale, CodeNumbers values) {

@@ -95,8 +95,8 @@ float fit_positive(const float* values, const float* weights, int top, int* code
   return sums.l2 > 0 ? sums.lx / sums.l2 : 0.0f;
 }
 
-// value = scale * code, codes from -middle to middle - 1; all of them -middle where the values are
-// too small for a scale. Returns the scale.
+// value = scale * code, codes from -middle to middle - 1; all are -middle if the values are too
+// small for a scale. Returns the scale.
 template <std::size_t count, int middle>
 float fit_around_zero(const float* values, const float* weights, int* codes) noexcept {
   const float extreme = extreme_of(values, count);

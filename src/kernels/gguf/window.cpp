@@ -39,7 +39,7 @@ class Pieces {
         begin_(begin),
         numbers_(numbers) {}
 
-  // Numbers from `at` on as F32, finite ones only; the place of the first that was not.
+  // Loads finite values from `at` on as F32; returns the index of the first non-finite one.
   std::uint64_t load(std::uint64_t at, std::uint64_t count) noexcept {
     const std::byte* const from = numbers_ + (at - begin_) * element_bytes(form_.dtype);
     float most = 0;

@@ -1,4 +1,4 @@
-// Codes of 4 bits, two a byte, back to numbers: E2M1 and integers.
+// Decodes 4-bit codes, two per byte: E2M1 and integers.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -38,7 +38,7 @@ HWY_INLINE VF scaled_values(V codes, VF scales) {
   }
 }
 
-// A vector of bytes as the numbers of their low halves and of their high ones, in F32.
+// Decodes the low and the high halves of a vector of bytes to F32.
 template <FourBit type>
 HWY_INLINE void decode_vector(const std::byte* from, VF scales, float* low, float* high) {
   const V bytes = hn::PromoteTo(U32(), load_bits(U8(), from));

@@ -52,7 +52,7 @@ struct Scales {
   std::array<std::byte, blocks_at_once> codes{};
 };
 
-// From `amax` and the value's scale.
+// Computes scales from `amax` and the value's scale.
 HWY_INLINE void find_scales(float scale_2, std::size_t count, Scales& scales) {
   const VF all_scale = hn::Set(F32(), scale_2);
   const VF divisor = hn::Set(F32(), 6.0f * scale_2);

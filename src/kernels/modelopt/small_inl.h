@@ -13,7 +13,7 @@
 
 namespace loadstone::simd {
 
-// The place of the first of `count` numbers that is not finite.
+// The index of the first of `count` values that is not finite.
 template <Dtype source>
 inline std::uint64_t find_not_finite(const std::byte* from, std::uint64_t count) noexcept {
   return find_number<source>(from, count, [](float value) { return !is_finite_number(value); });
@@ -118,7 +118,7 @@ HWY_INLINE V e2m1_of_bits(V bits) {
   return where_greater(all(127u << 23), magnitude, small, normal);
 }
 
-// The same, ties towards zero.
+// E2M1 codes with ties towards zero.
 HWY_INLINE V e2m1_half_down_of_bits(V bits) {
   const V magnitude = hn::Min(hn::And(bits, all(0x7fffffffu)), all(0x40c00000u));  // 6
   const V normal =
@@ -128,7 +128,7 @@ HWY_INLINE V e2m1_half_down_of_bits(V bits) {
   return where_greater(all(127u << 23), magnitude, small, normal);
 }
 
-// From -most to most - 1.
+// Clamps to [-most, most - 1].
 HWY_INLINE VF within(VF values, float most) {
   return hn::Min(hn::Max(values, hn::Set(F32(), -most)), hn::Set(F32(), most - 1));
 }

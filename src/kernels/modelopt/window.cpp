@@ -24,7 +24,7 @@ float rounded(Dtype dtype, float value) noexcept {
 
 namespace {
 
-// The neighbour of a scale above 0 among the numbers of `dtype`: `step` is 1 or -1.
+// The neighbour of a positive scale among the values of `dtype`: `step` is 1 or -1.
 float neighbour(Dtype dtype, float value, int step) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (dtype == Dtype::f16) {
@@ -48,7 +48,7 @@ float scale_of(const QuantizedLayout& form, float amax, float most) noexcept {
   // More than the dtype has is the largest magnitude of others that share the scale.
   const float limit = most_finite(form.dtype);
   if (most * scale <= limit || amax > limit) return scale;
-  // With a smaller scale I8 could reach -128.
+  // A smaller scale could give I8 the code -128.
   const float reach = form.kind == QuantizeKind::int8_channel ? most + 1 : most;
   while (!(reach * scale <= limit)) scale = neighbour(dtype, scale, -1);
   return scale;

@@ -39,7 +39,7 @@ class Blocks {
     return nullptr;
   }
 
-  // In place of an earlier one of the file.
+  // Replaces an earlier block of the file.
   void keep(const void* file, std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     std::erase_if(kept_, [&](const auto& each) { return each.first == file; });

@@ -61,13 +61,13 @@ void initialise() {
   if (code != CURLE_OK) throw std::bad_alloc();
 }
 
-// Places of trusted authorities in distributions. A libcurl in a wheel looks only in the place of
-// the distribution that it was built on.
+// CA files of several distributions. A libcurl in a wheel only searches the path of the
+// distribution that it was built on.
 constexpr std::array<const char*, 4> ca_files = {"/etc/ssl/certs/ca-certificates.crt",
                                                  "/etc/pki/tls/certs/ca-bundle.crt",
                                                  "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
 
-// The file to pass to libcurl; empty: its own exists, or there is none.
+// The file to pass to libcurl; empty: its own exists, or no known file does.
 const std::string& system_ca_file() {
   static const std::string path = [] {
     const char* const own = curl_version_info(CURLVERSION_NOW)->cainfo;

@@ -65,16 +65,15 @@ class HttpClient {
   // Shared by all files that this client reads.
   [[nodiscard]] Blocks& blocks() noexcept { return blocks_; }
 
-  // Redirects are not followed. Throws what the sink throws.
-  // Error "cancelled" where the caller wants no more.
+  // Does not follow redirects. Throws errors of the sink, and Error "cancelled" if the caller
+  // cancels.
   [[nodiscard]] HttpResult get(const HttpRequest& request, BodySink& sink);
-  // For the attempts of one request.
+  // State for the attempts of one request.
   [[nodiscard]] Backoff backoff() const noexcept {
     return {options_.first_wait_ms, options_.attempts_max};
   }
-  // Sleeps before the next attempt. False: another one is not worth it, or there were enough.
-  // `is_reached`: the host has answered before. Throws Error "cancelled" if the caller wants no
-  // more.
+  // Sleeps before the next attempt. False: another attempt is not worthwhile, or there were enough.
+  // `is_reached`: the host has answered before. Throws Error "cancelled" if the caller cancels.
   [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, bool is_reached) const;
 
  private:

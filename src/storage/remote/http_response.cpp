@@ -38,7 +38,7 @@ std::optional<std::uint32_t> seconds_of(std::string_view text) {
       std::min<std::uint64_t>(*seconds, std::numeric_limits<std::uint32_t>::max()));
 }
 
-// Messages show it, and any other text may be what the host was sent.
+// Messages show the encoding; any other text may contain secrets of the request.
 std::string known_encoding(std::string_view text) {
   constexpr std::array<std::string_view, 8> known = {"",   "identity", "gzip",     "x-gzip",
                                                      "br", "deflate",  "compress", "zstd"};

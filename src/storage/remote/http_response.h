@@ -1,4 +1,4 @@
-// The lines of a response's header that decide what its body is.
+// The header lines of a response that determine its body.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ struct HttpResponse {
   std::string location;
   std::string link;  // to further pages of a list
   std::optional<std::uint32_t> retry_after_seconds;
-  // From a model hub.
+  // The commit that a model hub reports.
   std::string commit;
   std::string linked_etag;  // of the file that is redirected to
   std::string error_code;
 
-  // A line with its end; the first one of a response forgets those of an earlier response.
+  // A line with its end; the first line of a response resets the fields of an earlier one.
   void take_line(std::string_view line);
   // Distinguishes this file from a later one with the same name; empty: unknown.
   [[nodiscard]] const std::string& version() const noexcept {

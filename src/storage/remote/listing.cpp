@@ -140,7 +140,7 @@ std::optional<std::string_view> element(std::string_view text, std::string_view 
 }
 
 void append_utf8(std::string& text, std::uint32_t code) {
-  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by the bytes behind it
+  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by bytes that follow
   std::size_t rest = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
   text += static_cast<char>(leads[rest] | (code >> (6 * rest)));
   while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));
@@ -262,7 +262,7 @@ std::vector<std::string> list_s3(HttpClient& client, const Address& address,
   std::vector<std::string> names;
   std::string token;
   for (std::size_t page = 0; page < pages_max; ++page) {
-    // In the order of the names, as the signature has them.
+    // Sorted by name, as the signature requires.
     std::string query = "?";
     if (!token.empty()) query += "continuation-token=" + encoded_name(token) + "&";
     query += "delimiter=%2F&list-type=2&prefix=" + encoded_name(prefix);

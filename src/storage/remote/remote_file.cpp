@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// The first request brings so much: most headers, for one wait.
+// Bytes of the first request: most headers fit, so one round trip is enough.
 constexpr std::uint64_t probe_bytes = 16 << 10;
 // Reads below are served from blocks, which grow while they are used up.
 constexpr std::uint64_t small_bytes = 16 << 10;
@@ -39,7 +39,7 @@ class Scatter {
  public:
   explicit Scatter(std::span<const std::span<std::byte>> pieces) : pieces_(pieces) {}
 
-  // No more than the pieces have room for.
+  // Adds at most the bytes that fit the pieces.
   void add(std::span<const std::byte> bytes) noexcept {
     while (!bytes.empty()) {
       while (done_ == pieces_[piece_].size()) {
@@ -106,7 +106,7 @@ class RemoteFile::ProbeSink final : public BodySink {
   std::uint64_t expected_ = 0;
 };
 
-// The rest of a range, after what earlier requests have brought.
+// Receives the rest of a range, after the bytes of earlier requests.
 class RemoteFile::RangeSink final : public BodySink {
  public:
   RangeSink(const RemoteFile& file, std::uint64_t begin, std::uint64_t end,
@@ -273,7 +273,7 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
-  // Other text may repeat what was sent to the host.
+  // Other text may repeat secrets of the request.
   std::string found = response.content_range ? response.content_range_text : "no range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
   fail("io.remote", "the server answers with another range than it was asked for", found,

@@ -203,7 +203,7 @@ class RemoteStorage final : public ForwardingStorage {
     return file;
   }
 
-  // The one that was opened last, with the same signature.
+  // The path's last opened file, if it has the same signature.
   [[nodiscard]] std::shared_ptr<RemoteFile> known_file(const Address& address) {
     const std::lock_guard lock(mutex_);
     const auto found = files_.find(address.path);

@@ -17,7 +17,7 @@ class StopScope {
   StopScope(const StopScope&) = delete;
   StopScope& operator=(const StopScope&) = delete;
 
-  // Throws what the caller's function throws.
+  // Passes exceptions of the caller's function.
   [[nodiscard]] static bool is_stopped() { return current_ != nullptr && (*current_)(); }
 
  private:

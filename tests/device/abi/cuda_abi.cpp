@@ -1,4 +1,4 @@
-// The declarations of src/device/cuda_driver.h against the real cuda.h, where there is one.
+// Compares the declarations in src/device/cuda_driver.h with the real cuda.h, if installed.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 #include "device/cuda_driver.h"
 
-// With it the header declares all versions of a function, each by the name that it is exported by.
+// Makes cuda.h declare every version of a function under its exported name.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 namespace loadstone {
 namespace {
 
-// Whether a value of one type can be passed for the other: cuda.h has enumerations for our numbers,
-// and structures of the same layout.
+// True if a value of one type can be passed as the other: cuda.h has enumerations in place of our
+// integers, and structures with the same layout.
 template <typename Ours, typename Real>
 struct Agrees : std::bool_constant<std::is_same_v<Ours, Real>> {};
 
@@ -36,7 +36,7 @@ requires(sizeof...(Ours) ==
 
 #if CUDA_VERSION >= 12080
 
-// Of members of structures: where they are, and what.
+// Compares offset and type of a structure's member.
 template <typename Ours, typename Real>
 constexpr bool is_member(std::size_t ours_offset, std::size_t real_offset) {
   return ours_offset == real_offset && Agrees<Ours, Real>::value;
@@ -70,7 +70,7 @@ static_assert(
 #if CUDA_VERSION >= 13000
 static_assert(
     Agrees<decltype(CudaDriver::cuMemcpyBatchAsync_v2), decltype(&::cuMemcpyBatchAsync_v2)>::value);
-// A control: the older one takes an argument more.
+// Control: the older version has one argument more.
 static_assert(
     !Agrees<decltype(CudaDriver::cuMemcpyBatchAsync), decltype(&::cuMemcpyBatchAsync_v2)>::value);
 #endif
@@ -87,14 +87,14 @@ static_assert(cuda::host_memory_portable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(cuda::stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(cuda::event_flags == (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING));
 
-// Controls: what differs is seen.
+// Controls: differences are detected.
 static_assert(!Agrees<CUresult (*)(CUevent), decltype(&::cuStreamDestroy_v2)>::value);
 static_assert(
     !Agrees<CUresult (*)(void*, CUdeviceptr, unsigned), decltype(&::cuMemcpyDtoH_v2)>::value);
 static_assert(!Agrees<CUresult (*)(void*, CUdeviceptr), decltype(&::cuMemcpyDtoH_v2)>::value);
 static_assert(!Agrees<long long (*)(unsigned), decltype(&::cuInit)>::value);
 
-// All is compared by the compiler; the test says with which header.
+// The compiler compares everything; the test records the version of the header.
 TEST(CudaAbi, TheDeclarationsAreThoseOfTheHeader) { RecordProperty("CUDA_VERSION", CUDA_VERSION); }
 
 }  // namespace

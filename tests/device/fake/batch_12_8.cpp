@@ -1,4 +1,4 @@
-// As CUDA 12.8 had it first: it says which copy failed.
+// The first version of cuMemcpyBatchAsync, of CUDA 12.8: it reports the index of the failed copy.
 #include "fake_state.h"
 
 using namespace fake_cuda;

@@ -1,4 +1,4 @@
-// As CUDA 13 has it.
+// The version of CUDA 13.
 #include "fake_state.h"
 
 using namespace fake_cuda;

@@ -1,4 +1,4 @@
-// The driver's functions that every version of it has.
+// Driver functions common to all versions.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -222,7 +222,7 @@ int cuGetErrorName(int result, const char** name) {
 }
 
 int cuGetErrorString(int result, const char** text) {
-  *text = result == out_of_memory ? "out of memory" : "the fake driver was told to fail";
+  *text = result == out_of_memory ? "out of memory" : "the fake driver fails on request";
   return 0;
 }
 

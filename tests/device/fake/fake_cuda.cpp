@@ -64,7 +64,7 @@ const std::byte* address_of(unsigned long long number) {
   return reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(number));
 }
 
-// As cuda.h has the rules.
+// The rules that cuda.h documents.
 int check_batch(const Batch& batch) {
   if (batch.stream == nullptr) return violate("a batch in the legacy stream", invalid_handle);
   if (batch.count == 0) return violate("a batch of nothing", invalid_value);
@@ -72,7 +72,7 @@ int check_batch(const Batch& batch) {
     return violate(std::string("attributes of a batch ") + what, invalid_value);
   };
   if (batch.attribute_count == 0 || batch.attribute_count > batch.count) {
-    return wrong("that are none, or too many");
+    return wrong("that are missing, or too many");
   }
   for (std::size_t i = 0; i < batch.attribute_count; ++i) {
     const std::size_t first = batch.first_of_attributes[i];

@@ -1,5 +1,5 @@
-// What the fake driver's functions share: see fake_cuda.h. One for the process, whichever of the
-// driver's versions are loaded.
+// State shared by the fake driver's functions, see fake_cuda.h. One per process, even if several
+// versions of the driver are loaded.
 #pragma once
 
 #include <cstddef>
@@ -41,14 +41,14 @@ struct Range {
   int device = 0;
 };
 
-// A failure that is not one of a single copy.
+// The failure concerns the call, not a single copy.
 constexpr std::size_t whole_call = SIZE_MAX;
 
 struct Failure {
   std::string function;
   int number = 0;
   int result = 0;
-  std::size_t position = whole_call;  // in a batch
+  std::size_t position = whole_call;  // within a batch
 };
 
 struct State {
@@ -62,12 +62,12 @@ struct State {
   std::uintptr_t next = 0x1000;
   std::size_t pinned_now = 0;
   std::size_t pinned_peak = 0;
-  int lost = 0;  // what every call returns
+  int lost = 0;  // result of every call
   std::string violations{};
   std::string order{};
 };
 
-// cuda.h's, of the parts that are used.
+// The used parts of cuda.h's structures.
 struct Location {
   int type = 0;
   int id = 0;
@@ -79,7 +79,7 @@ struct Attributes {
   unsigned flags = 0;
 };
 
-// The arguments of both versions of cuMemcpyBatchAsync.
+// Arguments common to both versions of cuMemcpyBatchAsync.
 struct Batch {
   const unsigned long long* to;
   const unsigned long long* from;
@@ -92,22 +92,21 @@ struct Batch {
 };
 
 std::mutex& mutex();
-// Guarded by mutex(), which callers of the following hold.
+// Guarded by mutex(), which callers of the functions below must lock.
 State& state();
-// The devices of the contexts that the calling thread has pushed.
+// Devices of the contexts that the calling thread has pushed.
 std::vector<int>& current();
 
 int violate(const std::string& what, int result);
-// What the call is to return instead; 0: go on.
+// Returns the result that the call must return instead, or 0 to continue.
 int enter(const std::string& function);
 int in_context(const char* function);
 bool is_memory(const std::byte* begin, std::size_t bytes, int device);
-// The stream of the current context, to which a copy may be added; null: the result tells why.
+// Returns the current context's stream for a copy, or null and sets `result`.
 Stream* stream_for_copies(void* handle, int& result);
-// Adds a copy that a driver would make.
+// Adds one copy, or returns the driver's error.
 int add_copy(Stream& stream, const Copy& copy);
-// Does the work of a call of cuMemcpyBatchAsync, whichever version. `failed`: as the older one has
-// it.
+// Implements both versions of cuMemcpyBatchAsync. `failed`: output of the older version.
 int copy_batch(const char* function, const Batch& batch, std::size_t& failed);
 
 }  // namespace fake_cuda

@@ -206,7 +206,7 @@ def _read(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def _groups_by_size(catalog: Catalog, names: Iterable[str]) -> Iterator[list[str]]:
-    """Group names by up to ``GROUP_BYTES``; a larger tensor is a group of its own."""
+    """Group names by up to ``GROUP_BYTES``; a larger tensor gets its own group."""
     group: list[str] = []
     total = 0
     for name in names:

@@ -39,7 +39,7 @@ NUMBERS_MIN = 10_000
 # `int()` rejects longer numbers of a file.
 _DIGITS_MAX = 18
 
-# Stands for an unknown shape: tall, not square, and divisible into many equal parts.
+# Replaces an unknown dimension: tall, not square, and divisible into many equal parts.
 _GUESS: Shape = (5040, 10080)
 
 # Keys that diffusers' converters ignore, although its scripts map them. An entry has an effect only

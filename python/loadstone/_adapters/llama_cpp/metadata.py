@@ -39,9 +39,9 @@ class MetadataEntry:
     Attributes:
         key: its name.
         type: of the value: ``"u32"``, ``"f32"``, ``"bool"``, ``"string"``, ``"array"`` ...
-        value: an ``int``, ``float``, ``bool`` or ``str``, or a list of such. A float of 32 bits is
-            the number that the file holds, not the longer one that it was made of.
-        items: the type of an array's items; "" for what is no array.
+        value: an ``int``, ``float``, ``bool`` or ``str``, or a list of these. A 32-bit float has
+            the value that the file stores, not the double it was rounded from.
+        items: the type of an array's items; "" for other types.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Where loadstone enters accelerate."""
+"""Patch sites of accelerate."""
 
 from loadstone._adapters.sites import Sites
 

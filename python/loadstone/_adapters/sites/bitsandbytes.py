@@ -1,4 +1,4 @@
-"""Where loadstone enters bitsandbytes."""
+"""Patch sites of bitsandbytes."""
 
 from loadstone._adapters.sites import Sites
 

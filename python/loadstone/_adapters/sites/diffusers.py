@@ -1,4 +1,4 @@
-"""Where loadstone enters diffusers."""
+"""Patch sites of diffusers."""
 
 from loadstone._adapters.sites import Sites
 

@@ -1,4 +1,4 @@
-"""Where loadstone enters llama.cpp's converter, which is no installed package."""
+"""Patch sites of llama.cpp's converter, which is a folder, not an installed package."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ gguf.utility
 
 
 class ConverterSites(Sites):
-    """The table, for the converter of one folder; asked while its modules are at hand.
+    """The patch sites of one folder's converter; query it while the folder's modules are imported.
 
     Args:
-        release: the version that stands in the folder, in words.
-        folder: where it lies.
+        release: the folder's version, in words.
+        folder: path of the converter.
     """
 
     otherwise = "write the file with the library's own script"

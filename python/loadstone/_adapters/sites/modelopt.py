@@ -1,4 +1,4 @@
-"""Where loadstone enters ModelOpt."""
+"""Patch sites of ModelOpt."""
 
 from loadstone._adapters.sites import Sites
 

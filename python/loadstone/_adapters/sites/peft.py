@@ -1,4 +1,4 @@
-"""Where loadstone enters PEFT."""
+"""Patch sites of PEFT."""
 
 from loadstone._adapters.sites import Sites
 

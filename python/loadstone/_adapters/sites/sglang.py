@@ -1,4 +1,4 @@
-"""Where loadstone enters SGLang."""
+"""Patch sites of SGLang."""
 
 from __future__ import annotations
 

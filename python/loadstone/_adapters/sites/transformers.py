@@ -1,4 +1,4 @@
-"""Where loadstone enters transformers: what all releases have, those from 5.0 on, and others."""
+"""Patch sites of transformers: those of all releases, of 5.0 and later, and of earlier ones."""
 
 from loadstone._adapters.sites import Sites
 

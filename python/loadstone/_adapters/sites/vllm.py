@@ -1,4 +1,4 @@
-"""Where loadstone enters vLLM, whose builds are packages of several names."""
+"""Patch sites of vLLM, whose builds are packages of several names."""
 
 from __future__ import annotations
 

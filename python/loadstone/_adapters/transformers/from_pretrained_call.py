@@ -1,4 +1,4 @@
-"""One call of ``from_pretrained``: its hooks, and what is common to all releases of the library."""
+"""One call of ``from_pretrained``: its hooks, and the code that all releases share."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _placeholders(build: types.FunctionType) -> Any:
 
 
 class _Placeholder:
-    """Stands for a transform; a copy of it is the transform."""
+    """Stand-in for a transform; its copy is the transform."""
 
     def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
         self._call = cls, args, kwargs

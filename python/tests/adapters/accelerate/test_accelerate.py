@@ -1,4 +1,4 @@
-"""loadstone.accelerate beside accelerate itself, on plain models."""
+"""loadstone.accelerate compared with accelerate itself, on plain models."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_alike_without_a_map(tmp_path, built, file_dtype):
     accelerate.load_checkpoint_and_dispatch(theirs, str(path))
     assert mine.embed.weight.dtype == (file_dtype if built == "meta" else torch.float32)
     assert_alike(mine, theirs)
-    if built == "real":  # an optimizer that holds them goes on holding the right ones
+    if built == "real":  # an optimizer that references them keeps the right ones
         assert all(parameter is parameters[name] for name, parameter in mine.named_parameters())
 
 
@@ -175,7 +175,7 @@ def test_no_library_reads(tmp_path, monkeypatch, device_map):
 
 
 def test_saved_buffers_of_modules_on_disk_have_the_checkpoints_values(tmp_path):
-    """accelerate skips them, and the constructor's stay."""
+    """accelerate skips these buffers and keeps the constructor's values."""
     reference, path = saved(tmp_path)
     mine = ours.load_checkpoint_and_dispatch(
         empty(), path, device_map=MIXED, offload_folder=tmp_path / "a"
@@ -365,7 +365,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_torchs_own_files(tmp_path, caplog, is_read):
-    """Files that loadstone does not read are left to accelerate, and the model is checked."""
+    """loadstone leaves unsupported files to accelerate, then checks the model."""
     reference = randomise(Net())
     state = dict(reference.state_dict())
     if not is_read:
@@ -378,7 +378,7 @@ def test_torchs_own_files(tmp_path, caplog, is_read):
         assert_same(model, reference)
     del state["head.weight"]
     torch.save(state, tmp_path / "pytorch_model.bin")
-    accelerate.load_checkpoint_in_model(empty(), str(tmp_path))  # says nothing
+    accelerate.load_checkpoint_in_model(empty(), str(tmp_path))  # no warning
     with pytest.raises(loadstone.PlanError) as caught:
         ours.load_checkpoint_in_model(empty(), tmp_path)
     assert caught.value.code == "plan.missing" and "head.weight" in str(caught.value)
@@ -386,7 +386,7 @@ def test_torchs_own_files(tmp_path, caplog, is_read):
 
 @pytest.mark.parametrize("wrap", ["compiled", "inside"])
 def test_wrapped_modules_are_left_to_accelerate(tmp_path, caplog, wrap):
-    """torch leaves their names out."""
+    """torch omits their names."""
     reference, path = saved(tmp_path)
     model = randomise(Net(), 1)
     if wrap == "inside":
@@ -440,12 +440,13 @@ def test_dispatch_takes_what_load_put_into_a_folder(tmp_path):
 
 
 def test_what_hooks_hold_in_host_memory_is_accounted_for(tmp_path):
-    """As on a machine with a GPU: an offloaded module's tensors are in its hook."""
+    """An offloaded module keeps its tensors in its hook, as on a machine with a GPU."""
     reference, path = saved(tmp_path)
     model = empty()
     device_map = {"embed": "cpu", "layers": "cpu", "head": "cpu"}
     ours.load_checkpoint_in_model(model, path, device_map=device_map)
-    main = torch.device("cpu")  # another word than "cpu" for accelerate, so everything is offloaded
+    # Accelerate does not recognise it as "cpu", so it offloads everything.
+    main = torch.device("cpu")
     ours.dispatch_model(model, device_map, main_device=main, force_hooks=True)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert loadstone.audit(model).ok

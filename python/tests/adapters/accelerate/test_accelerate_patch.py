@@ -1,4 +1,4 @@
-"""loadstone.patch on accelerate itself, and models whose checkpoints need converting."""
+"""loadstone.patch on accelerate itself, and models whose checkpoints need conversion."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LAST_ON_DISK = {
 
 @pytest.fixture(params=CONFIGS, ids=lambda config: config.model_type)
 def mixture(request, tmp_path):
-    """A mixture of experts with one key for each of them in its file, and the model that it is."""
+    """Return a mixture of experts and its checkpoint with one key per expert."""
     config = request.param
     randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "model")
     names = load_file(tmp_path / "model" / "model.safetensors")
@@ -107,7 +107,7 @@ def test_fused_experts_on_disk(mixture, tmp_path, device_map):
 
 
 def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
-    """accelerate's map may place single parameters, and its hooks are on modules."""
+    """accelerate's map can place single parameters, but it attaches hooks to modules."""
     config, folder, reference = mixture
     arguments = {"max_memory": {"cpu": reference.get_memory_footprint() // 2}}
     with pytest.raises(loadstone.PlanError) as caught:
@@ -117,7 +117,7 @@ def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
     assert caught.value.code == "plan.device_map"
     assert "mlp.experts" in str(caught.value) and "no_split_module_classes" in str(caught.value)
     assert not (tmp_path / "offload").exists()
-    model = ours.load_checkpoint_and_dispatch(  # as the message advises
+    model = ours.load_checkpoint_and_dispatch(  # follows the message's advice
         on_meta(config),
         folder,
         "auto",
@@ -171,7 +171,7 @@ def test_an_expert_that_is_missing_is_named(mixture):
 
 
 def objects():
-    """Every attribute of every module of accelerate that is there now."""
+    """Yield every attribute of every loaded module of accelerate."""
     return {
         (name, attribute): value
         for name, module in list(sys.modules.items())
@@ -191,7 +191,7 @@ def test_accelerate_is_untouched_afterwards(tmp_path):
             "load_checkpoint_and_dispatch",
         }
         bound = {key for key, value in before.items() if key[1] in {name for _, name in changed}}
-        assert bound == changed  # wherever they are bound
+        assert bound == changed  # patched in every module that imports them
         with pytest.raises(loadstone.PlanError):
             accelerate.load_checkpoint_in_model(torch.nn.Linear(2, 2), str(path), strict=True)
     after = objects()
@@ -205,7 +205,7 @@ def test_accelerates_own_names_run_on_loadstone(mixture):
         for load in (
             accelerate.load_checkpoint_and_dispatch,
             accelerate.big_modeling.load_checkpoint_and_dispatch,
-            bound_before,  # the library's own, and what it calls is ours
+            bound_before,  # the library's own function, which calls ours
         ):
             model = load(on_meta(config), str(folder), device_map={"": "cpu"})
             assert_same(model, reference)
@@ -270,7 +270,7 @@ def test_threads_beside_a_patched_one_get_accelerates_own(mixture):
 
 
 def test_a_reset_state_has_accelerates_own_error():
-    """accelerate names the remedy in this error, and asks for another property first."""
+    """accelerate suggests the fix in this error, but first reads a different property."""
     accelerator = accelerate.Accelerator(cpu=True)
     accelerate.state.AcceleratorState._reset_state()
     with loadstone.patch("accelerate"), pytest.raises(AttributeError, match="reinitialized"):
@@ -279,7 +279,7 @@ def test_a_reset_state_has_accelerates_own_error():
 
 
 def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
-    """``from_pretrained`` does so too; a row of docs/accelerate.md."""
+    """``from_pretrained`` does so too; docs/accelerate.md lists it."""
     small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=32, **small)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)

@@ -28,12 +28,12 @@ DTYPES = [
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes, so that NaN equals NaN."""
+    """Return the bytes, so that NaN equals NaN."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 class Holder(torch.nn.Module):
-    """A tensor of each dtype, and one without dimensions."""
+    """One tensor of each dtype, and one without dimensions."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def planned(state, tmp_path, **options):
-    """A model, which a plan does not keep, and its plan with everything on disk."""
+    """Return a model, which its plan does not keep alive, and a plan with everything on disk."""
     save_file(state, tmp_path / "model.safetensors")
     with loadstone.skeleton():
         model = Holder(DTYPES)
@@ -68,7 +68,7 @@ def planned(state, tmp_path, **options):
 
 
 def offload(state, tmp_path, **options):
-    """Executes such a plan; returns it, the report and the folder."""
+    """Execute such a plan; return it with the report and the folder."""
     _model, plan = planned(state, tmp_path, **options)
     return plan, plan.execute(), tmp_path / "offload"
 

@@ -1,4 +1,4 @@
-"""Rows of every length are decoded rightly on the CPU, which bitsandbytes does not do."""
+"""The CPU decode is correct for rows of every length, unlike that of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import loadstone.bitsandbytes as ours
 from loadstone._adapters.bitsandbytes import layout
 
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
-SIGLIP = (1152, 4304)  # rows that are a multiple of 16 and not of the block size
+SIGLIP = (1152, 4304)  # row lengths that are a multiple of 16 but not of the block size
 
 
 def quantized(kind, shape, dtype=torch.float32, blocksize=64):
-    """Random numbers, packed by bitsandbytes, and its state for them."""
+    """Quantize random values with bitsandbytes; return the packed codes and the state."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     quant_type, _, double = kind.partition("+")
     packed, state = library.quantize_4bit(
@@ -28,7 +28,7 @@ def quantized(kind, shape, dtype=torch.float32, blocksize=64):
 
 
 def by_definition(packed, state, dtype):
-    """Each number by itself: its code times the scale of its block in the flat weight."""
+    """Decode each code separately: its value times the scale of its block in the flat weight."""
     codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=1).flatten()
     count = state.shape.numel()
     absmax = state.absmax
@@ -42,12 +42,12 @@ def by_definition(packed, state, dtype):
 
 
 def bytes_of(tensor):
-    """For comparing zeros with their signs left out: bitsandbytes' tables differ in one."""
+    """Return the bytes without the sign of zeros: bitsandbytes' tables differ in one zero."""
     return (tensor + 0.0).view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype)
 
 
 def is_misread_here():
-    """Whether this machine takes the vectorised decode that is wrong."""
+    """Return true if this machine uses the vectorised decode that is wrong."""
     _, packed, state = quantized("nf4", (64, 96))
     return not torch.equal(
         library.dequantize_4bit(packed, state), by_definition(packed, state, torch.float32)
@@ -77,13 +77,13 @@ def test_bytes_stored_as_floats_are_decoded(storage):
 
 @pytest.mark.parametrize("blocksize", [32, 64, 128, 512])
 def test_what_bitsandbytes_reads_wrongly_is_known_by_the_shape(blocksize):
-    """Exactly these rows are wrong where its AVX-512 decode runs, and none elsewhere."""
+    """The AVX-512 decode gets exactly these rows wrong."""
     rows = [2, 4, 34, 62, 100, *range(8, 150, 8), 240, 256, 1024, 1040, 4304]
     wrong, said = [], []
     for row in rows:
         _, packed, state = quantized("nf4", (9, row), blocksize=blocksize)
         if 9 * row <= blocksize:
-            continue  # one block: nothing to take wrongly
+            continue  # a single block is always decoded correctly
         if layout.is_misread(state):
             said.append(row)
         elif not torch.equal(library.dequantize_4bit(packed, state), layout.decode(packed, state)):
@@ -105,13 +105,13 @@ def test_a_forward_pass_with_rows_of_4304_is_right(kind, dtype):
     decoded = by_definition(healed.weight.data, state, dtype)
     expected = torch.nn.functional.linear(x, decoded, healed.bias.to(dtype))
     assert torch.equal(healed(x), expected)
-    assert error(decoded, values) < 0.13  # what 4 bits cost
+    assert error(decoded, values) < 0.13  # the error of 4 bits
     again = healed(x)
     assert torch.equal(again, expected)
 
 
 def siglip(kind):
-    """Of SigLIP-so400m the second layer of a block, and the numbers that it was quantized from."""
+    """Return the second layer of a SigLIP-so400m block, and the values before quantization."""
     torch.manual_seed(0)
     layer = linear(kind, SIGLIP[1], SIGLIP[0]).eval().requires_grad_(False)
     values = torch.randn(SIGLIP, generator=torch.Generator().manual_seed(0)) * 0.02
@@ -154,7 +154,7 @@ def test_layers_of_every_size_run(kind, shape):
     decoded = by_definition(unit.data, unit.state(), torch.float32)
     x = inputs(4, shape[1])
     expected = torch.nn.functional.linear(x, decoded, layer.bias)
-    if shape == (64, 128):  # where bitsandbytes computes in bfloat16, it does so here
+    if shape == (64, 128):  # bitsandbytes computes in bfloat16 for this shape
         assert torch.allclose(layer(x), expected, rtol=0.02, atol=0.02)
     else:
         assert torch.equal(layer(x), expected)
@@ -215,7 +215,7 @@ def test_inside_patch_the_librarys_decode_is_right(kind):
 
 @four_bit
 def test_inside_patch_a_weight_that_has_run_is_decoded(kind):
-    """As adapters are merged: what bitsandbytes has rearranged, its own decode cannot read."""
+    """bitsandbytes cannot decode a weight that it has rearranged; merging an adapter needs this."""
     layer = ours.heal(linear(kind, 128, 64).to("cpu").eval().requires_grad_(False))
     unit = ours.QuantizedWeight.from_parameter(layer.weight)
     expected = by_definition(unit.data, unit.state(), torch.float32)

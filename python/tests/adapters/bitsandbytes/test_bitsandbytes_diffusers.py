@@ -1,4 +1,4 @@
-"""Models and pipelines of diffusers whose weights bitsandbytes quantizes."""
+"""diffusers models and pipelines whose weights bitsandbytes quantizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLUX = {
     "num_attention_heads": 2,
     "attention_head_dim": 16,
     "axes_dims_rope": [4, 6, 6],
-}  # the case of this name is as wide as the converter of its files wants it
+}  # the converter of these files requires this width
 MAP = {"": "cpu", "blocks.1": "disk"}
 ROWS = [*(("wan_t2v", kind) for kind in KINDS), ("flux", "nf4"), ("qwen_image", "int8")]
 
@@ -57,7 +57,7 @@ def plain(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 
 
 def quantized(name: str, kind: str, folder: Path, shard: str = "10GB") -> Path:
-    """A checkpoint that the library quantized and saved."""
+    """Write a checkpoint that the library quantized and saved."""
     model = library(name, plain(name, folder / "plain"), quantization_config=config(kind))
     model.save_pretrained(folder / "quantized", max_shard_size=shard)
     return folder / "quantized"
@@ -70,7 +70,7 @@ def ours(name: str, folder: Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def without_checks() -> Iterator[None]:
-    """The library quantizes on the CPU inside, as it can where nobody asks for a GPU."""
+    """Let the library quantize on the CPU, by skipping its check for a GPU."""
     with contextlib.ExitStack() as stack:
         for owner in QUANTIZERS:
             for name, value in (
@@ -82,7 +82,6 @@ def without_checks() -> Iterator[None]:
 
 
 def library(name: str, folder: Path, **options: Any) -> Any:
-    """The library's own load."""
     options.setdefault("torch_dtype", torch.bfloat16)
     with without_checks():
         return by_name(name).cls.from_pretrained(folder, **options)
@@ -93,13 +92,13 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def nested(name: str) -> bool:
-    """Whether a tensor follows from the mean of scales, of which bitsandbytes has several."""
+    """Return true if the tensor depends on the mean of scales, whose rounding varies."""
     places = ("quant_state.absmax", "quant_state.offset", "quant_state.state2.absmax")
     return name.endswith(places)
 
 
 def assert_equal(found: Any, expected: Any, *, is_nested: bool = False) -> None:
-    """Classes, flags and bytes of all tensors; but for what a mean of another kind decides."""
+    """Compare classes, flags and bytes of all tensors, except those that depend on the mean."""
     mine, theirs = tensors(found), tensors(expected)
     assert list(mine) == list(theirs)
     for name, tensor in mine.items():
@@ -123,7 +122,7 @@ def layers_of(model: torch.nn.Module) -> list[Any]:
 
 
 def run(model: Any) -> torch.Tensor:
-    """A forward pass of the Wan transformer."""
+    """Run a forward pass of the Wan transformer."""
     draw = torch.Generator().manual_seed(0)
     made = {
         "hidden_states": torch.randn(1, 16, 1, 4, 4, generator=draw).bfloat16(),
@@ -200,7 +199,7 @@ def test_a_part_on_disk_stays_quantized(kind: str, is_stored: bool, tmp_path: Pa
     weight = model.blocks[1].ffn.net[2].weight
     assert weight.is_meta and not model.blocks[0].ffn.net[2].weight.is_meta
     name = "blocks.1.ffn.net.2.weight"
-    assert (name in written(offload)) != is_stored  # else it is brought from the checkpoint
+    assert (name in written(offload)) != is_stored  # otherwise it comes from the checkpoint
     assert is_stored or len(raw_value(offload, name)) == size
     assert loadstone.audit(model).ok
     for _ in range(2):
@@ -213,7 +212,7 @@ def weight_of(model: Any) -> Any:
 
 
 def test_the_library_refuses_both(tmp_path: Path) -> None:
-    """The control: what is lifted stands in the way of the library alone, before and after."""
+    """Control: the library alone rejects both, before and after."""
     folder, cls = plain("wan_t2v", tmp_path), by_name("wan_t2v").cls
     before = [dict(vars(owner)) for owner in QUANTIZERS]
     ours("wan_t2v", folder, quantization_config=config("nf4"))
@@ -229,7 +228,7 @@ def test_the_library_refuses_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_the_librarys_own_call_is_advised_for(kept: bool, tmp_path: Path) -> None:
-    """Weights that it leaves as they are, and shards of torch: the error's advice is followed."""
+    """The error's advice works for unquantized weights and for shards in torch's format."""
     model = by_name("wan_t2v").build(dtype=torch.bfloat16)
     model.save_pretrained(tmp_path, safe_serialization=kept, max_shard_size="50KB")
     given = {"quantization_config": config("int8", llm_int8_has_fp16_weight=kept)}
@@ -316,7 +315,7 @@ def test_a_single_file_is_quantized_on_its_way(tmp_path: Path) -> None:
 
 
 def wan_pipeline(folder: Path) -> Path:
-    """With a T5 encoder of transformers."""
+    """Build a pipeline with a T5 encoder of transformers."""
     import transformers
 
     small = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
@@ -334,7 +333,7 @@ def wan_pipeline(folder: Path) -> Path:
 
 
 def qwen_pipeline(folder: Path) -> Path:
-    """With a Qwen2.5-VL encoder of transformers."""
+    """Build a pipeline with a Qwen2.5-VL encoder of transformers."""
     changes = {"joint_attention_dim": 64}
     case = by_name("qwen_image")
     case = dataclasses.replace(case, changes=case.changes | changes)
@@ -387,7 +386,7 @@ def module_at(pipe: Any, path: str) -> Any:
 
 
 def made_by(pipe: Any) -> torch.Tensor:
-    """One step, from ids of words to pixels."""
+    """Run one step, from token ids to pixels."""
     pipe.set_progress_bar_config(disable=True)
     ids = torch.arange(8, 14)[None]
     with torch.no_grad():
@@ -413,7 +412,7 @@ FORMS = pairs(list(PIPELINES), list(KINDS), ["transformer", "inside"], [by_backe
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pipelines, which no test changes."""
+    """Write the pipelines once; tests only read them."""
     parent = tmp_path_factory.mktemp("pipelines")
     return {name: make(parent / name) for name, (_, make) in PIPELINES.items()}
 
@@ -454,7 +453,7 @@ def test_a_pipeline_under_a_patch(name: str, folders: dict[str, Path], tmp_path:
     )
     options = {"torch_dtype": torch.bfloat16, "tokenizer": None}
     places = {"device_map": {"text_encoder": "disk", INSIDE[name]: "disk", "": "cpu"}}
-    with pytest.raises(RuntimeError, match="No GPU found"):  # the control: the library alone
+    with pytest.raises(RuntimeError, match="No GPU found"):  # control: the library alone
         cls.from_pretrained(folder, quantization_config=by_backend("nf4"), **options)
     with loadstone.patch("diffusers", "transformers", "bitsandbytes", "accelerate"):
         pipe = cls.from_pretrained(

@@ -1,6 +1,6 @@
 """Quantized layers in torch.compile, torch.export, torch.jit.trace and activation checkpointing.
 
-A cell is right, or bitsandbytes' own fails there and ours raises too. None is silently wrong.
+Each cell is correct, or both bitsandbytes and loadstone raise. None is silently wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import loadstone
 import loadstone.bitsandbytes as ours
 from loadstone._adapters import patch
 
-FOUR_BIT = ("nf4", "nf4+double")  # fp4 has the same code
+FOUR_BIT = ("nf4", "nf4+double")  # fp4 runs the same code
 KINDS = (*FOUR_BIT, "int8")
 # Whole blocks; rows that bitsandbytes decodes wrongly; outputs that it cannot rearrange.
 SHAPES = [(128, 64), (80, 64), (128, 40)]
@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
 
 
 def net(kind: str, shape: tuple[int, int], train: bool = False) -> torch.nn.Module:
-    """Two layers, quantized by bitsandbytes on the CPU."""
+    """Return two layers, quantized by bitsandbytes on the CPU."""
     torch.manual_seed(0)
     inputs, outputs = shape
     options = {} if kind == "int8" else {"compute_dtype": torch.bfloat16}
@@ -87,7 +87,7 @@ def moved_inside(kind: str, shape: tuple[int, int], train: bool = False) -> torc
         return net(kind, shape, train)
 
 
-MODELS = ((healed, False), (moved_inside, True))  # whether it runs under a patch, too
+MODELS = ((healed, False), (moved_inside, True))  # and whether the run is under a patch
 Result = list[torch.Tensor] | Exception
 
 
@@ -97,7 +97,7 @@ def result(
     x: torch.Tensor,
     train: bool,
 ) -> Result:
-    """Outputs, and the gradient if the model trains; or what was raised."""
+    """Return the outputs, with the gradient if the model trains, or the exception."""
     torch._dynamo.reset()
     x = x.clone().requires_grad_(train)
     try:
@@ -113,7 +113,7 @@ def result(
 
 
 def expected(kind: str, shape: tuple[int, int], train: bool, way: str) -> Result:
-    """The healed model's own forward pass, and for a graph that is kept that of other CPUs."""
+    """Return the patched model's own forward pass; a saved graph uses that of other CPUs."""
     model = healed(kind, shape, train)
     for layer in (model[0], model[2]):
         if kind != "int8":
@@ -128,7 +128,7 @@ def is_right(found: Result, wanted: Result) -> bool:
     )
 
 
-CELLS = pairs(  # every shape of every kind in every way; with both models, trained and not
+CELLS = pairs(  # pairwise: kind and shape, way, model and training
     list(itertools.product(KINDS, SHAPES)),
     list(WAYS),
     list(itertools.product(MODELS, [False, True])),
@@ -189,7 +189,7 @@ def test_control_a_gate_that_dynamo_traces_breaks_the_graph(
 
 
 def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
-    """A cell that is wrong would be seen."""
+    """The comparison detects a wrong cell."""
     kind, shape = "nf4", SHAPES[1]
     wanted = expected(kind, shape, True, "compile")
     found = result(compiled, net(kind, shape, True), rows(kind, shape), True)
@@ -200,7 +200,7 @@ def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
 @pytest.mark.parametrize("kind", FOUR_BIT)
 @pytest.mark.parametrize("way", RECORDED)
 def test_a_recorded_graph_stays_right_and_later_runs_keep_the_layout(kind: str, way: str) -> None:
-    """The graph shares the weight's memory: nothing after it may rearrange that."""
+    """The graph shares the weight's memory, so later runs must not rearrange it."""
     model, x, shape = healed(kind, SHAPES[0]), rows(kind, SHAPES[0]), SHAPES[0]
     before = copied(model.state_dict())
     wanted = expected(kind, shape, False, way)
@@ -257,5 +257,5 @@ def test_offloaded_layers_are_right_or_refused(kind: str, way: str) -> None:
     found = result(WAYS[way], model, x, False)
     assert isinstance(found, Exception) or is_right(found, wanted)
     if way == "compile":
-        with torch.no_grad():  # with breaks, as accelerate excludes its hooks from graphs
+        with torch.no_grad():  # has graph breaks, because accelerate excludes its hooks from graphs
             assert is_right([torch.compile(model, backend="aot_eager")(x)], wanted)

@@ -1,4 +1,4 @@
-"""Weights that are quantized on their way, equal bit for bit to what the library makes of them."""
+"""Weights quantized during a load equal the library's own bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REST = [
 
 
 def offsets(model: torch.nn.Module) -> dict[str, float]:
-    """What bitsandbytes took off the scales, of all weights with nested ones."""
+    """Return the offsets that bitsandbytes subtracted from nested scales."""
     return {
         name: parameter.quant_state.offset.item()
         for name, parameter in model.named_parameters()
@@ -105,7 +105,7 @@ def test_no_weight_is_quantized_by_bitsandbytes(
         monkeypatch.setattr(bnb.functional, name, forbidden)
     for kind in KINDS:
         ours(cls, folder, quantization_config=config(kind))
-        with pytest.raises(RuntimeError, match="conversion of the weights"):  # the control
+        with pytest.raises(RuntimeError, match="conversion of the weights"):  # control
             cls.from_pretrained(folder, quantization_config=config(kind))
 
 
@@ -113,7 +113,7 @@ def test_no_weight_is_quantized_by_bitsandbytes(
 def test_loads_under_a_patch(kind: str, tmp_path: Path) -> None:
     cls, folder = by_name("gpt2").cls, plain("gpt2", tmp_path)
     library = cls.from_pretrained(folder, quantization_config=config(kind))
-    assert loadstone.audit(library).unaccounted  # the control: the library's own load
+    assert loadstone.audit(library).unaccounted  # control: the library's own load
     with loadstone.patch("transformers"):
         model = cls.from_pretrained(folder, quantization_config=config(kind))
     assert_same(model, library)
@@ -170,7 +170,7 @@ def test_what_is_no_quantization_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_layer_without_numbers_is_refused(tmp_path: Path) -> None:
-    """The library initialises it, does not quantize it, and it fails when it runs."""
+    """The library initialises this layer without quantizing it, and it then fails to run."""
     folder = plain("llama", tmp_path)
     change(folder, lambda tensors: tensors.pop(WEIGHT))
     with pytest.raises(loadstone.PlanError, match="only weights of the checkpoint are quantized"):
@@ -209,7 +209,7 @@ def skeleton(dtype: torch.dtype = torch.bfloat16) -> Net:
 
 
 def quantized_by_library(file: Path, encoding: str, paths: list[str]) -> Net:
-    """The same with bitsandbytes' own layers, quantized by it."""
+    """Return the same network with bitsandbytes' own layers, quantized by bitsandbytes."""
     model = Net().to(torch.bfloat16)
     tensors = load_file(file)
     tensors |= {f"twice.0.{name}": tensors[f"body.0.{name}"] for name in ("weight", "bias")}
@@ -272,12 +272,12 @@ def test_a_model_is_as_it_was_until_the_last_byte(file: Path) -> None:
     before = {name: id(module) for name, module in model.named_modules()}
     plan = loadstone.plan(model, file, quantize="nf4")
     data = bytearray(file.read_bytes())
-    file.write_bytes(data[:-100])  # the plan is made: the load fails
+    file.write_bytes(data[:-100])  # planning succeeds, but the load fails
     with pytest.raises(loadstone.LoadError):
         plan.execute()
     assert {name: id(module) for name, module in model.named_modules()} == before
     assert all(parameter.is_meta for parameter in model.parameters())
-    file.write_bytes(data)  # the control
+    file.write_bytes(data)  # control
     loadstone.plan(model, file, quantize="nf4").execute()
     assert {name: id(module) for name, module in model.named_modules()} != before
 
@@ -299,7 +299,7 @@ def test_numbers_are_cast_before_they_are_quantized(dtype: Any, file: Path) -> N
 def test_what_is_stored_quantized_goes_in_as_it_is(
     encoding: str, dtype: Any, file: Path, tmp_path: Path
 ) -> None:
-    """Into plain layers, and into layers of bitsandbytes that are there already."""
+    """Codes load into plain layers and into existing layers of bitsandbytes."""
     source = skeleton()
     loadstone.load(source, file, quantize=encoding)
     stored = tmp_path / "stored.safetensors"
@@ -351,7 +351,7 @@ def test_layers_on_disk_are_brought_whole(encoding: str, file: Path, tmp_path: P
     with torch.no_grad():
         expected = loadstone.bitsandbytes.heal(whole)(x)
     model, offload = skeleton().eval(), tmp_path / "offload"
-    model.twice = whole.twice = None  # accelerate's maps know one path of a module
+    model.twice = whole.twice = None  # accelerate's maps accept one path per module
     places = {"body": "disk", "norm": "cpu", "lm_head": "cpu"}
     loadstone.load(model, file, quantize=encoding, device_map=places, offload_folder=offload)
     assert model.body[0].weight.is_meta
@@ -418,7 +418,8 @@ def test_only_the_experts_that_are_chosen_are_decoded(
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
     options = {"quantization_config": config("nf4"), "experts_implementation": "eager"}
     model = ours(cls, folder, quantize_experts=True, **options)
-    monkeypatch.setattr(QuantizedStack, "dequantized", None)  # all of them at once
+    # The function that would decode all experts at once.
+    monkeypatch.setattr(QuantizedStack, "dequantized", None)
     with torch.no_grad():
         model(torch.arange(3)[None])
     experts = model.model.layers[0].mlp.experts
@@ -429,7 +430,7 @@ def test_only_the_experts_that_are_chosen_are_decoded(
 
 
 def test_experts_are_not_put_on_disk(tmp_path: Path) -> None:
-    """Not as codes; the error's two pieces of advice work."""
+    """The load rejects codes on disk; both pieces of advice in the error work."""
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
 
     def load(devices: dict[str, str], quantize_experts: bool = True) -> Any:
@@ -476,7 +477,7 @@ def test_patterns_choose_stacks_of_experts_too(tmp_path: Path) -> None:
 
 
 def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
-    """bitsandbytes moves codes and scales of 8-bit weights into the state of their module."""
+    """bitsandbytes moves codes and scales of 8-bit weights into the module's state."""
     cls, folder = by_name("llama").cls, plain("llama", tmp_path)
     chosen = config("int8", llm_int8_threshold=0.0)
     model = ours(cls, folder, quantization_config=chosen)
@@ -488,5 +489,5 @@ def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
     audit.require_real()
     path = WEIGHT.removesuffix(".weight")
     assert audit.provenance[f"{path}.state.SCB"].tie_of == f"{WEIGHT}.SCB"
-    layer.state.SCB = layer.state.SCB.clone()  # the control: memory that no load has filled
+    layer.state.SCB = layer.state.SCB.clone()  # control: memory that no load has filled
     assert loadstone.audit(model).changed == [f"{path}.state.SCB"]

@@ -1,4 +1,4 @@
-"""Quantized models with modules on disk: they stay quantized there, and compute as in memory."""
+"""Quantized modules on disk stay quantized there, and compute as they do in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_folder_holds_quantized_bytes(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_the_library_refuses_such_maps(kind: str, tmp_path: Path) -> None:
-    """The control: what is done here is not the library's."""
+    """Control: the library alone cannot do this."""
     folder, options = checkpoint(False, kind, tmp_path)
     cls = by_name("llama").cls
     with pytest.raises(ValueError, match="dispatched on the CPU or the disk"):
@@ -101,7 +101,8 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
         if not any(word in name for word in small)
     }
     need = sum(sizes.values()) + sum(each.nbytes for each in whole.buffers())
-    need += 4 * sum(name.endswith("nested_absmax") for name in sizes)  # offsets, told by the blobs
+    # The offsets, one per nested scale.
+    need += 4 * sum(name.endswith("nested_absmax") for name in sizes)
     expected = logits(whole)
     for room, on_disk in ((need, False), (need - 1, True)):
         model = ours(
@@ -118,7 +119,7 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
 
 @pytest.mark.parametrize("mode", ["auto", "balanced", "sequential"])
 def test_maps_for_several_devices_count_quantized_bytes(mode: str, tmp_path: Path) -> None:
-    """None of the devices is there: a plan needs only their sizes."""
+    """The plan needs only the sizes, because none of these devices exists."""
     cls, folder = by_name("llama").cls, plain("llama", tmp_path)
     with loadstone.skeleton():
         model = cls(cls.config_class.from_pretrained(folder)).to(torch.bfloat16)
@@ -131,6 +132,6 @@ def test_maps_for_several_devices_count_quantized_bytes(mode: str, tmp_path: Pat
         for target in plan.targets:
             sizes[quantize][target.device] += target.nbytes
         assert max(sizes[quantize]["cuda:0"], sizes[quantize]["cuda:1"]) <= 60_000
-    assert sizes[None]["cpu"] > 40_000  # the control: as numbers it does not fit
+    assert sizes[None]["cpu"] > 40_000  # control: the dequantized model does not fit
     assert sizes["nf4"]["cpu"] < 1_000
     assert sum(sizes["nf4"].values()) < 0.6 * sum(sizes[None].values())

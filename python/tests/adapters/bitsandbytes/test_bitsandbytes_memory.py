@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
 
 
 def finished_bytes(gigabytes: float, kind: str) -> int:
-    """Embeddings, the output layer and norms in bfloat16, all other weights quantized."""
+    """Count embeddings, the output layer and norms in bfloat16, and all other weights quantized."""
     size = 0.0
     for name, shape in checkpoints.shapes("quantized", gigabytes)[1]:
         rows, count = shape[0], 1
@@ -48,12 +48,12 @@ def test_peak_is_the_quantized_model_and_a_fixed_ring(checkpoint, kind: str) -> 
     model = finished_bytes(gigabytes, kind)
     result = run(f"loadstone.transformers, to {kind}", folder)
     print(f"{kind}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
-    assert result.grown_anonymous > 0.9 * model  # without this the measurement saw nothing
+    assert result.grown_anonymous > 0.9 * model  # control: the measurement detects the model
     assert result.grown_anonymous <= model + ROOM
 
 
 def test_the_library_takes_more(checkpoint) -> None:
-    """The control."""
+    """Control."""
     folder, gigabytes = checkpoint
     model = finished_bytes(gigabytes, "nf4")
     ours, theirs = (
@@ -61,6 +61,6 @@ def test_the_library_takes_more(checkpoint) -> None:
     )
     print(f"loadstone {ours.seconds:.2f} s, transformers {theirs.seconds:.2f} s")
     assert theirs.grown_anonymous > ours.grown_anonymous
-    # the mapped file is memory too
+    # The mapped file counts as memory too.
     assert theirs.grown_anonymous + theirs.grown_file > model + ROOM
     assert ours.grown_anonymous + ours.grown_file <= model + ROOM

@@ -33,7 +33,6 @@ def healed(kind, **options):
 
 
 def objects(model):
-    """The modules and parameters, as objects."""
     return [id(each) for each in (*model.modules(), *model.parameters())]
 
 
@@ -123,7 +122,7 @@ def test_control_bitsandbytes_shares_what_it_moves(kind):
 @kinds
 @pytest.mark.parametrize("part", ["weight", "bias"])
 def test_a_move_that_fails_in_the_middle_leaves_the_model_valid(kind, part, monkeypatch):
-    """The last part of a unit, or the bias after it, cannot be had on the other device."""
+    """The move fails for the last component of a weight, or for the bias after it."""
     model = healed(kind)
     stored, expected = copied(model.state_dict()), net(kind)(inputs())
     layer = model.body[2]
@@ -157,7 +156,7 @@ def test_a_moved_model_has_nothing_left_behind(kind):
 @kinds
 def test_a_deep_copy_shares_nothing(kind):
     model = healed(kind)
-    for before in (False, True):  # with what a forward pass leaves, too
+    for before in (False, True):  # True: with the state that a forward pass leaves
         if before:
             model(inputs())
         other = copy.deepcopy(model)
@@ -257,13 +256,14 @@ def test_a_healed_model_can_be_pickled(kind):
         1:
     ]
     assert pickle.loads(pickle.dumps(type(other.body[1])))
-    if kind == "int8":  # torch saves neither class nor scales of such parameters: bitsandbytes' too
+    # torch saves neither class nor scales of such parameters, nor does bitsandbytes.
+    if kind == "int8":
         return
     assert torch.equal(other(inputs()), expected)
 
 
 def own_globals(pickled: bytes) -> set[str]:
-    """The functions and classes of loadstone that a pickle names."""
+    """Return the functions and classes of loadstone that a pickle names."""
     names = [arg for op, arg, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
     return {name for name in names if name.startswith("loadstone")}
 
@@ -307,7 +307,7 @@ def test_quantized_experts_are_pickled_by_public_names(tmp_path):
 
 @four_bit
 def test_training_after_a_forward_pass_has_a_gradient(kind):
-    """bitsandbytes goes on with the rearranged weight, for which it has none."""
+    """bitsandbytes keeps using the rearranged weight, which has no gradient."""
     model = healed(kind)
     model(inputs())
     model.train()

@@ -1,7 +1,7 @@
 """accelerate's ways to place a model, on weights that bitsandbytes quantized.
 
-Every cell is run by the libraries alone too: there it must fail as it is known to, so that a cell
-that comes to work by itself is noticed.
+Every cell also runs with the libraries alone and must fail there as expected, so the tests report
+any cell that the libraries fix.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ GPU = "Cannot access accelerator"
 DETACH = "requires that detach"
 FINE = ""
 ANY = "."
-# What the libraries do by themselves: for 4 bits, and for int8.
+# Outcomes of the libraries alone: for 4 bits, and for int8.
 CELLS = [
     (cpu_offload, META, GPU),
     (cpu_offload_to_a_device, META, FINE),
@@ -125,7 +125,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def outputs(place, model, folder):
-    """Three forward passes of a model that is placed somehow; it is given back with them."""
+    """Run three forward passes of a placed model; return the model with its outputs."""
     model = place(model, folder)
     return model, [model(inputs()) for _ in range(3)]
 
@@ -146,7 +146,7 @@ def test_a_healed_model_gives_the_outputs_of_the_one_that_was_never_placed(cell,
 @pytest.mark.parametrize("place", [cpu_offload, dispatch_to_cpu_and_disk])
 @pytest.mark.parametrize("kind", FOUR_BIT)
 def test_outputs_are_the_same_where_the_forward_pass_decodes_the_weight(kind, place, tmp_path):
-    """As it does on a CPU without AVX512-BF16."""
+    """A CPU without AVX512-BF16 decodes the weight in the forward pass."""
     expected = net(kind, plain=True)(inputs())
     found = outputs(place, ours.heal(net(kind, plain=True)), tmp_path)[1]
     assert all(torch.equal(each, expected) for each in found)
@@ -160,7 +160,7 @@ def test_inside_patch_nothing_has_to_be_healed(cell, kind, tmp_path):
     model = net(kind)
     with loadstone.patch("bitsandbytes", "accelerate"):
         model, found = outputs(cell[0], model, tmp_path)
-    found.append(model(inputs()))  # what was touched inside goes on to work
+    found.append(model(inputs()))  # modules used under the patch still work
     assert all(torch.equal(each, expected) for each in found)
     remove_hook_from_submodules(model)
     assert on_meta(model) == []
@@ -174,7 +174,7 @@ def test_control_the_libraries_alone_fail_as_they_are_known_to(cell, kind, tmp_p
     place, four_bit, int8 = cell
     known = int8 if kind == "int8" else four_bit
     if known == GPU and torch.accelerator.is_available():
-        pytest.skip("fails where there is no accelerator")
+        pytest.skip("fails without an accelerator")
     expected = net(kind)(inputs())
     if known == FINE:
         assert all(torch.equal(each, expected) for each in outputs(place, net(kind), tmp_path)[1])
@@ -200,7 +200,7 @@ def test_three_times_attached_run_and_detached(kind, offload, tmp_path):
 
 @kinds
 def test_what_is_offloaded_holds_no_memory_in_the_model(kind, tmp_path):
-    """Codes and scales are all gone, also those that a forward pass left somewhere."""
+    """Codes and scales leave memory, including those that a forward pass stored elsewhere."""
     model = ours.heal(net(kind))
     disk_offload(model, tmp_path)
     assert len(on_meta(model)) == len({*on_meta(model)})
@@ -226,7 +226,7 @@ def test_the_state_dict_of_an_offloaded_model_is_that_of_the_model(kind, offload
     model = offload(ours.heal(net(kind)), tmp_path)
     assert same_bytes(model.state_dict(), stored)
     before = on_meta(model)
-    assert before and on_meta(model) == before  # nothing was brought up for good
+    assert before and on_meta(model) == before  # nothing stayed in memory
     assert torch.equal(model(inputs()), net(kind)(inputs()))
 
 
@@ -262,7 +262,7 @@ def test_scales_that_are_gone_are_refused_by_name_and_nothing_is_changed(kind):
     assert caught.value.code == "q.scale_missing"
     assert caught.value.tensor == "body.2.weight"
     assert not any(hasattr(layer, "_present") for layer in model.quantized())
-    model = ours.heal(net(kind))  # as the message advises
+    model = ours.heal(net(kind))  # follows the message's advice
     model.body[2].weight.to("meta")
     assert torch.equal(model(inputs()), net(kind)(inputs()))
 
@@ -281,7 +281,7 @@ def test_a_map_without_the_scales_is_refused_by_name(kind):
 
 @kinds
 def test_preloaded_blocks_work_inside_patch(kind, tmp_path):
-    """Hooks on a module that holds quantized ones bring and take these too."""
+    """Hooks on a module that contains quantized modules load and offload them too."""
     expected = net(kind)(inputs())
     for offload in ("cpu", "disk"):
         model = net(kind)

@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes quantized: their bytes go to their places, and damage is named."""
+"""Checkpoints that bitsandbytes quantized: exact bytes, and errors that name the damage."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_saved_model_loads_where_bitsandbytes_is_patched_too(
 
 
 def test_a_difference_would_be_seen(tmp_path: Path) -> None:
-    """The control of the comparison: one byte, one attribute."""
+    """Control: the comparison detects one changed byte and one changed attribute."""
     folder = quantized("llama", "nf4 nested", tmp_path)
     cls = by_name("llama").cls
     first, second = cls.from_pretrained(folder), cls.from_pretrained(folder)
@@ -220,7 +220,7 @@ DAMAGE = {
 
 @contextlib.contextmanager
 def allocations(monkeypatch: pytest.MonkeyPatch):
-    """The shapes of all tensors that are made for bytes of a checkpoint."""
+    """Return the shapes of all tensors allocated for a checkpoint's bytes."""
     shapes = []
     empty = devices.empty
 
@@ -251,7 +251,7 @@ def test_damage_is_refused_by_name(
 
 
 def test_a_sound_file_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the count of allocations."""
+    """Control: the count detects the allocations of an intact file."""
     folder = quantized("llama", "nf4", tmp_path)
     with allocations(monkeypatch) as shapes:
         ours(by_name("llama").cls, folder)

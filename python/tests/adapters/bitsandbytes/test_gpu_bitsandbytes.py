@@ -20,14 +20,14 @@ import loadstone
 
 pytestmark = MARKS
 
-# GPUs differ in subnormal numbers and in NaN and infinity: docs/formats/bitsandbytes.md
+# GPUs differ in subnormal numbers, NaN and infinity: docs/formats/bitsandbytes.md
 CASES = [(kind, dtype) for kind in ("normal", "ties", "zeros") for dtype in DTYPES]
 MODELS = ["llama", "gpt2", "t5"]
 ours = loadstone.transformers.from_pretrained
 
 
 def codes_of(data: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpacks bytes that hold two codes each."""
+    """Unpack bytes that contain two codes each."""
     packed = data.cpu().flatten()
     return torch.stack([packed >> 4, packed & 15], 1).flatten()[:count]
 
@@ -35,11 +35,11 @@ def codes_of(data: torch.Tensor, count: int) -> torch.Tensor:
 def require_near(
     found: torch.Tensor, gpu: torch.Tensor, scaled: torch.Tensor, boundaries: torch.Tensor
 ) -> None:
-    """Requires the GPU's codes, except where its approximate reciprocal crosses a boundary.
+    """Require the GPU's codes, except where its approximate reciprocal crosses a boundary.
 
     Args:
-        scaled: the numbers that the codes stand for, in float64.
-        boundaries: between two codes, in ascending order.
+        scaled: the values before encoding, divided by the scale, in float64.
+        boundaries: the boundaries between codes, ascending.
     """
     differ = (found != gpu).nonzero().flatten()
     places = scaled[differ]
@@ -65,7 +65,7 @@ def test_four_bits(kind: str, dtype: torch.dtype, encoding: str) -> None:
             found, gpu = (codes_of(each, tensor.numel()) for each in (unit.parts["data"], data))
             scales = absmax.double().repeat_interleave(block_size)[: tensor.numel()]
             scaled = tensor.double().flatten() / scales
-            is_zero = (values[found.int()] == 0) & (values[gpu.int()] == 0)  # fp4 has two of them
+            is_zero = (values[found.int()] == 0) & (values[gpu.int()] == 0)  # fp4 has two zeros
             found[is_zero | (scales == 0)] = gpu[is_zero | (scales == 0)]
             boundaries = torch.from_numpy(oracle.cuda_boundaries(encoding)).double()
             require_near(found, gpu, scaled, boundaries)

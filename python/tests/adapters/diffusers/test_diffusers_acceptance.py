@@ -1,16 +1,16 @@
-"""The cases that a loader of diffusers' files has to pass, and where each is shown.
+"""The cases that a loader of diffusers' files must pass, and the test that covers each.
 
 =====  ===========================================================  ===============================
-case   what                                                         shown by
+case   description                                                  covered by
 =====  ===========================================================  ===============================
 A1     a whole T2V file: 69 tensors of it, 2 tables, none on meta   `test_whole_file`, here
-A2     the same as GGUF: bytes as they are; numbers as gguf-py's    `test_diffusers_gguf`,
+A2     the same as GGUF: packed bytes; values equal gguf-py's       `test_diffusers_gguf`,
                                                                     `test_diffusers_gguf_classes`
-A3     1 of 87 is missing: named before data is read                `test_one_is_missing`, here;
+A3     1 of 87 is missing: the error comes before data is read      `test_one_is_missing`, here;
                                                                     bytes are counted in
                                                                     `test_diffusers_single_file`
 A4     a set of them is missing: one finding that names the fields  `test_diffusers_diagnosis`
-A5     policies for A3, and what they fill                          `test_diffusers_single_file`,
+A5     policies for A3, and the filled values                       `test_diffusers_single_file`,
                                                                     by names here
 A6     first-last-frame; without the rule two names are paired      `test_first_last_frame`, here
 A7     16 bits: tables and declared modules stay in float32         `test_diffusers_single_file`,
@@ -20,14 +20,14 @@ A8     device maps with disk                                        `test_placem
 A9     hundreds of shape clashes are one error                      `test_diffusers_diagnosis`
 A10    plain tensors: Qwen-Image, Lumina 2                          `test_diffusers_tables`
 A11    the table of CogVideoX is in the predicted peak              `test_diffusers_memory`
-A12    memory of a Q8_0 file as numbers                             `test_memory`
+A12    memory of a dequantized Q8_0 file                            `test_memory`
 A13    poisoned memory never gets into a table; with a control      `test_diffusers_tables`
 A14    two components of one file                                   `test_diffusers_single_file`
 A15    the positions of DiT and PixArt                              `test_diffusers_tables`
 =====  ===========================================================  ===============================
 
-The end use is in ``test_diffusers_end_use``, scripts that know nothing of loadstone are in
-``test_diffusers_patch``.
+``test_diffusers_end_use`` covers the end use, and ``test_diffusers_patch`` covers scripts that do
+not import loadstone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def from_file(case: Case, file: str, config: str, **options: Any) -> Any:
 def test_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, includes_buffers: str, prefix: str
 ) -> None:
-    """A1: every tensor has its origin, whatever accelerate is told to leave on meta."""
+    """A1: every tensor has an origin, whatever accelerate may leave on meta."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", includes_buffers)
     model = T2V.build()
     state = {
@@ -90,7 +90,7 @@ def test_whole_file(
 def test_the_librarys_own_load_leaves_them_on_meta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control of A1."""
+    """Control for A1."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     file, config = write_single_file(T2V, T2V.build(), tmp_path / "model.safetensors")
     with pytest.raises(NotImplementedError, match="meta tensor"):
@@ -99,7 +99,7 @@ def test_the_librarys_own_load_leaves_them_on_meta(
 
 @pytest.mark.parametrize("number", [0, 40, 86], ids=["first", "middle", "last"])
 def test_one_is_missing(tmp_path: Path, number: int) -> None:
-    """A3 and A5: the target and the file's name for it, of a file whose data is a hole."""
+    """A3 and A5: the error has the target and the file's name; the file's data is a hole."""
     model = I2V.build()
     state = I2V.original(model)
     assert len(state) == 87
@@ -123,7 +123,7 @@ def test_one_is_missing(tmp_path: Path, number: int) -> None:
 
 
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A6: 88 of 88; without the rule, what is left over and what is missing are told as a pair."""
+    """A6: 88 of 88; without the rule, the error pairs the unexpected with the missing tensor."""
     from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()
@@ -146,7 +146,7 @@ def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_tensors_of_other_shapes_are_no_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control of A6: nothing is paired that cannot be the same."""
+    """Control for A6: tensors of different shapes are not paired."""
     from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()

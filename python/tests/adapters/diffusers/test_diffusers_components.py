@@ -1,4 +1,4 @@
-"""Pipelines whose components are placed, and files that hold several of them."""
+"""Pipelines whose components are placed, and files that contain several components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = ("unet", "vae", "text_encoder")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline's folder, and beside it one file of the same, and the configs alone."""
+    """Write a pipeline's folder, the same pipeline in one file, and the configs alone."""
     made = tmp_path_factory.mktemp("pipeline")
     pipe = tiny.stable_diffusion(made / "whole")
     tiny.write(tiny.stable_diffusion_keys(pipe), made / "one.safetensors")
@@ -35,13 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Any:
-    """The pipeline with everything on the CPU, which no test changes."""
+    """Load the pipeline with everything on the CPU; tests only read it."""
     return of_folder(folder)
 
 
 @pytest.fixture(scope="module")
 def wanted(whole: Any) -> torch.Tensor:
-    """Its output."""
     made: torch.Tensor = tiny.picture(whole)
     return made
 
@@ -67,7 +66,7 @@ both = pytest.mark.parametrize("load", [of_folder, of_file], ids=["folder", "fil
 
 
 def on_meta(pipe: Any) -> set[str]:
-    """Parameters without memory, by their path in the pipeline."""
+    """Return the parameters on meta, by their path in the pipeline."""
     return {
         f"{name}.{slot.name}"
         for name in MODELS
@@ -93,7 +92,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- maps over components ------------------------------------------------------------------------
 
-# A map, the parts of the pipeline that are on disk, and the map that the pipeline tells of.
+# A map, the offloaded parts of the pipeline, and the map that the pipeline reports.
 MAPS: dict[str, tuple[Any, tuple[str, ...], Any]] = {
     "components": (
         {"unet": "cpu", "text_encoder": "disk", "vae": "cpu"},
@@ -191,7 +190,7 @@ def test_room_for_a_part(
     ("strategy", "load"), [("balanced", of_folder), ("auto", of_file)], ids=["folder", "file"]
 )
 def test_room_for_all(folder: Path, wanted: torch.Tensor, strategy: str, load: Loader) -> None:
-    """As the library has it where there is no accelerator: nothing is mapped."""
+    """The library maps nothing without an accelerator."""
     pipe = load(folder, device_map=strategy)
     assert pipe.hf_device_map is None
     assert not on_meta(pipe)
@@ -231,7 +230,7 @@ def test_maps_that_are_wrong_for_a_file(folder: Path, at: int) -> None:
     assert raised.value.code == code
 
 
-# --- what else the library takes -----------------------------------------------------------------
+# --- other arguments of the library ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_a_component_that_is_given(
     assert torch.equal(tiny.picture(pipe), wanted)
     with torch.no_grad():
         unet.conv_out.bias.add_(1)
-    assert not torch.equal(tiny.picture(pipe), wanted)  # the control
+    assert not torch.equal(tiny.picture(pipe), wanted)  # control
 
 
 @both
@@ -311,7 +310,7 @@ def test_dtypes(folder: Path, tmp_path: Path, device_map: Any, at: int, argument
 
 
 def test_variants(folder: Path, tmp_path: Path, whole: Any) -> None:
-    """Those components that have the variant are loaded in it."""
+    """Only components that have the variant load it."""
     pipe = of_folder(folder, torch_dtype=torch.float16)
     pipe.save_pretrained(tmp_path / "whole", variant="fp16")
     whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # next to the variant

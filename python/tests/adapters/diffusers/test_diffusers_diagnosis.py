@@ -1,4 +1,4 @@
-"""Files of another model than the config speaks of: one finding, before a byte of data is read."""
+"""A config of a different model is one finding, before any data is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAN21, WAN22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-D
 IMAGE = re.compile(r"img_emb|k_img|v_img")
 T2V, I2V, TI2V = by_name("wan_t2v"), by_name("wan_i2v"), by_name("wan_ti2v")
 
-# As published: the library's defaults are those of the 14B text model.
+# Published values; the library's defaults belong to the 14B text model.
 I2V_14B = {"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
 TI2V_5B = {
     "in_channels": 48, "out_channels": 48, "num_layers": 30, "num_attention_heads": 24,
@@ -44,7 +44,7 @@ def full_size(changes: dict[str, Any]) -> tuple[Case, Any]:
 
 
 class Cache:
-    """The hub's cache, with configs under the names of real repositories."""
+    """A hub cache with configs under the names of real repositories."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ def config_of(model: Any) -> dict[str, Any]:
 
 
 def guessed(file: str) -> Any:
-    """With the config that the library guesses for a file."""
+    """Load with the config that the library guesses for a file."""
     return loadstone.diffusers.from_single_file(
         T2V.cls, file, subfolder="transformer", local_files_only=True, torch_dtype=torch.bfloat16
     )
@@ -91,7 +91,7 @@ def only_error(error: loadstone.PlanError) -> loadstone.Finding:
     return errors[0]
 
 
-# --- as published --------------------------------------------------------------------------------
+# --- published models -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_full_size_under_the_guessed_config(
     counts: str,
     tensors: int,
 ) -> None:
-    """The library takes both for Wan2.1 I2V 14B. The files' data, gigabytes, is a hole."""
+    """The library takes both for Wan2.1 I2V 14B. The files' gigabytes of data are a hole."""
     _, guess = full_size(I2V_14B)
     cache.add(WAN21, config_of(guess))
     case, model = full_size(changes)
@@ -141,14 +141,14 @@ def test_full_size_under_the_guessed_config(
     assert "all fit" in found.message
     untried = found.message.partition("were not tried: ")[2]
     assert "'Wan-AI/Wan2.1-T2V-14B-Diffusers'" in untried
-    assert WAN21 not in untried  # it is at hand, and was
+    assert WAN21 not in untried  # the cache has this config, so it was tried
 
 
-# --- configs at hand -----------------------------------------------------------------------------
+# --- configs in the cache -------------------------------------------------------------------------
 
 
 def wan22(folder: Path) -> tuple[Any, str]:
-    """A tiny Wan2.2 I2V, and its file."""
+    """Return a tiny Wan2.2 I2V and its file."""
     case = dataclasses.replace(T2V, changes=T2V.changes | {"in_channels": 36, "eps": 1e-5})
     model = case.build()
     save_file(case.original(model), folder / "wan22.safetensors")
@@ -171,7 +171,7 @@ def test_known_config_in_the_cache(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_known_config_is_taken_on_request(tmp_path: Path, cache: Cache) -> None:
-    """With what no shape tells, too: an epsilon."""
+    """The known config also corrects a field that no shape reveals: an epsilon."""
     model, file = wan22(tmp_path)
     cache.add(WAN21, config_of(I2V.construct()))
     cache.add(WAN22, config_of(model))
@@ -183,7 +183,7 @@ def test_known_config_is_taken_on_request(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_without_it_the_fields_are_corrected(tmp_path: Path, cache: Cache) -> None:
-    """The control of both: the epsilon stays that of the guessed model."""
+    """Control for both: the epsilon remains that of the guessed model."""
     model, file = wan22(tmp_path)
     cache.add(WAN21, config_of(I2V.construct()))
     with pytest.raises(loadstone.PlanError) as raised:
@@ -204,7 +204,7 @@ def test_known_config_in_a_folder(tmp_path: Path, cache: Cache, place: str) -> N
     wrong = write_config(I2V.construct(), tmp_path / "wrong" / "transformer")
     folder = tmp_path / ("models" if place == "beside" else "wrong/transformer/other")
     right = write_config(model, folder)
-    if place == "given":  # nothing is beside it
+    if place == "given":  # no config in the file's folder
         (tmp_path / "alone" / "deep" / "deeper").mkdir(parents=True)
         file = str(Path(file).rename(tmp_path / "alone/deep/deeper/wan.safetensors"))
     with pytest.raises(loadstone.PlanError) as raised:
@@ -227,11 +227,11 @@ def test_configs_of_other_classes_are_not_tried(tmp_path: Path, cache: Cache) ->
     assert WAN22 not in str(raised.value)
 
 
-# --- what no config explains ---------------------------------------------------------------------
+# --- no config fits -------------------------------------------------------------------------------
 
 
 def test_another_skeleton_is_one_finding(tmp_path: Path, cache: Cache) -> None:
-    """More than two hundred clashes of shape, four fields of the config."""
+    """Four config fields cause more than two hundred shape mismatches."""
     other = {"num_attention_heads": 6, "ffn_dim": 80, "text_dim": 24, "freq_dim": 16}
     many = dataclasses.replace(T2V, changes=T2V.changes | {"num_layers": 12})
     model = many.construct()
@@ -240,7 +240,7 @@ def test_another_skeleton_is_one_finding(tmp_path: Path, cache: Cache) -> None:
     theirs, ours = wrong.state_dict(), model.state_dict()
     clashes = sum(theirs[name].shape != ours[name].shape for name in ours)
     assert clashes > 200
-    (tmp_path / "config" / "config.json").unlink()  # that of the file itself, which would fit
+    (tmp_path / "config" / "config.json").unlink()  # the file's own config, which would fit
     config = write_config(wrong, tmp_path / "wrong")
     with pytest.raises(loadstone.PlanError) as raised:
         loadstone.diffusers.from_single_file(T2V.cls, file, config=config)

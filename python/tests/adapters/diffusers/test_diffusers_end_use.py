@@ -1,8 +1,8 @@
 """The end use: pipelines of Wan whose transformer comes from a GGUF file of mixed types.
 
-Text encoder, tokenizer, VAE and image encoder are real classes, tiny and random. What is compared
-is the video after two denoising steps and decoding, bit for bit, with a pipeline that no loader had
-a part in: its transformer is constructed and given the numbers that the blocks stand for.
+Text encoder, tokenizer, VAE and image encoder are real classes, tiny and random. The video after
+two denoising steps and decoding must equal, bit for bit, that of a pipeline built without a loader:
+its transformer is constructed and filled with the decoded values.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def test_two_steps_and_decoding(parts: Parts, keeps_blocks: bool, dtype: torch.d
     assert found.isfinite().all()
     assert found.std() > 0
     assert torch.equal(found, wanted)
-    with torch.no_grad():  # the control: one number is enough
+    with torch.no_grad():  # control: one changed value is detected
         model.blocks[0].norm2.weight[0] += 1
     assert not torch.equal(parts.video(pipeline), wanted)

@@ -1,4 +1,4 @@
-"""The classes of ``diffusers_further_rows``: files in original names, of numbers and of blocks."""
+"""The classes of ``diffusers_further_rows``: plain and GGUF files in original names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytest.importorskip("diffusers")
 MOTION = ("motion_adapter", "sparse_controlnet")
 TABLE = ".pos_embed.pe"
 SAMPLE = ("flux2", "minimax_h3", "ltx2_vae")  # the others belong to the sweep
-# The library has a converter for it, and no ``from_single_file`` in the class.
+# The library has a converter for it, but the class has no ``from_single_file``.
 WITHOUT_LOADER = ("ltx2_audio_vae",)
 
 
@@ -54,7 +54,7 @@ def test_every_class_with_a_converter_has_a_case() -> None:
 
 @pytest.mark.parametrize("case", sampled())
 def test_the_librarys_converter_takes_the_layouts(case: Case) -> None:
-    """Its own converter, on real tensors, gives the model's names, shapes and values."""
+    """The library's converter returns the model's names, shapes and values for real tensors."""
     model = case.build()
     state = state_of(model)
     converted = library_converted(case, case.original(model), model)
@@ -87,7 +87,7 @@ def test_folder_of_shards(tmp_path: Path, no_readers: None, case: Case) -> None:
 @pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", sampled((*MOTION, *WITHOUT_LOADER)))
 def test_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
-    """As numbers, and as blocks where the library's own load has them."""
+    """Load dequantized, and packed if the library's own load supports it."""
     file = File(tmp_path, case, lambda _: kind)
     reference = file.reference()
     expected = file.library_load(quantization_config=quantization())
@@ -102,7 +102,7 @@ def test_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, 
 def test_tables_that_the_converter_leaves_in_the_file(
     tmp_path: Path, no_readers: None, name: str
 ) -> None:
-    """Filled by the constructor, as in the library, and said to be."""
+    """The constructor fills these tables, as in the library, and the report lists them."""
     case = by_name(name)
     model = case.build()
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
@@ -123,15 +123,13 @@ def test_tables_that_the_converter_leaves_in_the_file(
 def test_a_patched_library_leaves_tables_to_the_constructor(
     tmp_path: Path, no_readers: None, name: str
 ) -> None:
-    """What the library loads, it loads under a patch too, and then says what it has left."""
+    """A patched load succeeds like the library's own, and then reports the tensors that it left."""
     case = by_name(name)
     model = case.build()
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
-    assert (
-        caught.value.code == "plan.missing"
-    )  # asked by name it takes no value that it was not told
+    assert caught.value.code == "plan.missing"  # a direct call fills no values by default
     with loadstone.patch("diffusers"), pytest.warns(UserWarning, match=TABLE):
         found = case.cls.from_single_file(file, config=config)
     plain = case.construct().state_dict()

@@ -1,4 +1,4 @@
-"""GGUF files for diffusers: packed as they are, or as the numbers that gguf-py gives."""
+"""GGUF files for diffusers: packed, or dequantized to gguf-py's values."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ import loadstone
 
 diffusers = pytest.importorskip("diffusers")
 
-# Those whose converter only renames, and those whose converter splits, joins and swaps rows.
+# Cases whose converter only renames, and cases whose converter splits, joins and swaps rows.
 SAMPLE = ("wan_i2v", "wan_vace", "ltx", "sana", "auraflow", "cosmos", "hidream")
 WAN = BLOCK_CASES[0]
 
 
 def rows(kinds: Any, cases: Any) -> list[Any]:
-    """Cases with each type; all but the sample's and some of the K types belong to the sweep."""
+    """Return cases with each type; most cases outside the sample belong to the sweep."""
     return [
         pytest.param(
             case,
@@ -64,7 +64,7 @@ Files = Callable[[Case, Kind], File]
 
 @pytest.fixture(scope="module")
 def file_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Files of one type of block, which no test changes."""
+    """Write a file of one block type once; tests only read it."""
     made: dict[tuple[str, Kind], File] = {}
 
     def file(case: Case, kind: Kind) -> File:
@@ -75,14 +75,14 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return file
 
 
-# --- as numbers ----------------------------------------------------------------------------------
+# --- dequantized ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case, kind", ALL)
 def test_dequantized(
     file_of: Files, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind
 ) -> None:
-    """Without a quantization config: gguf-py's float32, rounded once to what is asked for."""
+    """Without a quantization config, values are gguf-py's float32, rounded once to the dtype."""
     file = file_of(case, kind)
     reference = file.reference()
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
@@ -92,18 +92,18 @@ def test_dequantized(
 
 
 def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
-    """Why the test above has no library to compare with."""
+    """The test above cannot compare with the library."""
     file = File(tmp_path, WAN, lambda _: Kind.Q8_0)
     with pytest.raises(ValueError, match="shape"):
         file.library_load()
 
 
-# --- as they are ---------------------------------------------------------------------------------
+# --- packed ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case, kind", ALL)
 def test_packed(file_of: Files, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
-    """With one: the library's own load, parameter for parameter."""
+    """The quantization config packs parameters; the library's own load is the oracle."""
     file = file_of(case, kind)
     expected = file.library_load(quantization_config=quantization())
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
@@ -140,7 +140,7 @@ def test_bytes_of_the_file_are_the_parameters(tmp_path: Path) -> None:
     ids=lambda kind: kind.name,
 )
 def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: torch.dtype) -> None:
-    """Dequantized as the library does it, in F16 arithmetic; declared modules in float32."""
+    """The library dequantizes in F16 arithmetic; declared modules are float32."""
     file = file_of(WAN, kind)
     expected = file.library_load(quantization_config=quantization(dtype, "attn1"))
     found = file.load(quantization_config=quantization(dtype, "attn1"))
@@ -151,7 +151,7 @@ def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: to
 
 @pytest.mark.parametrize("choose", [mixed, lambda _: Kind.BF16], ids=["mixed", "BF16"])
 def test_outputs_of_a_packed_model(tmp_path: Path, choose: Any) -> None:
-    """The library keeps BF16 as bytes; loadstone gives tensors of the dtype. Both compute alike."""
+    """The library keeps BF16 as bytes; loadstone returns BF16 tensors. Both compute alike."""
     file = File(tmp_path, WAN, choose)
     generator = torch.Generator().manual_seed(3)
     inputs = {
@@ -180,7 +180,7 @@ def test_differences_of_packed_models_are_found(tmp_path: Path) -> None:
     assert any(line.endswith("another block format") for line in differences(first, other))
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- rejected files -------------------------------------------------------------------------------
 
 
 def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_modules_that_are_not_to_be_packed_of_cut_blocks(
     file_of: Files, kind: Kind, dtype: torch.dtype
 ) -> None:
-    """Parts of the query, key and value projections that one tensor holds; halves in other order.
+    """One tensor contains parts of the query, key and value projections, or swapped halves.
 
-    As in the library's own load, which decodes what it has cut.
+    The library's own load also decodes after cutting.
     """
     file = file_of(BLOCK_CASES[1], kind)
     options = {"quantization_config": quantization(dtype, "attn", "norm_out")}

@@ -1,6 +1,6 @@
-"""GGUF files of the K types for the other classes, of VAEs, and of the wide ones: for the sweep.
+"""GGUF files of the K types for the other classes, VAEs, and wide models: the sweep.
 
-``test_diffusers_gguf`` has the types that small rows take, and four classes with all.
+``test_diffusers_gguf`` covers the types for narrow rows, and four classes with all types.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL_KINDS = (Kind.Q8_0, Kind.Q4_0, *SCALES, Kind.F16)
 
 
 def check(file: File, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """As blocks like the library's own load, and as numbers like gguf-py's."""
+    """Compare packed values with the library's own load, and dequantized values with gguf-py."""
     expected = file.library_load(quantization_config=quantization())
     with monkeypatch.context() as patched:
         patched.setattr(gguf, "GGUFReader", refuse)
@@ -56,7 +56,7 @@ def test_k_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, ki
 
 @pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """The library leaves one key out: it is given a file that has the target's name for it."""
+    """The library ignores one key, so its file uses the target's name for it."""
     file = File(tmp_path, FIRST_LAST_CASE, lambda _: kind)
     theirs = File(tmp_path / "theirs", FIRST_LAST_CASE, lambda _: kind)
     for part in (theirs.tensors.data, theirs.tensors.kinds):
@@ -86,7 +86,7 @@ def test_matrices_of_a_vae(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
 def test_wide_models_in_all_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """One file, whose matrices have the types in turn."""
+    """The matrices of one file cycle through the types."""
     kinds = itertools.cycle(ALL_KINDS)
     file = File(tmp_path, case, lambda _: next(kinds))
     assert set(ALL_KINDS) <= set(file.tensors.kinds.values())

@@ -1,4 +1,4 @@
-"""Tables that no file holds are part of the prediction: 273 MB of them in CogVideoX."""
+"""The prediction counts tables that no file contains: 273 MB in CogVideoX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import loadstone
 TABLE_BYTES = 273_039_360
 ROOM = 64 << 20
 
-# Counted from the end of the constructor, whose own scratch memory comes and goes before a plan.
+# Measured from the end of the constructor, whose scratch memory is freed before a plan.
 CHILD = """
 import json, sys, threading, time
 import torch
@@ -75,6 +75,6 @@ def test_the_table_of_cogvideox_is_in_the_predicted_peak(shapes, tmp_path):
     print(found)
     assert found["table"] == TABLE_BYTES
     assert found["predicted"] >= weights + TABLE_BYTES
-    # without it the prediction would be too low by the whole table
+    # control: without the table the prediction would be too low by its size
     assert found["grown"] > found["predicted"] - TABLE_BYTES + ROOM
     assert found["grown"] <= found["predicted"] + ROOM

@@ -1,4 +1,4 @@
-"""Tensors that a file lacks: named by target and key, all at once, and filled on request."""
+"""Tensors that a file lacks: one error names all targets and keys; a policy fills them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ diffusers = pytest.importorskip("diffusers")
 
 COMFY = "model.diffusion_model."
 SMALL = [case for case in CASES if not case.is_wide]
-# Converters that take tensors by their names, and one of each other kind.
+# Converters that take tensors by name, and one of each other kind.
 SAMPLE = (
     "sd35",
     "sana",
@@ -63,7 +63,7 @@ def sampled(cases: list[Case]) -> list[Any]:
 
 
 class File:
-    """A file of a case that lacks some of its tensors."""
+    """A file of a case that lacks some tensors."""
 
     def __init__(self, folder: Path, case: Case, *gone: str, own: bool = False) -> None:
         self.case = case
@@ -80,13 +80,13 @@ class File:
         )
 
     def filled(self, **options: Any) -> tuple[Any, str]:
-        """The model, and the one warning."""
+        """Return the model and the only warning."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = self.load(**options)
         told = [item for item in caught if item.category is loadstone.FilledWarning]
         assert len(told) == 1
-        assert told[0].filename == __file__  # it points at who asked for the load
+        assert told[0].filename == __file__  # the warning points at the caller of the load
         return model, str(told[0].message)
 
     def refused(self, **options: Any) -> loadstone.PlanError:
@@ -96,7 +96,7 @@ class File:
         return raised.value
 
     def lost(self) -> dict[str, set[str]]:
-        """Which targets are made of each tensor that is gone, by the library on real numbers."""
+        """Return the targets that depend on each missing tensor, by the library's converter."""
         made = {}
         for name in self.gone:
             state = dict(self.state)
@@ -107,7 +107,7 @@ class File:
 
 
 def errors(error: loadstone.PlanError) -> dict[str, list[str]]:
-    """Target and names in the file."""
+    """Return the target and its names in the file."""
     found = {}
     for item in error.findings:
         if item.severity == "error":
@@ -128,7 +128,7 @@ def with_values(model: Any, values: Mapping[str, torch.Tensor]) -> Any:
 
 
 def some_names(case: Case) -> list[str]:
-    """Six from all over the file, that the model needs; cut ones among them, where there are."""
+    """Return six needed names from the whole file, split ones included."""
     state = case.original(case.build())
     names = [name for name in state if state[name].is_floating_point()]
     places = [len(names) * each // 6 for each in range(6)]
@@ -138,7 +138,7 @@ def some_names(case: Case) -> list[str]:
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_all_that_is_missing_is_named_and_filled(tmp_path: Path, case: Case) -> None:
-    """Which targets these are, the library's converter tells on real numbers."""
+    """The library's converter on real tensors is the oracle for these targets."""
     file = File(tmp_path, case, *some_names(case))
     lost = {name: targets for name, targets in file.lost().items() if targets}
     assert len(lost) >= 5
@@ -157,13 +157,14 @@ def test_all_that_is_missing_is_named_and_filled(tmp_path: Path, case: Case) -> 
     assert loadstone.audit(model).ok
 
 
-# Tensors of which nothing tells the file's name: none beside them, and not in the converter's code.
+# Missing tensors per case whose names in the file neither the other tensors nor the converter's
+# code reveal.
 UNNAMED = {"z_image": 3, "wan_animate": 2, "wan_vae": 2, "cosmos": 1, "auraflow": 1}
 
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_missing_in_the_librarys_own_names(tmp_path: Path, case: Case) -> None:
-    """The library runs its converters on such files too, as they are not whole; these must not."""
+    """The library also runs its converters on such incomplete files; loadstone must not."""
     names = list(own_state(case.build()))
     gone = [names[len(names) // 3], names[2 * len(names) // 3]]
     file = File(tmp_path, case, *gone, own=True)
@@ -173,11 +174,11 @@ def test_missing_in_the_librarys_own_names(tmp_path: Path, case: Case) -> None:
     assert differences(model, with_values(file.model, zeros)) == []
 
 
-# --- what converters ask for ---------------------------------------------------------------------
+# --- keys that converters request -----------------------------------------------------------------
 
 
 def test_what_the_library_says_of_it(tmp_path: Path) -> None:
-    """Why there is a rehearsal: the first key that its converter asks for in vain, and no other."""
+    """The library names only the first key that its converter lacks, hence the rehearsal."""
     file = File(tmp_path, SD35, QKV, NORM)
     with pytest.raises(KeyError, match=r"joint_blocks\.1\.x_block\.attn\.qkv\.weight|ln_q"):
         SD35.cls.from_single_file(str(file.path), config=file.config)
@@ -207,7 +208,7 @@ def test_policies_by_name_for_parts_of_one_key(tmp_path: Path) -> None:
 
 
 def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
-    """The converter asks for it only to drop it."""
+    """The converter requests this key only to drop it."""
     file = File(tmp_path, SANA, f"{COMFY}pos_embed", f"{COMFY}y_embedder.y_embedding")
     model = file.load()
     assert differences(model, file.model) == []
@@ -219,7 +220,7 @@ def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_keys_of_the_converters_own_dictionary(tmp_path: Path) -> None:
-    """Two of four: without all of them it is the config that does not fit."""
+    """Two of four are present; without all of them the config is the error."""
     gone = [f"{COMFY}label_emb.0.{each}" for each in ("0.weight", "0.bias")]
     file = File(tmp_path, by_name("sdxl_unet"), *gone)
     assert errors(file.refused()) == {
@@ -231,7 +232,7 @@ def test_keys_of_the_converters_own_dictionary(tmp_path: Path) -> None:
 
 
 def test_what_is_passed_over_with_a_missing_neighbour(tmp_path: Path) -> None:
-    """The converter takes this bias only where there is a weight."""
+    """The converter uses this bias only if the weight exists."""
     gone = "first_stage_model.encoder.down.0.downsample.conv.weight"
     file = File(tmp_path, by_name("autoencoder_kl"), gone)
     target = "encoder.down_blocks.0.downsamplers.0.conv.weight"
@@ -241,7 +242,7 @@ def test_what_is_passed_over_with_a_missing_neighbour(tmp_path: Path) -> None:
 
 
 def fused(folder: Path, monkeypatch: pytest.MonkeyPatch, *gone: str) -> File:
-    """A file in which a matrix is in two parts, and a converter that joins them."""
+    """Write a file in which a matrix has two parts that the converter joins."""
     from diffusers.loaders import single_file_model
 
     row = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["SanaTransformer2DModel"]
@@ -280,7 +281,7 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
 
 
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:
-    """A converter that is particular about a shape which nothing tells."""
+    """The converter requires a shape that nothing reveals."""
     file = File(tmp_path, SANA, f"{COMFY}t_block.1.weight", f"{COMFY}x_embedder.proj.bias")
     checkpoint = SymbolicCheckpoint.open([str(file.path)])
 
@@ -338,7 +339,7 @@ def outputs(model: Any) -> torch.Tensor:
 def test_buffers_that_no_file_holds_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a word, as nothing is missing; also where accelerate would leave them on meta."""
+    """No warning, as nothing is missing, even if accelerate would leave them on meta."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     file = File(tmp_path, WAN)
     model = file.load(missing="zeros")  # a warning would be an error here
@@ -348,7 +349,7 @@ def test_buffers_that_no_file_holds_are_made_again(
 
 
 def test_a_persistent_buffer_is_filled_with_a_warning(tmp_path: Path) -> None:
-    """Initialised it is what the constructor makes; zeros give another output."""
+    """Initialisation restores the constructor's value; zeros change the output."""
     file = File(tmp_path, SD35, POSITIONS)
     constructed = SD35.construct().pos_embed.pos_embed
     assert not torch.equal(constructed, file.model.pos_embed.pos_embed)
@@ -366,7 +367,7 @@ def test_a_persistent_buffer_is_filled_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_parameter_is_filled_with_a_warning(tmp_path: Path) -> None:
-    """A norm's weight is ones by its constructor, which has no other initialiser."""
+    """Only the constructor initialises a norm's weight, to ones."""
     file = File(tmp_path, SD35, NORM)
     target = "transformer_blocks.0.attn.norm_q.weight"
     module = file.model.transformer_blocks[0].attn.norm_q
@@ -388,7 +389,7 @@ def test_a_parameter_is_filled_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_nothing_is_filled_without_a_word(tmp_path: Path) -> None:
-    """The control of the warning: complete files have none; by default nothing is filled."""
+    """Control: complete files cause no warning, and the default policy fills nothing."""
     assert last_report(File(tmp_path, SD35).load(missing="zeros")).filled == []
     File(tmp_path, SD35, POSITIONS).refused()
 
@@ -417,7 +418,7 @@ def test_policies_that_mean_nothing(tmp_path: Path, policy: Any) -> None:
 def test_missing_and_unexpected_of_one_shape_are_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First-last-frame files as the library's converter leaves them, without our rule for them."""
+    """The library's converter leaves first-last-frame files so, without our rule for them."""
     from loadstone._adapters.diffusers import conversion
 
     case = by_name("wan_flf2v")
@@ -433,7 +434,7 @@ def test_missing_and_unexpected_of_one_shape_are_paired(
 
 
 def test_others_are_not_paired(tmp_path: Path) -> None:
-    """Another shape; or two of one shape, which nothing tells apart."""
+    """Different shapes, or two candidates of one shape, are not paired."""
     gone = f"{COMFY}blocks.0.norm3.weight"
     for extra in ({"a": (3,)}, {"a": (64,), "b": (64,)}):
         file = File(tmp_path, WAN, gone)
@@ -478,7 +479,7 @@ def test_flux_lacks_keys_of_its_single_blocks(tmp_path: Path) -> None:
 
 
 def test_names_of_a_case_with_one_layer(tmp_path: Path) -> None:
-    """What nothing tells is not guessed: no name is better than a wrong one."""
+    """No name is better than a wrong guess."""
     case = dataclasses.replace(WAN, changes=WAN.changes | {"num_layers": 1})
     gone = f"{COMFY}blocks.0.cross_attn.norm_k.weight"
     (sources,) = errors(File(tmp_path, case, gone).refused()).values()

@@ -1,4 +1,4 @@
-"""Files that hold several components of a pipeline, text encoders of transformers among them."""
+"""Files that contain several components of a pipeline, including transformers' text encoders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILES: dict[str, tuple[Any, Any]] = {
 
 
 class OneFile:
-    """A pipeline, and a file that has all of its components."""
+    """A pipeline, and a file that contains all of its components."""
 
     def __init__(self, folder: Path, name: str) -> None:
         make, self.keys = FILES[name]
@@ -112,8 +112,8 @@ def test_components_of_one_file_on_disk(tmp_path: Path, name: str) -> None:
     pipe = one.load(device_map={last: "disk", denoiser: "disk"}, offload_folder=tmp_path / "off")
     assert_real(pipe)
     parts = {each.name for each in (tmp_path / "off").iterdir() if written(each)}
-    assert parts <= {last, denoiser}  # names of tensors are the same in several components
-    assert (last in parts) == (name == "xl")  # whose projections the file has joined
+    assert parts <= {last, denoiser}  # several components use the same tensor names
+    assert (last in parts) == (name == "xl")  # the file fuses its projections
     for component in (last, denoiser):
         assert all(each.is_meta for each in getattr(pipe, component).parameters())
     words = torch.tensor([[0, 2, 3, 4, 1]])
@@ -126,7 +126,7 @@ def test_components_of_one_file_on_disk(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("nothing_is_read")
 def test_a_component_that_the_file_lacks_wholly(tmp_path: Path) -> None:
-    """The library's own error, and nothing has been read by then."""
+    """The library raises its own error before anything is read."""
     one = OneFile(tmp_path, "1.5")
     one.drop(*(key for key in one.state if key.startswith("cond_stage_model.")))
     with pytest.raises(Exception, match=r"text_encoder = CLIPTextModel\.from_pretrained"):
@@ -184,7 +184,7 @@ def test_what_a_text_encoder_lacks_is_filled_on_request(tmp_path: Path, key: str
     assert not getattr(pipe, f"text_encoder{number}").get_parameter(filled[0]).any()
 
 
-# --- a converter that drains what it is given ----------------------------------------------------
+# --- a converter that empties its input -----------------------------------------------------------
 
 LTX_MAPS: list[Any] = [
     None,
@@ -194,7 +194,7 @@ LTX_MAPS: list[Any] = [
 
 
 def frames(pipe: Any) -> torch.Tensor:
-    """Two steps of a video, and decoding."""
+    """Run two steps of a video and decode it."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(3)
     words = torch.randn(2, 1, 8, 32, generator=generator)
@@ -222,4 +222,4 @@ def test_a_video_of_one_file(tmp_path: Path, device_map: Any) -> None:
     assert torch.equal(frames(pipe), wanted)
     with torch.no_grad():
         whole.transformer.proj_out.bias.add_(1)
-    assert not torch.equal(frames(whole), wanted)  # the control
+    assert not torch.equal(frames(whole), wanted)  # control

@@ -36,7 +36,7 @@ IMAGE_KEYS = ("img_emb.", "k_img", "v_img")
 
 
 def places() -> list[tuple[str, Any]]:
-    """All attributes of everything in the library that a patch replaces something of."""
+    """Return all attributes of every object of the library in which a patch replaces something."""
     from loadstone._adapters.diffusers import hooks
 
     owners = {id(hook.owner): hook.owner for hook in hooks.hooks()}
@@ -45,7 +45,7 @@ def places() -> list[tuple[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
-    """After each test the library is as it was, object for object."""
+    """Require that each test leaves the library unchanged, object by object."""
     before = places()
     yield
     after = places()
@@ -55,7 +55,7 @@ def untouched() -> Iterator[None]:
 
 
 def file_of(case: Case, folder: Path, *dropped: str) -> tuple[Any, str, str]:
-    """A random model, its file in the original layout without some keys, its config's folder."""
+    """Write a random model without some keys in the original layout, and its config's folder."""
     model = case.build()
     state = case.original(model)
     kept = {name: value for name, value in state.items() if not any(d in name for d in dropped)}
@@ -79,7 +79,7 @@ def test_single_file(tmp_path: Path, no_readers: None, name: str) -> None:
 
 
 def test_first_last_frame(tmp_path: Path, no_readers: None) -> None:
-    """``img_emb.emb_pos`` has a place, though the library's converter knows none for it."""
+    """The model has ``img_emb.emb_pos``, which the library's converter does not know."""
     model, file, config = file_of(FLF2V, tmp_path)
     with loadstone.patch("diffusers"):
         assert_same(FLF2V.cls.from_single_file(file, config=config), model)
@@ -92,7 +92,7 @@ def test_first_last_frame_without_the_patch(tmp_path: Path) -> None:
 
 
 def test_first_last_frame_is_no_surplus(tmp_path: Path, no_readers: None) -> None:
-    """Nothing warns of a key that is used."""
+    """A used key causes no warning."""
     _, file, config = file_of(FLF2V, tmp_path)
     with logged_lines() as lines, loadstone.patch("diffusers"):
         FLF2V.cls.from_single_file(file, config=config)
@@ -118,7 +118,7 @@ def test_missing_weight_without_the_patch(tmp_path: Path) -> None:
 
 
 def test_config_of_another_model(tmp_path: Path, no_readers: None) -> None:
-    """Wan2.2 I2V under the config of Wan2.1: one finding that names the fields."""
+    """Wan2.2 I2V with the config of Wan2.1 is one finding that names the fields."""
     case = by_name("wan_i2v")
     _, file, config = file_of(case, tmp_path, *IMAGE_KEYS)
     with loadstone.patch("diffusers"), pytest.raises(loadstone.PlanError) as raised:
@@ -158,7 +158,8 @@ def test_torch_files_are_left_to_the_library(tmp_path: Path) -> None:
     with pytest.raises(loadstone.Error, match="call the class's own function") as raised:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
     assert raised.value.code == "plan.options"
-    assert differences(case.cls.from_single_file(file, config=config), model) == []  # the advice
+    # Follows the advice.
+    assert differences(case.cls.from_single_file(file, config=config), model) == []
 
 
 # --- folders and pipelines -----------------------------------------------------------------------
@@ -252,11 +253,11 @@ def test_combined_file(tmp_path: Path, no_readers: None) -> None:
     assert_same(found.vae, pipe.vae)
 
 
-# --- where it acts -------------------------------------------------------------------------------
+# --- scope of the patch ---------------------------------------------------------------------------
 
 
 def is_healed(case: Case, file: str, config: str) -> bool:
-    """Whether a load in bfloat16 leaves the tables in float32, which the library's does not."""
+    """Return true if a load in bfloat16 keeps the tables in float32, unlike the library's."""
     found = case.cls.from_single_file(file, config=config, torch_dtype=torch.bfloat16)
     return bool(found.rope.freqs_cos.dtype == torch.float32)
 
@@ -271,7 +272,7 @@ def test_it_ends_and_other_threads_have_none(tmp_path: Path) -> None:
         other = threading.Thread(target=lambda: results.append(is_healed(case, file, config)))
         other.start()
         other.join()
-        with pytest.raises(OSError):  # the library's own error, and it stays patched
+        with pytest.raises(OSError):  # the library's own error; the patch remains
             case.cls.from_single_file(file, config=str(tmp_path / "nowhere"), local_files_only=True)
         assert is_healed(case, file, config)
     assert results == [False]
@@ -294,7 +295,7 @@ def test_the_whole_process(tmp_path: Path) -> None:
 
 
 def test_files_of_plain_tensors_need_no_gguf_package():
-    """diffusers is often installed without it."""
+    """diffusers is often installed without gguf."""
     code = (
         "import sys; sys.modules['gguf'] = None\n"
         "import loadstone._adapters.diffusers.hooks, loadstone._adapters.diffusers.load\n"
@@ -307,9 +308,10 @@ def test_files_of_plain_tensors_need_no_gguf_package():
     assert done.stdout.strip() == "only blocks"
 
 
-# --- a program that knows nothing of loadstone ---------------------------------------------------
+# --- a program that does not import loadstone -----------------------------------------------------
 
-# As nodes of graphical tools are: a class that calls the library, in a thread that works a queue.
+# Nodes of graphical tools look like this: a class calls the library in a thread that serves a
+# queue.
 NODE = """
 import torch
 from diffusers import GGUFQuantizationConfig, WanTransformer3DModel
@@ -332,7 +334,7 @@ NODE_CLASS_MAPPINGS = {"LoadWan": LoadWan}
 
 
 def run_node(path: str, config: str, precision: str = "fp32") -> Any:
-    """What the node gives, or the exception that it ends with."""
+    """Return the node's result, or the exception that ends it."""
     names: dict[str, Any] = {}
     exec(compile(NODE, "node.py", "exec"), names)
     results: list[Any] = []
@@ -352,7 +354,7 @@ def run_node(path: str, config: str, precision: str = "fp32") -> Any:
 
 @pytest.fixture
 def healed() -> Iterator[None]:
-    """The whole process, as a line at its start does it."""
+    """Patch the whole process, like a line at the start of a script."""
     healing = loadstone.patch("diffusers").start()
     yield
     healing.stop()
@@ -365,7 +367,7 @@ def test_node_loads_first_last_frame(tmp_path: Path, healed: None, no_readers: N
 
 
 def test_node_loads_blocks(tmp_path: Path, healed: None, no_readers: None) -> None:
-    """First-last-frame as GGUF: what the library cannot load, in formats that it can."""
+    """The library cannot load first-last-frame files as GGUF, although it supports the format."""
     model = FLF2V.build()
     tensors = packed(FLF2V.original(model), lambda _: Kind.Q8_0)
     file = tensors.write(tmp_path / "model.gguf")
@@ -390,7 +392,7 @@ def test_node_is_told_of_the_wrong_config(tmp_path: Path, healed: None, no_reade
 
 
 def test_node_without_the_patch(tmp_path: Path) -> None:
-    """The control of the three tests above: the library's own error, which names nothing."""
+    """Control for the three tests above: the library's own error names no tensor."""
     for folder, dropped in (("wrong", IMAGE_KEYS), ("whole", ())):
         (tmp_path / folder).mkdir()
         case = by_name("wan_i2v") if dropped else FLF2V
@@ -426,5 +428,5 @@ assert vars(diffusers.DiffusionPipeline)["from_pretrained"] is not inside
 
 @pytest.mark.parametrize("code", [PIPELINES_COME_LATE, A_PATCH_IS_FOR_ALL])
 def test_pipelines_are_entered_where_they_are(code: str):
-    """Their import alone takes longer than many a model's load; a patch waits for any of them."""
+    """Importing them takes longer than many loads, so a patch waits for the caller's import."""
     subprocess.run([sys.executable, "-c", code], check=True)

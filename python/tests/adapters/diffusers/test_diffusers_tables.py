@@ -1,4 +1,4 @@
-"""Buffers and plain tensors that no file holds are the constructor's, whatever was done to them."""
+"""Buffers and plain tensors that no file contains have the constructor's values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from loadstone._model.walk import walk
 
 diffusers = pytest.importorskip("diffusers")
 
-# Every class of the library that has such tensors: `test_no_class_is_left_out`.
+# Every class of the library with such tensors: `test_no_class_is_left_out`.
 OF_FILES = (
     "wan_t2v", "wan_vace", "wan_animate", "skyreels_v2", "chrono_edit", "qwen_image",
     "qwen_image21", "minimax_h3", "dit", "pixart", "cogvideox", "kandinsky5",
@@ -44,15 +44,15 @@ NAMED = {
     "kandinsky5": {"time_embeddings.freqs", "text_rope_embeddings.args"},
     "wan_t2v": {"rope.freqs_cos", "rope.freqs_sin"},
 }
-# Made in torch's default dtype, which the library sets to ``torch_dtype`` while it constructs.
+# Built in torch's default dtype, which the library sets to ``torch_dtype`` during construction.
 IN_DEFAULT_DTYPE = {
     "consistency_decoder": ("means", "stds"),
     "prior": ("causal_attention_mask",),
     "wan_animate": (".blur_kernel",),
 }
-# Its class keeps the factors of its products in float32.
+# This class keeps the factors of its products in float32.
 KEEPS_FACTORS = "minimax_h3_audio"
-# Made when the library is imported, so that no skeleton has it on meta.
+# Built when the library is imported, so no skeleton has it on meta.
 REAL_ANYWAY = {"cosmos_vae": (".wavelets",)}
 
 
@@ -68,7 +68,7 @@ def tables(model: Any) -> dict[str, torch.Tensor]:
 
 
 def renew_products(model: Any) -> set[str]:
-    """Makes the weights that a hook makes before each forward; their names."""
+    """Compute the weights that a hook computes before each forward pass; return their names."""
     made = set()
     for path, module in model.named_modules():
         for hook in list(module._forward_pre_hooks.values()):
@@ -91,7 +91,7 @@ def folder_of(model: Any, folder: Path) -> str:
 def test_tables_are_the_constructors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, includes_buffers: str
 ) -> None:
-    """Whatever accelerate is told to leave on meta."""
+    """The value does not depend on the tensors that accelerate may leave on meta."""
     model = case.build()
     products = renew_products(model)
     names = tables(model).keys()
@@ -111,14 +111,15 @@ def test_tables_are_the_constructors(
         assert not any(tensor.is_meta for tensor in tables(found).values())
         assert loadstone.audit(found).ok
         if case.name == KEEPS_FACTORS and dtype is not None:
-            renew_products(found)  # as a forward does: before it they are in the default dtype
+            # A forward pass computes them; until then they have the default dtype.
+            renew_products(found)
         lines = differences(found, expected)
         assert not lines, "\n".join(lines[:20])
 
 
 @pytest.mark.sweep
 def test_no_class_is_left_out() -> None:
-    """Every model class of the library is built without memory; who has tables is in a test."""
+    """Every model class of the library can be built without memory; each with tables has a test."""
     from diffusers.models.modeling_utils import no_init_weights
 
     tested = {case.class_name for case in [*ALL, *WEIGHT_NORM_CASES]}
@@ -131,7 +132,7 @@ def test_no_class_is_left_out() -> None:
         try:
             with no_init_weights(), torch.device("meta"):
                 model = cls()
-        except (TypeError, ValueError, AssertionError):  # there are arguments without a default
+        except (TypeError, ValueError, AssertionError):  # some arguments have no default
             continue
         built += 1
         if tables(model):
@@ -143,7 +144,7 @@ def test_no_class_is_left_out() -> None:
 
 @pytest.mark.parametrize("case", sampled(WEIGHT_NORM_CASES))
 def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None:
-    """Until the first forward; that they are made at once is in the test before the last."""
+    """The library computes them in the first forward pass; loadstone does so at once."""
     model = case.build()
     library = case.cls.from_pretrained(folder_of(model, tmp_path))
     products = renew_products(model)
@@ -152,7 +153,7 @@ def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None
     assert on_meta == products
 
 
-# --- memory that nobody wrote --------------------------------------------------------------------
+# --- uninitialized memory -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["loadstone", "control"])
@@ -160,10 +161,9 @@ def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None
 def test_memory_that_nobody_wrote_never_gets_into_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, recovers: bool
 ) -> None:
-    """Tables that a skeleton left on meta are given poisoned memory before the load.
+    """Fill the tables that a skeleton left on meta with poisoned memory before the load.
 
-    With loadstone's skeleton there is none; with the library's, which is the control, each of them
-    is wrong.
+    loadstone's skeleton has no such tables; with the library's, the control, every table is wrong.
     """
     from loadstone._adapters.diffusers import hooks, load
 
@@ -178,7 +178,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     def read(self: Any, request: Any) -> Any:
         for slot in walk(request.model):
             is_empty = slot.kind in CONSTRUCTED and slot.tensor.is_meta
-            if is_empty and not (recovers and slot.name in products):  # those are made later
+            if is_empty and not (recovers and slot.name in products):  # these are computed later
                 memory = torch.full((slot.tensor.nbytes,), 0x5A, dtype=torch.uint8)
                 slot.replace(memory.view(slot.tensor.dtype).reshape(slot.tensor.shape))
                 poisoned.add(slot.name)

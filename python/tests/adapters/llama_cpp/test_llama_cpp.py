@@ -1,7 +1,7 @@
-"""Tracing a converter such as llama.cpp's: files, keys, errors, and what the process keeps.
+"""Tracing a converter such as llama.cpp's: files, keys, errors, and side effects on the process.
 
-The converter here is a small one of the tests (``llama_cpp_converter``), with the functions of
-llama.cpp's that are entered; llama.cpp's own is tried in ``test_llama_cpp_models.py``.
+The tests use a small converter (``llama_cpp_converter``) with the functions of llama.cpp's that
+loadstone hooks; ``test_llama_cpp_models.py`` covers llama.cpp's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a model folder for one of the toy's classes."""
+    """Write a model folder for one of the toy's classes."""
 
     def written(architecture: str, **tensors: torch.Tensor) -> Path:
         folder = tmp_path / architecture
@@ -70,13 +70,13 @@ def test_a_file_is_the_converters_own(stack: Path, tmp_path: Path, dtype: str | 
 
 
 def bytes_read() -> int:
-    """By this process so far, from files."""
+    """Return the bytes this process has read from files."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 def sparse(folder: Path, architecture: str, shape: tuple[int, int], names: list[str]) -> Path:
-    """A model whose tensors are a hole in the file."""
+    """Write a model whose tensors are a hole in the file."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     size = shape[0] * shape[1] * 4
@@ -92,10 +92,11 @@ def sparse(folder: Path, architecture: str, shape: tuple[int, int], names: list[
 
 
 def test_no_weights_are_read(tmp_path: Path) -> None:
-    """Four gigabytes, that neither a read nor a map brings to memory; the control reads some."""
+    """Neither a read nor a map brings these four gigabytes into memory; the control reads some."""
     names = ["expert0", "expert1", "w0", "w1"]
     model = sparse(tmp_path / "large", "Stack", (1 << 14, 1 << 14), names)
-    llama_cpp.trace(model, converter=CONVERTER)  # whatever is imported is there now
+    # Keeps imports out of the count below.
+    llama_cpp.trace(model, converter=CONVERTER)
     process = psutil.Process()
     read, memory = bytes_read(), process.memory_info().rss
     llama_cpp.trace(model, converter=CONVERTER)
@@ -170,7 +171,7 @@ def base_of(entered: Converter) -> Any:
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Converter], None]], None]:
-    """Changes the converter's modules whenever they are imported, before they are checked."""
+    """Change the converter's modules on import, before loadstone checks them."""
     own = Converter._check
 
     def change(by: Callable[[Converter], None]) -> None:
@@ -193,7 +194,7 @@ def test_without_a_converter_one_error_says_how_to_get_it(
         assert caught.value.code == "plan.options"
         assert caught.value.field == "converter"
         assert "conversion/base.py" in str(caught.value)
-    assert llama_cpp.trace(stack, converter=CONVERTER).recipes  # as the message advises
+    assert llama_cpp.trace(stack, converter=CONVERTER).recipes  # follows the message's advice
 
 
 def test_a_package_that_it_lacks_is_named(
@@ -233,7 +234,7 @@ def test_the_process_keeps_its_own_modules(stack: Path) -> None:
 
 
 def test_a_model_leaves_nothing_to_the_next(stack: Path) -> None:
-    """llama.cpp's classes remember things, as those of the toy count their runs."""
+    """llama.cpp's classes keep state, and the toy's classes count their runs."""
     first, second = (llama_cpp.trace(stack, converter=CONVERTER) for _ in range(2))
     assert first.metadata == second.metadata
     assert first.recipes_json() == second.recipes_json()
@@ -272,7 +273,7 @@ def test_without_a_place_it_is_not_entered(
 def test_another_release_is_refused_and_the_advice_works(
     stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own code writes the file, and a supported one is traced, under the same names."""
+    """The release's own code writes the file, and a supported release traces the same names."""
     other = tmp_path / "other"
     shutil.copytree(CONVERTER, other)
     base = other / "conversion" / "base.py"
@@ -292,7 +293,7 @@ def test_the_rows_hold_for_the_release_at_hand() -> None:
         assert ConverterSites("1", "folder").lacking() == ()
 
 
-# --- what is refused before anything runs ---------------------------------------------------------
+# --- rejected before anything runs ----------------------------------------------------------------
 
 
 def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_files_of_torch_are_converted_first(stack: Path) -> None:
 
 
 def test_blocks_are_refused(make: Callable[..., Path]) -> None:
-    """A type that the converter forces, and an array whose bytes it works out."""
+    """The converter forces a type, or computes the bytes of an array."""
     tensors = {"forced": torch.zeros(2, 32), "w": torch.zeros(2, 32)}
     with pytest.raises(loadstone.PlanError, match="wants this tensor in blocks") as caught:
         llama_cpp.trace(make("Blocks", **tensors), converter=CONVERTER)
@@ -342,7 +343,8 @@ def test_code_of_the_folder_is_not_run(stack: Path, name: str) -> None:
         llama_cpp.trace(stack, converter=CONVERTER)
     assert caught.value.field == "trust_code"
     assert llama_cpp.trace(stack, converter=CONVERTER, trust_code=True).architecture == "Stack"
-    config["auto_map"] = {"AutoModel": "modeling.Model"}  # the converter makes no model
+    # The converter does not construct the model.
+    config["auto_map"] = {"AutoModel": "modeling.Model"}
     (stack / name).write_text(json.dumps(config))
     assert llama_cpp.trace(stack, converter=CONVERTER).architecture == "Stack"
 

@@ -1,4 +1,4 @@
-"""A folder of a language model becomes a GGUF file in one call, and in one command."""
+"""One call, or one command, converts a language model's folder to a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
 
 @pytest.fixture(params=["Stack", "Sums"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model of the tests' own converter."""
+    """Write a model for the tests' own converter."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [request.param]}))
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 @pytest.mark.usefixtures("installed")
 def test_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    """As a program, and as the module, whose errors come before the command."""
+    """The program runs, and the module reports its errors before the command starts."""
     arguments = ["convert", model, tmp_path / "out.gguf", "--converter", CONVERTER, "--dry-run"]
     done = python("-c", PROGRAM, COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_the_files_are_enough_for_the_command(model: Path, tmp_path: Path) -> No
 def test_constants_of_another_checkpoint_are_told(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str
 ) -> None:
-    """The control: a copy of the checkpoint, elsewhere, gets no warning."""
+    """Control: a copy of the checkpoint in a different folder causes no warning."""
     is_computed = "Sums" in (model / "config.json").read_text()
     paths = loadstone.llama_cpp.save_recipes(
         model, tmp_path / "x", converter=CONVERTER, computed_bytes_max=100
@@ -141,11 +141,12 @@ def test_constants_of_another_checkpoint_are_told(
     name = "blk.norm" if is_computed else "rope_freqs.weight"
     told = capfd.readouterr().err
     assert ("[convert.constants]" in told and f"'{name}'" in told) == is_foreign
-    assert is_foreign or "warning" not in told  # nor are tensors that were computed with left over
+    # Tensors used in computations are not reported as unused.
+    assert is_foreign or "warning" not in told
 
 
 def test_files_of_llama_cpps_converter_make_its_own_file(tmp_path: Path) -> None:
-    """Recipes and keys of a small Llama, and the digest of the tensors that it writes itself."""
+    """Recipes and keys of a small Llama, and the digest of the tensors that llama.cpp writes."""
     facts = json.loads((golden.FOLDER / "llama.json").read_text())
     save_file(golden.values(facts["shapes"]), tmp_path / "model.safetensors")
     metadata = golden.FOLDER / "llama.metadata.json"
@@ -179,7 +180,7 @@ def test_tensors_that_the_converter_leaves_are_named(model: Path, tmp_path: Path
     if "Stack" not in (model / "config.json").read_text():
         pytest.skip("it takes all")
     tensors = loadstone.load_file(model / "model.safetensors")
-    del tensors["expert1"]  # the other one then waits for it, and is not written
+    del tensors["expert1"]  # the other expert then waits for this one, and is not written
     save_file(tensors, model / "model.safetensors")
     traced = loadstone.llama_cpp.trace(model, converter=CONVERTER)
     assert traced.unused == ("expert0",)

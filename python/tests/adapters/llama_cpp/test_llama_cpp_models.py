@@ -1,6 +1,7 @@
-"""Models of many architectures: what llama.cpp's own converter writes, and what is traced from it.
+"""Traced files of many architectures equal those of llama.cpp's own converter.
 
-Each tensor by name, order, shape, type and bytes; each key by name, order, type and value.
+The tests compare name, order, shape, type and bytes of each tensor, and name, order, type and value
+of each key.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def test_every_type_of_file_from_every_dtype(
 
 
 def test_a_model_is_what_the_script_makes(tmp_path: Path) -> None:
-    """Not the classes, but ``convert_hf_to_gguf.py`` in a process of its own."""
+    """Run ``convert_hf_to_gguf.py`` in its own process instead of its classes."""
     model = networks.make("llama", tmp_path / "model")
     script = oracle.converter().folder / "convert_hf_to_gguf.py"
     path = tmp_path / "own.gguf"
@@ -89,7 +90,7 @@ def test_arithmetic_is_refused_with_architecture_and_tensor(
 @pytest.mark.parametrize("mix", ["q8_0", "q4_k_m", "q5_k_s", "q3_k_m"])
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2"])
 def test_one_pass_is_two_steps(converter: Converter, tmp_path: Path, name: str, mix: str) -> None:
-    """From bf16 shards to blocks at once, as from the converter's file of bf16."""
+    """Quantizing bf16 shards directly equals quantizing the converter's bf16 file."""
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     if name == "qwen3-moe":
         sizes["moe_intermediate_size"] = 256

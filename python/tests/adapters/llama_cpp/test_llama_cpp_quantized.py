@@ -1,7 +1,7 @@
-"""Models that are stored quantized: the converter is shown their numbers, which it cannot all read.
+"""Quantized models: the converter receives dequantized values, as it cannot read all encodings.
 
-The file is the one that the converter makes of the dequantized model; for FP8 in blocks, which it
-dequantizes by itself, the one that it makes of the quantized model too.
+The expected file is the converter's file of the dequantized model. The converter dequantizes FP8
+blocks itself, so for them its file of the quantized model must match too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
 
 
 def require_same(converter: Converter, model: Path, own: Path, folder: Path) -> None:
-    """The trace of one model gives the file that the converter writes of the other."""
+    """Require that the trace of one model yields the converter's file of the other."""
     traced = llama_cpp.trace(model, converter=oracle.FOLDER, dtype="BF16")
     reader = oracle.read(oracle.written(converter, own, folder / "own.gguf", "BF16"))
     oracle.require_same_keys(traced, reader, without=("general.name",))
@@ -59,7 +59,7 @@ def test_a_quantized_model_is_the_dequantized_one(
 
 
 def in_fp8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Matrices of the layers as DeepSeek publishes them: a scale for each block."""
+    """Encode the matrices of the layers as DeepSeek publishes them: one scale per block."""
     made = dict(tensors)
     for name, value in tensors.items():
         if ".layers." not in name or value.dim() != 2 or "proj" not in name:

@@ -1,6 +1,6 @@
-"""One pass to a mix is what llama.cpp makes in two steps, its converter's BF16 and llama-quantize.
+"""One pass to a mix equals llama.cpp's two steps: its converter's BF16, then llama-quantize.
 
-Compared are all keys with their types and values, and all tensors with their types and bytes.
+The tests compare all keys with types and values, and all tensors with types and bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import loadstone
 from loadstone import llama_cpp
 from loadstone._command import command
 
-# Rules ask for eighths of the layers, for tied embeddings, and for 8 experts.
+# The rules depend on eighths of the layers, on tied embeddings, and on 8 experts.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9}
 MODELS: dict[str, dict[str, int]] = {
     "llama": SIZES,
@@ -26,13 +26,13 @@ MODELS: dict[str, dict[str, int]] = {
     "qwen3-moe": SIZES | {"moe_intermediate_size": 256},
     "mixtral": SIZES | {"num_local_experts": 8},
     "falcon": SIZES,
-    # Rows of these are no whole blocks of 256.
+    # These rows are not a multiple of the 256-element block.
     "qwen2": SIZES | {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2},
 }
 
 
 class Steps:
-    """A model, the file of the converter, and importance matrices of it."""
+    """A model, its file from the converter, and importance matrices for it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ def test_the_command_too(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path(COMMAND).is_file():
         pytest.skip("the command is not installed")
     monkeypatch.setattr(command, "_command", lambda: COMMAND)
-    # The trace is made in this process, whose converter takes the tests' tokenizers.
+    # Traces in this process, whose converter accepts the tests' tokenizers.
     monkeypatch.setattr(command, "_prepare_in_process", command.prepare)
     own, out = steps.folder / "two.gguf", steps.folder / "one.gguf"
     assert not llama_quantize.run(steps.own, own, "q4_k_m", steps.imatrix["gguf"])
@@ -105,7 +105,7 @@ def test_the_command_too(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_mix_is_told(steps: Steps) -> None:
-    """The control: files of two mixes differ, and so do those with another importance matrix."""
+    """Control: files of two mixes differ, and so do files with different importance matrices."""
     files = [steps.folder / f"{i}.gguf" for i in range(3)]
     assert not llama_quantize.run(steps.own, files[0], "q4_k_m")
     assert not llama_quantize.run(steps.own, files[1], "q4_k_s")

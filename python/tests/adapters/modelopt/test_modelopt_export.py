@@ -1,4 +1,4 @@
-"""Models of ours through ModelOpt's own export, beside what it makes of resident ones."""
+"""ModelOpt's own export of loadstone's models, compared with its export of resident models."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def exported(model: Any, target: Path) -> tuple[dict[str, torch.Tensor], list[An
 
 
 def runnable(folder: Path, kind: str) -> dict[str, Any]:
-    """A config with which a compressed model runs, as the export wants: see docs/modelopt.md."""
+    """Return a config for a compressed model that runs, which the export requires."""
     off = ["*indexer*"] if folder.name == "glm_moe_dsa" else []
     return config(kind, *off, *(["*self_attn*"] if kind == "mxfp4" else []))
 
 
 def both(folder: Path, kind: str, mode: str, tmp_path: Path) -> tuple[Any, Any]:
-    """The export of the resident model, and of ours; fp8 with calibrated inputs."""
+    """Export the resident model and loadstone's; inputs are calibrated for fp8."""
     loop = run if kind == "fp8" else None
     chosen = runnable(folder, kind)
     theirs = AutoModelForCausalLM.from_pretrained(folder)
@@ -82,7 +82,7 @@ def test_fp8_in_mode_export_is_the_resident_export(
             assert same_bytes(tensor, expected[each]), each
 
 
-# Of linear layers in mxfp4 the library makes scales anew, from packed bytes.
+# The library recomputes the scales of linear layers in mxfp4 from packed bytes.
 @pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
 def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     found, expected = both(folders["qwen3_moe"], kind, "modelopt-compat", tmp_path)
@@ -95,7 +95,7 @@ def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: 
 def test_scales_of_an_export_are_those_of_the_bytes(
     kind: str, mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """ModelOpt's own export of a compressed model has other scales than it was packed with."""
+    """ModelOpt's own export of a compressed model recomputes the scales."""
     model = loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], config(kind), mode=mode)
     path = "model.layers.0.self_attn.v_proj"
     quantizer, data = model.get_submodule(path).weight_quantizer, None

@@ -41,7 +41,7 @@ def load(folder: Path, kind: str, *off: str, mode: str = "modelopt-compat") -> A
         return AutoModelForCausalLM.from_pretrained(folder)
 
 
-loaded = functools.cache(load)  # for tests that only look
+loaded = functools.cache(load)  # for tests that do not change the model
 
 
 @pytest.mark.parametrize(("name", "kind"), ROWS)
@@ -101,7 +101,7 @@ def test_payload_of_the_experts(kind: str, size: int, folders: dict[str, Path]) 
     assert sum(stack.numel() * stack.element_size() for stack in stacks) == size
 
 
-# In glm_moe_dsa the indexer multiplies by the weight of a layer itself, of which bytes are none.
+# The indexer of glm_moe_dsa multiplies by the weight of a layer itself, so it needs plain values.
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_is_that_of_the_resident_model(
@@ -170,7 +170,7 @@ def exact_fp8(values: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def exact_nvfp4(values: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Codes one a byte: as modelopt.md says, with one global scale."""
+    """Encode one code per byte, with one global scale, as docs/modelopt.md defines it."""
     whole = amax / 2688
     blocks = values.unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1) / (6 * whole)).clamp(2**-9, 448).to(torch.float8_e4m3fn)
@@ -217,7 +217,7 @@ def test_exact_nvfp4_shares_its_global_scale_among_partners(
 
 
 def quantized(source: dict[str, torch.Tensor]) -> Any:
-    """Path, parameter, expert and the largest magnitude of each matrix that is quantized."""
+    """Yield path, parameter, expert and largest magnitude of each quantized matrix."""
     partners = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
     for name, tensor in source.items():
         path, _, leaf = name.rpartition(".")
@@ -241,7 +241,7 @@ def quantizer_of(model: Any, path: str, leaf: str, index: int | None) -> Any:
 
 
 def fused(folder: Path, target: Path, layers: list[int]) -> Path:
-    """A copy of a checkpoint of qwen3_moe, with the experts of some layers in one tensor."""
+    """Copy a checkpoint of qwen3_moe, with the experts of some layers fused into one tensor."""
     state = load_file(folder / "model.safetensors")
     for layer in layers:
         path = f"model.layers.{layer}.mlp.experts"
@@ -296,7 +296,7 @@ def test_a_missing_expert_is_named_and_the_model_stays_as_it_was(
         load(folder, "nvfp4")
 
 
-# --- models at hand ------------------------------------------------------------------------------
+# --- existing models ------------------------------------------------------------------------------
 
 
 def test_a_skeleton_is_filled_in_place(folders: dict[str, Path]) -> None:
@@ -326,7 +326,7 @@ def test_a_model_with_numbers_is_refused(folders: dict[str, Path]) -> None:
         loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert caught.value.code == "plan.options"
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
-    with loadstone.skeleton():  # as the message advises
+    with loadstone.skeleton():  # follows the message's advice
         model = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
     model = loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert loadstone.audit(model).ok
@@ -340,7 +340,7 @@ def test_a_format_that_cannot_be_written_is_refused_by_name(folders: dict[str, P
         loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
     assert caught.value.code == "plan.quantize"
     assert "{-1: 64}" in str(caught.value)
-    chosen["quant_cfg"].append({"quantizer_name": WEIGHTS, "enable": False})  # as it advises
+    chosen["quant_cfg"].append({"quantizer_name": WEIGHTS, "enable": False})  # follows the advice
     assert loadstone.audit(
         loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
     ).ok

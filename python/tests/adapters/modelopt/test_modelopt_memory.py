@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
 
 
 def finished_bytes(gigabytes: float, kind: str) -> int:
-    """Embeddings, the output layer, routers and norms in bfloat16, all other weights packed."""
+    """Count embeddings, output layer, routers and norms in bfloat16, the other weights packed."""
     size = 0.0
     for name, shape in checkpoints.shapes("mixture", gigabytes)[1]:
         bits = BITS[kind] if name.endswith("_proj.weight") else 16
@@ -44,12 +44,12 @@ def test_peak_is_the_packed_model_and_a_fixed_ring(
     model = finished_bytes(gigabytes, kind)
     result = run(f"loadstone.modelopt, to {kind}", folder)
     print(f"{kind}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
-    assert result.grown_anonymous > 0.9 * model  # without this the measurement saw nothing
+    assert result.grown_anonymous > 0.9 * model  # control: the measurement detects the model
     assert result.grown_anonymous <= model + ROOM
 
 
 def test_the_library_takes_more(checkpoint: tuple[Path, float]) -> None:
-    """The control: ModelOpt packs a model that is in memory, and not its experts."""
+    """Control: ModelOpt packs a model after loading it, and leaves its experts unpacked."""
     folder, gigabytes = checkpoint
     theirs = run("ModelOpt in memory, to fp8", folder)
     print(f"ModelOpt: {theirs.grown_anonymous / 1e6:.1f} MB")

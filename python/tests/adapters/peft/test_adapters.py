@@ -42,14 +42,14 @@ def lora(**more) -> LoraConfig:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory) -> tuple[Path, Path, torch.Tensor, torch.Tensor]:
-    """Folders of a model and of its adapter, and the outputs without and with it."""
+    """Write a model and its adapter; return the folders, and the outputs without and with it."""
     folder = tmp_path_factory.mktemp("llama")
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "base")
-    model = LlamaForCausalLM.from_pretrained(folder / "base")  # the adapter notes this path
+    model = LlamaForCausalLM.from_pretrained(folder / "base")  # the adapter records this path
     with torch.no_grad():
         plain = model(IDS).logits
         tuned = get_peft_model(model, lora(init_lora_weights=False)).eval()
@@ -66,7 +66,7 @@ def offloaded(folder: Path, tmp_path: Path):
 def assert_adapters_are_real(model) -> None:
     adapters = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
     assert len(adapters) == 8 and not any(parameter.is_meta for parameter in adapters.values())
-    # The layer is offloaded still.
+    # The layer is still offloaded.
     assert any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -121,7 +121,7 @@ def test_a_fresh_adapter_is_initialised(llama, tmp_path, add):
         else:
             model = get_peft_model(model, lora())
     assert_adapters_are_real(model)
-    assert torch.equal(model.eval()(IDS).logits, plain)  # a fresh adapter changes nothing
+    assert torch.equal(model.eval()(IDS).logits, plain)  # a new adapter changes nothing
     values = dict(model.named_parameters())
     first = next(value for name, value in values.items() if "layers.1" in name and "lora_A" in name)
     assert first.abs().max() > 0 and first.requires_grad
@@ -134,7 +134,7 @@ def test_what_needs_an_offloaded_weight_is_refused_by_name(llama, tmp_path):
             model = offloaded(base, tmp_path / str(number))
             with pytest.raises(loadstone.PlanError, match="without offloading this layer"):
                 model.add_adapter(lora(**more))
-            in_memory = LlamaForCausalLM.from_pretrained(base)  # as the message advises
+            in_memory = LlamaForCausalLM.from_pretrained(base)  # follows the message's advice
             in_memory.add_adapter(lora(**more))
             assert not any(parameter.is_meta for parameter in in_memory.parameters())
             assert in_memory(IDS).logits.isfinite().all()
@@ -153,13 +153,13 @@ def test_hooks_on_modules_around_a_layer_are_refused(llama):
 
 def test_a_peft_model_over_a_disk_is_refused_by_name(llama, tmp_path, monkeypatch):
     base, adapter, _, tuned = llama
-    monkeypatch.chdir(tmp_path)  # peft writes to the model's path without its first slash
+    monkeypatch.chdir(tmp_path)  # peft writes to the model's path without its leading slash
     with loadstone.patch("transformers", "peft"):
         model = offloaded(base, tmp_path)
         with pytest.raises(loadstone.PlanError, match="load_adapter"):
             PeftModel.from_pretrained(model, adapter)
         model = offloaded(base, tmp_path)
-        model.load_adapter(adapter)  # as the message advises
+        model.load_adapter(adapter)  # follows the message's advice
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, tuned)
 
@@ -226,7 +226,8 @@ def test_trainers_checkpoints_give_all_experts(tmp_path, which):
             trainer._load_best_model()
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, saved[name]), name
-        assert (id(parameter), parameter.data_ptr()) == before[name]  # an optimizer may hold it
+        # An optimizer may reference it.
+        assert (id(parameter), parameter.data_ptr()) == before[name]
         assert parameter.requires_grad
 
 

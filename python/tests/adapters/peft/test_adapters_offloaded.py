@@ -24,7 +24,7 @@ from loadstone._adapters.peft import hooks
 IDS = torch.arange(8)[None]
 PLACES = {"": "cpu", "model.layers.1": "disk"}
 LAYERS = {"target_modules": ["q_proj", "down_proj"]}
-REFUSED = "refused"  # PEFT makes the adapter from the base weight, or on its device
+REFUSED = "refused"  # PEFT creates the adapter from the base weight, or on its device
 
 # The options of each kind of adapter; prompts and kinds with shared state have no such layers.
 KINDS: dict[str, list[dict[str, Any]]] = {
@@ -111,7 +111,7 @@ def test_every_kind_of_adapter_is_here() -> None:
         for kind, tuner in PEFT_TYPE_TO_TUNER_MAPPING.items()
         if hasattr(tuner, "inject_adapter") and not tuner.uses_shared_state
     }
-    # They need the ids of tasks in forward(), cannot be injected, or mix adapters of LoRA.
+    # These need task ids in forward(), cannot be injected, or mix adapters of LoRA.
     assert known - {"POLY", "SHADOW", "XLORA"} <= KINDS.keys(), known - KINDS.keys()
 
 
@@ -133,7 +133,7 @@ def test_an_adapter_of_a_layer_on_disk(
     model.eval()
     for _ in range(2):
         assert torch.equal(model(IDS).logits, expected)
-    assert model.model.layers[1].self_attn.k_proj.weight.is_meta  # the layer is offloaded still
+    assert model.model.layers[1].self_attn.k_proj.weight.is_meta  # the layer is still offloaded
     down = model.model.layers[1].mlp.down_proj
     assert getattr(down, "base_layer", down).weight.is_meta
 
@@ -171,7 +171,7 @@ def merged_and_back(model: Any) -> None:
 
 
 def merged_and_disabled(model: Any) -> None:
-    """The first forward takes the product out of the weight."""
+    """The first forward pass subtracts the product from the weight."""
     merged(model)
     for layer in layers_of(model):
         layer.enable_adapters(False)
@@ -249,7 +249,7 @@ def test_fuse_lora_of_a_diffusers_model_on_disk(
                 tmp_path / "lora",
                 prefix=None,
                 weight_name="pytorch_lora_weights.safetensors",
-                low_cpu_mem_usage=True,  # as pipelines do; else DoRA's initialiser runs
+                low_cpu_mem_usage=True,  # pipelines do so; without it DoRA's initialiser runs
             )
             FUSES[way](model)
         assert any(parameter.is_meta for parameter in model.parameters()) == is_offloaded

@@ -1,5 +1,7 @@
-"""Adapters of encoder-decoder models, whose embedding has four names: by the library's door, each
-name has the value that peft's own model computes with."""
+"""Adapters of encoder-decoder models, whose embedding has four names.
+
+In a model from the library's entry point, each name has the value that peft's own model uses.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def output(model: Any) -> torch.Tensor:
 
 
 def trained(folder: Path, name: str, config: LoraConfig) -> Any:
-    """Writes a base and an adapter of it; returns peft's model."""
+    """Write a base and an adapter of it; return peft's model."""
     base = MODELS[name]()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -71,7 +73,7 @@ def trained(folder: Path, name: str, config: LoraConfig) -> Any:
     return wrapped
 
 
-# peft takes whole names of modules for modules_to_save, and saves the shared one.
+# peft matches whole module names for modules_to_save, and saves the shared one.
 @pytest.mark.parametrize(
     ("name", "module", "kind"),
     [(*case, "lora") for case in CASES] + [(name, "shared", "modules_to_save") for name in MODELS],

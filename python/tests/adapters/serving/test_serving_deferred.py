@@ -1,4 +1,4 @@
-"""Tensors that are not read yet: code that takes them gets what it would get of real ones."""
+"""Deferred tensors: code that takes them gets the same results as from real tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loadstone._adapters.serving.write_tracking import WriteTracker
 
 
 class Load:
-    """A model's own code at work on a checkpoint, and what comes of it."""
+    """Runs a model's own loading code on a checkpoint and records the results."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.copies = PendingCopies()
@@ -68,7 +68,8 @@ def test_every_codec_comes_as_it_is_or_as_numbers(
     stored = loadstone.torch.load_file(written.path)
     assert found.keys() == (decoded.keys() if dequantize else stored.keys())
     for name, tensor in found.items():
-        if is_gguf or not dequantize:  # F32 of blocks: transformers computes with some
+        # Blocks decode to F32, because transformers computes with some.
+        if is_gguf or not dequantize:
             assert same(tensor, stored[name]), name
         else:
             dtype = torch.bfloat16 if name in written.quantized else tensor.dtype
@@ -85,11 +86,11 @@ def test_numbers_of_four_bits_come_in_pairs(tmp_path: Path) -> None:
     assert same(place, pairs)
 
 
-# --- what code does with them ---------------------------------------------------------------------
+# --- use of deferred tensors ----------------------------------------------------------------------
 
 
 def test_a_rank_reads_its_share(tmp_path: Path) -> None:
-    """Rows, columns, experts, and halves that are fused."""
+    """Rows, columns, experts, and fused halves."""
     weight = torch.randn(512, 256)
     path = saved(tmp_path, weight=weight, other=torch.randn(512, 256))
     rows, columns, fused = torch.empty(128, 256), torch.empty(512, 64), torch.empty(256, 256)
@@ -129,12 +130,13 @@ def test_who_looks_sees_values(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def take(tensors: dict[str, torch.Tensor]) -> None:
-        assert not isinstance(tensors["scale"], DeferredTensor)  # code asks for it at once
+        # Scalars are real tensors, because code reads them at once.
+        assert not isinstance(tensors["scale"], DeferredTensor)
         seen.append(tensors["scale"].item())
         seen.append(tensors["ids"].tolist())
         seen.append(bool((tensors["weight"] == weight).all()))
         place.copy_(tensors["weight"])
-        seen.append(bool((place == weight).all()))  # of what is noted and not copied yet
+        seen.append(bool((place == weight).all()))  # this copy is recorded but not yet executed
         other.copy_(tensors["weight"] * 2 + weight)
 
     Load(path).run(take)
@@ -143,7 +145,7 @@ def test_who_looks_sees_values(tmp_path: Path) -> None:
 
 
 def test_the_last_write_counts(tmp_path: Path) -> None:
-    """Copies over copies, wholly and in part, and other writes between them."""
+    """Copies overwrite copies, wholly and in part, with other writes between them."""
     first, second = torch.randn(8, 8), torch.randn(8, 8)
     path = saved(tmp_path, first=first, second=second)
     whole, part, filled, turned = (torch.zeros(8, 8) for _ in range(4))
@@ -157,7 +159,7 @@ def test_the_last_write_counts(tmp_path: Path) -> None:
         filled.copy_(tensors["first"])
         filled.data[1].fill_(7)
         turned.copy_(tensors["first"])
-        turned.t().data[:, 2:4].copy_(tensors["second"][:, :2])  # no row of memory
+        turned.t().data[:, 2:4].copy_(tensors["second"][:, :2])  # not a contiguous row
 
     Load(path).run(take)
     assert same(whole, second)
@@ -298,11 +300,11 @@ print(peak() - before - total)
 
 @pytest.mark.parametrize("way", ["late", "at once"])
 def test_memory_is_the_model_and_what_is_on_its_way(way: str, tmp_path: Path) -> None:
-    """200 MB of F32 as BF16; where each is read whole before, memory is one tensor."""
+    """200 MB of F32 become BF16; a way that reads tensors whole needs memory for one."""
     state = {f"t{i}": torch.full((2_500_000,), i, dtype=torch.float32) for i in range(20)}
     path = saved(tmp_path, **state)
     command = [sys.executable, "-c", MEASURED, str(path), way]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    print(f"{way}: {int(done.stdout) / 1e6:.0f} MB beside the model")
+    print(f"{way}: {int(done.stdout) / 1e6:.0f} MB in addition to the model")
     assert int(done.stdout) <= 72 << 20

@@ -1,4 +1,4 @@
-"""No thread that a load gave work to writes late."""
+"""No thread that received work from a load writes after the load."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _in_thread(task: Task) -> None:
 def test_what_needs_memory_in_a_thread_is_done_again(
     begin: Callable[[Task], None], way: Way, state: State, tmp_path: Path
 ) -> None:
-    """The first run ends its work before the second one begins."""
+    """The first run's work ends before the second run begins."""
     running: list[int] = []
     overlaps: list[bool] = []
 
@@ -83,7 +83,7 @@ def test_nothing_waits_for_ever(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pool that was shut down reports no cancelled task; a task may wait for what never comes."""
+    """A pool that was shut down reports no cancelled task; a task may wait forever."""
     monkeypatch.setattr("loadstone._adapters.serving.threads._WAIT_SECONDS", patience)
     inside, let_go = threading.Event(), threading.Event()
     if patience == 60.0:
@@ -101,7 +101,7 @@ def test_nothing_waits_for_ever(
             tensors["first"].mul_(2)
         finally:
             pool.shutdown(wait=False, cancel_futures=cancels)
-            assert len(tasks) == 3  # they live as long as the error
+            assert len(tasks) == 3  # the error keeps them alive
 
     try:
         _, line = loaded(tmp_path, load, repeats=True)
@@ -130,7 +130,7 @@ def test_a_thread_that_lives_on_leaves_no_notes(state: State, tmp_path: Path) ->
     loading.run(load, model, str(tmp_path), lambda name, module: False)
     runs = loading._writes._runs
     count = sum(map(len, runs.values()))
-    assert count >= EXPERTS + 2  # the control
+    assert count >= EXPERTS + 2  # control
     go.set()
     thread.join()
     assert sum(map(len, runs.values())) == count

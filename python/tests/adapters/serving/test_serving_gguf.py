@@ -1,4 +1,4 @@
-"""GGUF files for vLLM: published names, permutations and numbers as transformers has them."""
+"""GGUF files for vLLM: published names, permutations and values equal those of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadstone._adapters.serving.options import Options
 
 
 def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All tensors as a model takes them, in one pass."""
+    """Load all tensors in one pass, as a model does."""
     copies, made = PendingCopies(), {}
     for name, tensor in DeferredCheckpoint(
         loadstone.inspect(path), Options(), "BF16", copies
@@ -29,14 +29,15 @@ def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", gguf_models.MODELS)
 def test_as_a_folder_that_transformers_writes(name: str, tmp_path: Path) -> None:
-    """Of the numbers in the file: by the library's own load of it, saved again."""
+    """The oracle is the library's own load of the file, saved again."""
     folder = gguf_models.make(name, tmp_path / "model")
     path = gguf_models.write(name, loadstone.load_file(folder), tmp_path / "model.gguf")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=path.name, dtype=torch.float32
     )
-    oracle.hf_quantizer = None  # it would not save what it has decoded
-    oracle._weight_conversions = None  # but in the names of checkpoints
+    oracle.hf_quantizer = None  # a quantizer would reject saving dequantized values
+    # transformers would otherwise save under the names of checkpoints.
+    oracle._weight_conversions = None
     oracle.save_pretrained(tmp_path / "oracle")
     expected = loadstone.load_file(tmp_path / "oracle")
     found = copied(path, torch.float32)

@@ -1,4 +1,4 @@
-"""Loading code that gives work to threads: values and proof are those of one thread."""
+"""Loading code that uses threads: values and proof equal those of one thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ import loadstone
 
 __all__ = ["state"]  # a fixture
 
-# --- ways to give work to threads: all tasks are begun, then all are awaited --------------------
+# --- ways to use threads: start all tasks, then wait for all --------------------------------------
 
 
 class Own(threading.Thread):
@@ -98,11 +98,11 @@ WAYS = [
 ]
 
 
-# --- what they do ---------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def halves(model: Model, weights: Any, way: Way) -> None:
-    """Two tasks for each expert, which turn, cast and cut it."""
+    """Two tasks per expert, which transpose, cast and slice it."""
     tensors = dict(weights)
     tasks: list[Task] = []
     for i in range(EXPERTS):
@@ -119,7 +119,7 @@ def halves(model: Model, weights: Any, way: Way) -> None:
 
 
 def changes(model: Model, weights: Any, way: Way) -> None:
-    """Work on parameters that were copied to."""
+    """Change parameters after copying to them."""
     copies(model, weights, here)
     way([lambda i=i: model.experts.data[i].mul_(i + 1) for i in range(EXPERTS)])
     way([lambda: model.first.data[2:5].copy_(model.second.data[:3])])
@@ -141,7 +141,7 @@ def looks(model: Model, weights: Any, way: Way) -> None:
 
 
 def tied(model: Model, weights: Any, way: Way) -> None:
-    """New parameters, made by a worker."""
+    """A worker creates new parameters."""
 
     def make(name: str, tensor: torch.Tensor) -> None:
         model.register_parameter(name, torch.nn.Parameter(tensor * 2, requires_grad=False))
@@ -161,7 +161,7 @@ def test_values_are_those_of_one_thread(
     way: Way, work: Any, deferred: bool, state: State, tmp_path: Path
 ) -> None:
     start, submit = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
-    # torch's flag is one for all threads: tests of threads that ran before may have left it set.
+    # torch's flag is shared by all threads, and earlier tests with threads may have left it set.
     was_in_mode = is_in_torch_dispatch_mode()
     model, line = loaded(tmp_path, lambda *given: work(*given, way), deferred=deferred)
     expected = Model()
@@ -177,7 +177,7 @@ def test_values_are_those_of_one_thread(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_no_thread_writes_is_named(way: Way, state: State, tmp_path: Path) -> None:
-    """The control of the proof."""
+    """Control: the proof detects a missing copy."""
 
     def load(model: Model, weights: Any) -> None:
         copies(model, [pair for pair in weights if pair[0] != "experts.5"], way)
@@ -188,7 +188,7 @@ def test_what_no_thread_writes_is_named(way: Way, state: State, tmp_path: Path) 
 
 
 def test_many_threads_at_once(state: State, tmp_path: Path) -> None:
-    """They note, look, and have copies carried out, in any order."""
+    """The threads defer, read and force copies, in any order."""
 
     def load(model: Model, weights: Any) -> None:
         tensors = dict(weights)
@@ -212,7 +212,7 @@ def test_many_threads_at_once(state: State, tmp_path: Path) -> None:
 
 
 def _unseen(task: Task) -> None:
-    """A thread that Python's own ways of starting threads know nothing of."""
+    """Start a thread that bypasses Python's own ways of starting threads."""
     done = threading.Event()
 
     def run() -> None:
@@ -231,7 +231,7 @@ def _unseen(task: Task) -> None:
 def test_a_thread_that_cannot_be_followed_is_refused(
     look: bool, state: State, tmp_path: Path
 ) -> None:
-    """Control: loadstone would not see the work of this thread on parameters."""
+    """Control: loadstone would not track this thread's work on parameters."""
 
     def load(model: Model, weights: Any) -> None:
         tensors = dict(weights)
@@ -256,14 +256,14 @@ def test_a_thread_that_cannot_be_followed_is_refused(
     def load_there(model: Model, weights: Any) -> None:
         _unseen(lambda: copies(model, weights, here))
 
-    with pytest.raises(loadstone.AuditError):  # written, and not proved
+    with pytest.raises(loadstone.AuditError):  # written, but not proved
         loaded(tmp_path, load_there, deferred=False)
     model, line = loaded(tmp_path, load_there, deferred=False, missing="warn")
     assert same(model.first.data, state["first"]) and "without values" in line
 
 
 def test_threads_of_others_are_left_alone(state: State, tmp_path: Path) -> None:
-    """Threads started meanwhile by a thread that has no part in the load."""
+    """A thread outside the load starts threads in the meantime."""
     found: list[bool] = []
     inside, done = threading.Event(), threading.Event()
 
@@ -296,7 +296,7 @@ def _has_modes() -> bool:
 
 @pytest.mark.parametrize("way", [here, in_one_worker, in_four_workers, in_an_older_pool])
 def test_an_error_names_the_tensor_of_its_task(way: Way, state: State, tmp_path: Path) -> None:
-    """Not the one that was handed out last."""
+    """The error does not name the most recently returned tensor instead."""
     state["experts.4"] = torch.randn(SIDE, SIDE + 1)
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
 

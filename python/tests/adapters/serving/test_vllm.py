@@ -1,7 +1,7 @@
-"""vLLM's load format without vLLM: options, tensors that are converted, and who wrote what.
+"""vLLM's load format without vLLM: options, converted tensors, and write tracking.
 
-``test_serving_deferred.py`` has what tensors do that are not read yet;
-``serving/test_serving.py`` runs vLLM itself, where it is installed (``make test-vllm``).
+``test_serving_deferred.py`` covers deferred tensors; ``serving/test_serving.py`` runs an installed
+vLLM (``make test-vllm``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loadstone._adapters.sites.vllm import SITES
 def test_a_vllm_that_is_not_known_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would start no server else, whatever format is asked for."""
+    """An error would stop the server from starting, even for a different load format."""
     other = types.ModuleType("vllm")
     other.__version__ = "99.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", other)
@@ -105,7 +105,7 @@ def test_other_options_are_refused(given: Any, found: str) -> None:
 
 
 def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> None:
-    """The control."""
+    """Control."""
     how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
     expected = Changes("fp8", "modelopt", ("a",), ("b",))
     assert Options.of({"quantize": "fp8"} | how).changes == expected
@@ -117,7 +117,7 @@ def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> No
     assert Options.of(given) == Options(**given)
 
 
-# --- tensors that are converted -------------------------------------------------------------------
+# --- converted tensors ----------------------------------------------------------------------------
 
 
 def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCheckpoint:
@@ -127,7 +127,7 @@ def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCh
 
 
 def model_folder(folder: Path) -> Path:
-    """Layers whose projections share scales where an encoding has some."""
+    """Write layers whose projections share scales, if the encoding has scales."""
     generator = torch.Generator().manual_seed(3)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -210,7 +210,7 @@ def saved(path: Path, count: int, numel: int) -> Path:
 
 
 def test_who_keeps_all_has_all(tmp_path: Path) -> None:
-    """No memory is used twice: a model may collect the tensors before it looks at them."""
+    """Memory is never reused, because a model may collect all tensors before it reads them."""
     kept = list(made(saved(tmp_path, 50, 1000), 16384).tensors())
     assert {name for name, _ in kept} == {f"t{i}" for i in range(50)}
     assert all((tensor == int(name[1:])).all() for name, tensor in kept)
@@ -267,7 +267,7 @@ print(peak() - before)
 
 @pytest.mark.parametrize("way", ["drops", "keeps"])
 def test_memory_is_bounded(way: str, tmp_path: Path) -> None:
-    """400 MB by 64 MiB, and what a conversion has on its way; the control keeps them."""
+    """400 MB in steps of 64 MiB, plus the conversion's buffers; the control keeps every tensor."""
     saved(tmp_path, 40, 2_500_000)
     command = [sys.executable, "-c", MEASURED, str(tmp_path), way]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -276,7 +276,7 @@ def test_memory_is_bounded(way: str, tmp_path: Path) -> None:
     assert (int(done.stdout) <= 128 << 20) == (way == "drops")
 
 
-# --- who wrote what -------------------------------------------------------------------------------
+# --- write tracking -------------------------------------------------------------------------------
 
 
 def test_all_that_is_written_is_seen() -> None:
@@ -299,7 +299,7 @@ def test_what_is_left_is_seen() -> None:
         columns.data.narrow(1, 0, 7).copy_(torch.ones(6, 7))
         for expert in (0, 1, 3):
             stack.data[expert].copy_(torch.ones(3, 5))
-        torch.ones(9)  # elsewhere
+        torch.ones(9)  # memory outside the model
     assert writes.unwritten(nothing) == Unwritten((0, 0), 48)
     assert writes.unwritten(rows) == Unwritten((5, 0), 8)
     assert writes.unwritten(columns) == Unwritten((0, 7), 6)
@@ -310,13 +310,13 @@ def test_what_is_left_is_seen() -> None:
 
 
 def test_what_a_model_keeps_counts_by_its_values() -> None:
-    """Parameters that are replaced: by results of operations, by lists of them, by nothing."""
+    """Parameters replaced by results of operations, by lists of results, and by empty memory."""
     first, second, third, fourth = (torch.nn.Parameter(torch.empty(4, 6)) for _ in range(4))
     with WriteTracker() as writes:
         first.data = torch.ones(6, 4, dtype=torch.float64).t().to(torch.float32)
         second.data = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
         third.data = torch.empty(4, 6)
-        third.data.narrow(0, 0, 4)  # a look is no write
+        third.data.narrow(0, 0, 4)  # a view is not a write
         torch._foreach_copy_([fourth.data[:1], fourth.data[1:]], [torch.ones(1, 6)] * 2)
     assert [writes.unwritten(each) for each in (first, second, fourth)] == [None] * 3
     assert writes.unwritten(third) == Unwritten((0, 0), 24)
@@ -334,7 +334,7 @@ def test_memory_that_is_used_again_begins_anew() -> None:
 
 
 def test_random_writes_are_counted() -> None:
-    """Against a mask of the elements."""
+    """A mask of the elements is the oracle."""
     random = torch.Generator().manual_seed(5)
 
     def below(bound: int) -> int:

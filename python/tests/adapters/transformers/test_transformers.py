@@ -1,4 +1,4 @@
-"""``loadstone.transformers.from_pretrained``: what the library does, and what it leaves open."""
+"""``loadstone.transformers.from_pretrained``: the library's features, and the gaps it leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToyConfig(transformers.PretrainedConfig):
 
 
 class Toy(transformers.PreTrainedModel):
-    """A parameter and a buffer of which neither file nor ``_init_weights`` knows anything."""
+    """A parameter and a buffer that neither the file nor ``_init_weights`` sets."""
 
     config_class = ToyConfig
     base_model_prefix = "toy"
@@ -61,12 +61,12 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(by_name("mixtral"), tmp_path_factory.mktemp("mixtral"), "public")
 
 
-# --- nothing is handed out without a value -------------------------------------------------------
+# --- every tensor has a value ---------------------------------------------------------------------
 
 
 def test_what_neither_file_nor_initialiser_gives_has_the_constructors_value(toy: Path):
     library = library_load(Toy, toy)
-    assert {"extra", "table", "large", "kept"} <= library.uninitialised  # the control
+    assert {"extra", "table", "large", "kept"} <= library.uninitialised  # control
     with filled_memory():
         model, info = ours(Toy, toy, output_loading_info=True)
     assert torch.equal(model.extra, torch.full((64,), 3.0))
@@ -102,7 +102,7 @@ def test_missing_as_zeros(toy: Path):
 
 
 def test_an_initialiser_that_writes_is_left_its_word(tmp_path: Path):
-    """Bert's head is missing from a checkpoint of its body: normal numbers, and zeros."""
+    """A checkpoint of Bert's body lacks the head, which the initialiser fills."""
     write_checkpoint(by_name("bert"), tmp_path, "public")
     edit(tmp_path, lambda state: [state.pop(name) for name in list(state) if "cls." in name])
     cls = by_name("bert").cls
@@ -126,7 +126,7 @@ def test_a_later_init_weights_changes_nothing_that_was_loaded(mixtral: Path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-# --- what is wrong is said before data is read ---------------------------------------------------
+# --- errors before data is read -------------------------------------------------------------------
 
 
 def test_a_lost_expert_is_named_with_its_layer_and_key(mixtral: Path, tmp_path: Path):
@@ -136,7 +136,7 @@ def test_a_lost_expert_is_named_with_its_layer_and_key(mixtral: Path, tmp_path: 
     cut = folder / "model.safetensors"
     content = cut.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    with cut.open("wb") as file:  # the header alone, before a hole as large as the data
+    with cut.open("wb") as file:  # only the header, then a hole as large as the data
         file.write(content[:header])
         file.truncate(len(content))
     with pytest.raises(loadstone.PlanError) as caught:
@@ -190,18 +190,18 @@ def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
 
 
 def test_gaps_are_filled_where_the_library_reads_too(toy: Path):
-    """Under a patch, files that loadstone does not read are the library's, the rest is not."""
+    """Under a patch the library loads unsupported files, and loadstone fills the gaps."""
     unread = {"sparse": torch.eye(2).to_sparse()}
     torch.save(load_file(toy / "model.safetensors") | unread, toy / "pytorch_model.bin")
     (toy / "model.safetensors").unlink()
-    assert {"extra", "table"} <= library_load(Toy, toy).uninitialised  # the control
+    assert {"extra", "table"} <= library_load(Toy, toy).uninitialised  # control
     with loadstone.patch("transformers"), filled_memory():
         model = Toy.from_pretrained(toy)
     assert torch.equal(model.extra, torch.full((64,), 3.0))
     assert torch.equal(model.table, torch.arange(4096.0) * 0.5)
 
 
-# --- the library's readers are not used ----------------------------------------------------------
+# --- the library's readers do not run -------------------------------------------------------------
 
 
 def test_no_weight_is_read_by_another_library(
@@ -220,15 +220,15 @@ def test_no_weight_is_read_by_another_library(
     monkeypatch.setattr(core_model_loading, "spawn_materialize", forbidden)
     cls = by_name("mixtral").cls
     with pytest.raises(AssertionError, match="another library"):
-        cls.from_pretrained(mixtral)  # the control
+        cls.from_pretrained(mixtral)  # control
     assert loadstone.audit(ours(cls, mixtral)).ok
 
 
-# --- what is left to the library, or refused -----------------------------------------------------
+# --- left to the library, or rejected -------------------------------------------------------------
 
 
 OF_RANKS = ("tp_plan", "tp_size", "distributed_config")
-LOADING = getattr(transformers, "core_model_loading", None)  # of releases from 5.0 on
+LOADING = getattr(transformers, "core_model_loading", None)  # releases from 5.0 on
 MAKES_DTENSORS = hasattr(LOADING, "DtensorShardOperation")
 
 
@@ -312,7 +312,7 @@ def test_a_config_of_ones_own_and_an_attention_implementation(mixtral: Path):
 
 
 def test_a_hub_cache_of_links(mixtral: Path, tmp_path: Path):
-    """A name is resolved by the library's own hub code; the shard is a link into ``blobs``."""
+    """The library's own hub code resolves the name; the shard is a link into ``blobs``."""
     repository = tmp_path / "hub" / "models--some--model"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -373,7 +373,7 @@ def test_remote_code_that_registers_nothing(
     (folder / "modeling_far.py").write_text(REMOTE.replace("SCALE", "3"))
     again = ours(transformers.AutoModel, folder, trust_remote_code=True)
     assert torch.equal(again.table, torch.arange(4.0) * 3)
-    assert set(cache_folder.iterdir()) > files  # other code, other recipes
+    assert set(cache_folder.iterdir()) > files  # different code, different recipes
 
 
 def test_adapters_are_left_to_the_library(mixtral: Path, tmp_path: Path):
@@ -394,7 +394,7 @@ def test_adapters_are_left_to_the_library(mixtral: Path, tmp_path: Path):
 
 
 def test_loads_in_several_threads(mixtral: Path):
-    """In two dtypes: torch's default dtype, which the library sets, is the whole process's."""
+    """Loads in two dtypes: torch's default dtype, which the library sets, is process-wide."""
     cls = by_name("mixtral").cls
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     wanted = {dtype: cls.from_pretrained(mixtral, dtype=dtype) for dtype in dtypes}
@@ -415,7 +415,7 @@ def test_loads_in_several_threads(mixtral: Path):
     assert not problems, problems[0]
 
 
-# --- plans that leave Python ---------------------------------------------------------------------
+# --- plans for use outside Python -----------------------------------------------------------------
 
 
 def test_a_saved_plan_gives_the_same_bytes_by_the_command_alone(mixtral: Path, tmp_path: Path):
@@ -451,7 +451,7 @@ def assert_same_bytes(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
 
 
 def test_a_plan_of_forty_five_thousand_tensors(tmp_path: Path, cache_folder: Path):
-    """DeepSeek-V3's names and shapes, with holes where the data would be."""
+    """DeepSeek-V3's names and shapes, with holes instead of data."""
     from bench import large_plan
 
     config = transformers.DeepseekV3Config(num_hidden_layers=61, n_routed_experts=256)

@@ -1,4 +1,4 @@
-"""Recipes in the user's cache folder: private, used, and never believed when damaged."""
+"""Recipes in the user's cache folder: private, used, and rejected when damaged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_recipes_of_an_untried_release_are_neither_kept_nor_used(
     cls = by_name("mixtral").cls
     known = ours(cls, mixtral)
     files = {path: path.read_bytes() for path in cache_folder.iterdir()}
-    assert files  # the control: those of the release at hand are kept
+    assert files  # control: recipes of the installed release are kept
     *first, last = SITES.newest
     with monkeypatch.context() as patched:
         patched.setattr(transformers, "__version__", ".".join(map(str, [*first, last + 1, 0])))

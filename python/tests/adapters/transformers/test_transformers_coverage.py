@@ -26,7 +26,7 @@ def test_every_converter_traced_and_run(tmp_path: Path):
 
 
 class Fickle(library.ConversionOps):
-    """Gives another order every second time: what is traced is not what is run."""
+    """Changes the order on every second call, so that tracing and running differ."""
 
     turn = 0
 

@@ -46,7 +46,7 @@ def test_torchs_own_files_are_read(shards: int, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("library", ["transformers", "accelerate"])
 @pytest.mark.parametrize("is_twice", [True, False])
 def test_a_tensor_in_two_shards_is_told(is_twice: bool, library: str, tmp_path: Path):
-    """transformers takes the last shard's, loadstone that of the index."""
+    """transformers takes the last shard's value, loadstone the one in the index."""
     folder, cls = write_checkpoint(by_name("mixtral"), tmp_path, "public"), by_name("mixtral").cls
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -85,14 +85,14 @@ def test_files_that_are_not_read_are_refused_by_name(tmp_path: Path):
 
 
 NORM = "model.norm.weight"
-# Read by loadstone from a folder that has nothing else, and by transformers with its `variant`.
+# loadstone reads these from a folder that has nothing else, and transformers with its `variant`.
 CHOSEN = {
     "model.fp16.safetensors": {"variant": "fp16"},
     "model.safetensors.index.fp16.json": {"variant": "fp16"},
     "weights.safetensors": None,
     "weights.gguf": None,
 }
-# Read by transformers instead.
+# transformers reads these instead.
 INSTEAD = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 
 

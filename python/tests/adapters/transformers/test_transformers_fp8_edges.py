@@ -1,4 +1,4 @@
-"""FP8 blocks of which the last ones are cut: the same values by every way to load them."""
+"""FP8 with cut blocks at the edges: every entry point yields the same values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 136}
 LATENT = {
-    "kv_lora_rank": 512,  # with 64 more, the 576 rows of DeepSeek's kv_a_proj
+    "kv_lora_rank": 512,  # plus 64: the 576 rows of DeepSeek's kv_a_proj
     "q_lora_rank": 128,
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 64,
@@ -67,7 +67,7 @@ def parts(name: str) -> tuple[Any, Any]:
 
 
 def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales, and the values that these stand for, block by block."""
+    """Encode block by block; return codes, scales and decoded values."""
     rows, columns = values.shape
     grid = (-(-rows // size), -(-columns // size))
     scales, codes, decoded = torch.zeros(grid), torch.zeros_like(values), torch.zeros_like(values)
@@ -81,7 +81,7 @@ def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Writes a folder in FP8; returns the class, and all values under the names of the file."""
+    """Write a folder in FP8; return the class, and all values under the names in the file."""
     cls, config = parts(name)
     torch.manual_seed(0)
     state = {}
@@ -104,7 +104,7 @@ def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str,
 
 
 def expected(name: str, values: dict[str, torch.Tensor], folder: Path, dtype: Any) -> Any:
-    """The model of the plain values, as the library loads it."""
+    """Return the model of the plain values, as the library loads it."""
     cls, config = parts(name)
     plain = folder.parent / "plain"
     config.save_pretrained(plain)
@@ -154,7 +154,7 @@ WAYS: dict[str, Callable[[Any, Path, Any], Any]] = {
     "plan": by_plan,
     "convert": by_conversion,
 }
-SAYS = ("from_pretrained", "patch")  # where the library's own function would run
+SAYS = ("from_pretrained", "patch")  # the library's own function would run here
 
 
 # The conversion rounds to the dtype of the config.
@@ -182,7 +182,7 @@ def test_values_are_those_of_the_configs_blocks(
 
 
 def assert_same(model: Any, library: Any) -> None:
-    """Values, and dtypes of what was decoded; in F32 the library keeps plain tensors as stored."""
+    """Compare values, and decoded dtypes; in F32 the library keeps the dtype of plain tensors."""
     state, wanted = model.state_dict(), library.state_dict()
     assert state.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -200,7 +200,7 @@ def test_control_the_library_alone_is_wrong_or_fails(name: str, tmp_path: Path) 
 
 
 def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
-    """Blocks of 8 by 8 are whole: there is no warning, and the library is right."""
+    """Control: 8 by 8 blocks are whole, so nothing warns, and the library is correct."""
     cls, values = checkpoint("qwen3", tmp_path / "model", 8)
     library = expected("qwen3", values, tmp_path / "model", torch.bfloat16)
     assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)

@@ -1,4 +1,4 @@
-"""transformers models larger than the memory allowed: on disk, run with accelerate's hooks."""
+"""transformers models larger than the allowed memory: on disk, run with accelerate's hooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = torch.arange(12).reshape(2, 6)
 
 
 def disk_map(model: torch.nn.Module) -> dict[str, str]:
-    """Every layer on disk, the rest on the cpu."""
+    """Put every layer on disk, the rest on the cpu."""
     places = {name: "cpu" for name, _ in model.named_parameters()}
     inner = {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
     layers = {f"model.layers.{index}": "disk" for index in range(len(model.model.layers))}
@@ -48,8 +48,8 @@ def test_layers_on_disk_run_as_on_the_cpu(name: str, tmp_path: Path):
     assert set(audit.not_held.values()) == {"offloaded"}
     names = written(tmp_path / "offload")
     if name == "llama":
-        assert not names  # nothing changes: the checkpoint's own file is read
-    else:  # fused experts, and nothing else
+        assert not names  # no conversion: the checkpoint's own file is read
+    else:  # only the fused experts
         assert names
         assert all(".experts." in name for name in names), names
 
@@ -109,7 +109,7 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 def tied(folder: Path, saved_as: str) -> Path:
-    """A Llama with a tied embedding, whose file has one of the names, or both."""
+    """Write a Llama with a tied embedding, whose file has one of the names, or both."""
     torch.manual_seed(0)
     model = by_name("llama").build()
     config = model.config

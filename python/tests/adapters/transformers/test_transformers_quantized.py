@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 and MXFP4, dequantized on the way as transformers does it."""
+"""Checkpoints in FP8 and MXFP4, dequantized during the load like transformers does."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def set_quantization(folder: Path, config: dict) -> None:
 
 
 def random_fp8(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """All finite bit patterns, subnormal numbers and both zeros too."""
+    """Return random finite bit patterns, including subnormal numbers and both zeros."""
     raw = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     raw[(raw & 0x7F) == 0x7F] = 3  # NaN
     return raw.view(torch.float8_e4m3fn)
 
 
 def fp8_checkpoint(name: str, folder: Path, scales: torch.dtype = torch.float32) -> Path:
-    """Every matrix of layers as random FP8 numbers with a scale for each block."""
+    """Encode every matrix of the layers as random FP8 codes with a scale per block."""
     generator = torch.Generator().manual_seed(3)
     write_checkpoint(by_name(name), folder, "public")
     file = folder / "model.safetensors"
@@ -72,12 +72,12 @@ def test_fp8_blocks(name: str, dtype: torch.dtype, tmp_path: Path):
     model, info = ours(cls, folder, dtype=dtype, output_loading_info=True)
     assert_same_state(model, library.model, info, library.info, (), library.uninitialised)
     assert loadstone.audit(model).ok
-    if dtype == torch.bfloat16:  # in F32 the library leaves plain tensors as they are stored
+    if dtype == torch.bfloat16:  # in F32 the library keeps plain tensors in their stored dtype
         assert_same_numbers(ours(cls, folder, dtype=dtype, dequantize=True), library.model)
 
 
 def assert_same_numbers(model: torch.nn.Module, library: torch.nn.Module) -> None:
-    """By the codecs, which know nothing of the library's own operation."""
+    """Compare with the codecs, which do not use the library's own operation."""
     expected = {name: tensor.detach() for name, tensor in library.state_dict().items()}
     assert_equal({name: tensor.detach() for name, tensor in model.state_dict().items()}, expected)
 
@@ -111,7 +111,7 @@ def test_mxfp4(dtype: torch.dtype, tmp_path: Path):
     file = folder / "model.safetensors"
     state = load_file(file)
     for key in [key for key in state if key.endswith(("gate_up_proj", "down_proj"))]:
-        experts, width, rows = state.pop(key).shape  # stored the other way round
+        experts, width, rows = state.pop(key).shape  # stored transposed
         shape = (experts, rows, width // 32, 16)
         blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         scales = torch.randint(90, 160, shape[:3], generator=generator, dtype=torch.uint8)

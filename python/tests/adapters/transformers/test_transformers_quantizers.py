@@ -1,6 +1,6 @@
-"""Folders that a quantizer of transformers reads by itself: they open under the patch as without.
+"""Folders that a transformers quantizer reads itself: the patch opens them unchanged.
 
-A direct call refuses them by name, and its advice works.
+A direct call rejects them by name, and its advice works.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TOKENS = torch.arange(5)[None]
 
 @pytest.fixture(autouse=True)
 def eager() -> Iterator[None]:
-    """The library compiles BitNet's functions; their values are the same without."""
+    """Skip compilation of BitNet's functions, which does not change their values."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
 @pytest.fixture(params=BITNET)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A llama whose layers are packed codes with a scale, or plain weights ("online")."""
+    """Write a llama whose layers are packed codes with a scale, or plain weights ("online")."""
     section = BITNET[request.param]
     is_packed = section["quantization_mode"] == "offline"
     torch.manual_seed(0)

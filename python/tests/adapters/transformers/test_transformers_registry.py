@@ -1,4 +1,4 @@
-"""The conversions of one model, made without those of all others, are the library's own."""
+"""The conversions of one model, built without those of all others, equal the library's own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from loadstone._adapters.transformers import registry
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library as in a process that has loaded nothing yet."""
+    """Reset the library to that of a process that has not loaded anything."""
     monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
     monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
 
 
 def asked(model_type: str) -> Any:
-    """Through the place where the library's loader asks."""
+    """Return the conversions through the function that the library's loader calls."""
     with hooked(registry.hooks()):
         return conversion_mapping.get_checkpoint_conversion_mapping(model_type)
 
 
 def state(transforms: Any) -> Any:
-    """All that transforms consist of, down to their operations."""
+    """Return the transforms' whole content, down to their operations."""
     if not isinstance(transforms, list):
         return transforms
     return [
@@ -97,7 +97,7 @@ def test_a_registration_of_the_users_counts(fresh: None):
 def test_a_library_that_makes_them_in_another_way_makes_them(
     name: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its function is the one that answers, and none of its names is relied upon."""
+    """If the library lacks an internal name, its own function answers."""
     own = [WeightRenaming("its", "own")]
     monkeypatch.setattr(
         conversion_mapping, "get_checkpoint_conversion_mapping", lambda model_type: own

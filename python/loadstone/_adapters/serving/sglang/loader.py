@@ -25,7 +25,8 @@ _OF_THE_TARGET = (".embed_tokens", ".lm_head")
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    Each rank reads only what it keeps, after the proof that all parameters will have values.
+    Each rank reads only its own share, after loadstone has proved that every parameter gets a
+    value.
     """
 
     def __init__(self, load_config: Any) -> None:

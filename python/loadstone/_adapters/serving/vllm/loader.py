@@ -30,7 +30,8 @@ _folders: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDicti
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    Each rank reads only what it keeps, after the proof that all parameters will have values.
+    Each rank reads only its own share, after loadstone has proved that every parameter gets a
+    value.
     """
 
     def __init__(self, load_config: Any) -> None:

@@ -1,4 +1,4 @@
-"""A converter with the functions of llama.cpp's that loadstone enters, and models of its own."""
+"""A converter with the functions of llama.cpp's that loadstone hooks, and its own models."""
 
 from . import base
 from .base import LazyTorchTensor, ModelBase, ModelType

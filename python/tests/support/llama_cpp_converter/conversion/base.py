@@ -90,7 +90,7 @@ class Sums(ModelBase):
 
 
 class Blocks(ModelBase):
-    """Wants one tensor quantized, whatever the file is."""
+    """Requests one quantized tensor, whatever the type of the file."""
 
     def prepare_tensors(self):
         for name, data in self.get_tensors():
@@ -108,7 +108,7 @@ class Arrays(ModelBase):
 
 
 class Caught(Stack):
-    """Looks at a value, and goes on without it."""
+    """Reads a value, and ignores the error."""
 
     def modify_tensors(self, data, name):
         with contextlib.suppress(Exception):
