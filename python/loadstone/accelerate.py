@@ -32,7 +32,7 @@ __all__ = ["dispatch_model", "load_checkpoint_and_dispatch", "load_checkpoint_in
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs: on two loaders, and on ``prepare()``."""
+    """Return the hooks that :func:`loadstone.patch` installs: two loaders and ``prepare()``."""
     ours: dict[str, Callable[..., Any]] = {
         "load_checkpoint_in_model": load_checkpoint_in_model,
         "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,

@@ -27,7 +27,7 @@ _Model = TypeVar("_Model")
 
 
 def heal(model: _Model) -> _Model:
-    """Makes quantized weights keep their scales when they are moved, copied, offloaded or saved.
+    """Make quantized weights keep their scales when they are moved, copied, offloaded or saved.
 
     >>> model = loadstone.bitsandbytes.heal(model)
     >>> accelerate.cpu_offload(model, execution_device="cuda")
@@ -58,7 +58,7 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     if not isinstance(components, dict):
         raise make(
             "plan.options",
-            "the model is neither a module nor a pipeline",
+            "the model must be a torch.nn.Module or a pipeline",
             field="model",
             found=type(pipeline).__name__,
         )
@@ -67,5 +67,5 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for bitsandbytes."""
+    """Return the hooks that :func:`loadstone.patch` installs for bitsandbytes."""
     return patching.hooks()

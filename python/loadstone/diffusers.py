@@ -22,7 +22,7 @@ from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import Weighted
+from loadstone._files.lora import Weighted
 from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
@@ -75,7 +75,7 @@ def from_single_file(
     if kwargs.get("config") == "infer":
         del kwargs["config"]
         infer_config = True
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     return _run(options, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
@@ -109,8 +109,8 @@ def from_pretrained(
     Raises:
         PlanError, Error: as for :func:`from_single_file`.
     """
-    of_pipelines = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
-    options = LoadOptions.of_call(locals() | of_pipelines)
+    pipeline_options = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
+    options = LoadOptions.from_arguments(locals() | pipeline_options)
     return _run(options, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 
@@ -147,7 +147,12 @@ def trace(
 
     if not isinstance(model, diffusers.ModelMixin):
         name = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of diffusers", field="rules", found=name)
+        raise make(
+            "plan.options",
+            "rules='diffusers' requires a model of diffusers",
+            field="rules",
+            found=name,
+        )
     target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     return recipes.trace_model(model, catalog, target_dtype)
 

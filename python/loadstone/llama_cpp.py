@@ -67,7 +67,7 @@ def trace(
     """
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):
-        message = "llama.cpp's converter takes a folder with a language model's config.json"
+        message = "llama.cpp's converter requires a folder with a language model's config.json"
         raise make("plan.options", message, path=str(folder), field="model_folder")
     entered = converter_at(converter)
     if not trust_code:
@@ -86,7 +86,7 @@ def save_recipes(
     trust_code: bool = False,
     allow_links: bool = False,
 ) -> tuple[Path, Path]:
-    """Saves the two files with which ``loadstone convert`` writes the GGUF file without Python.
+    """Save the two files with which ``loadstone convert`` writes the GGUF file without Python.
 
     >>> loadstone.llama_cpp.save_recipes("model/", "model", converter="llama.cpp/")
 

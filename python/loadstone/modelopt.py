@@ -40,7 +40,7 @@ def init_quantized_weights(
     threads: int | None = None,
     receipt: str | None = None,
 ) -> AbstractContextManager[None]:
-    """The library's context manager, planned, read, packed and proved by loadstone.
+    """Run the library's context manager, planned, read, packed and proved by loadstone.
 
     Inside it, ``AutoModelForCausalLM.from_pretrained`` returns a quantized and compressed model,
     and accepts ``device_map``, ``max_memory`` and ``attn_implementation``.
@@ -60,7 +60,7 @@ def init_quantized_weights(
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
 
 
@@ -83,7 +83,7 @@ def load(
     threads: int | None = None,
     receipt: str | None = None,
 ) -> torch.nn.Module:
-    """Loads a model, quantized and compressed by one of ModelOpt's configs.
+    """Load a model, quantized and compressed by one of ModelOpt's configs.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
 
@@ -105,7 +105,7 @@ def load(
         Error: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model already has memory.
     """
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     folder = loading.resolved(checkpoint)
     if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
@@ -119,5 +119,5 @@ def load(
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
+    """Return the hooks that :func:`loadstone.patch` installs for ModelOpt."""
     return hooks.hooks()

@@ -23,7 +23,7 @@ def load_file(
     backend: str = "mmap",
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a checkpoint as stored, like safetensors' function.
+    """Read all tensors of a checkpoint as stored, like safetensors' function.
 
     >>> state = loadstone.torch.load_file("model.safetensors")
 
@@ -50,7 +50,7 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a file given as bytes, to the CPU, like safetensors' function.
+    """Read all tensors of a file given as bytes, to the CPU, like safetensors' function.
 
     The bytes pass through a temporary file, which ``TMPDIR`` may place in memory.
     """
@@ -70,7 +70,7 @@ def save_file(
     filename: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors as a safetensors file with the same bytes as safetensors' function.
+    """Write tensors as a safetensors file with the same bytes as safetensors' function.
 
     The file appears once it is complete; until then an older one remains.
 
@@ -92,7 +92,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Writes a model's state dict, like safetensors' function.
+    """Write a model's state dict, like safetensors' function.
 
     If tensors share memory, it writes one of them; the metadata lists the others.
 
@@ -127,7 +127,7 @@ def load_model(
     *,
     backend: str = "mmap",
 ) -> tuple[list[str], list[str]]:
-    """Copies a file into the memory of a model, like safetensors' function.
+    """Copy a file into the memory of a model, like safetensors' function.
 
     Use :func:`loadstone.load` for models without memory and for quantized checkpoints.
 

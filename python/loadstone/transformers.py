@@ -20,7 +20,7 @@ from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import Weighted
+from loadstone._files.lora import Weighted
 from loadstone._model.modules import inside
 from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import LibraryRecipes
@@ -81,7 +81,7 @@ def from_pretrained(
     """
     from loadstone._adapters.transformers import hooks
 
-    options = LoadOptions.of_call(locals())
+    options = LoadOptions.from_arguments(locals())
     with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, options):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 
@@ -117,7 +117,12 @@ def trace(
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of transformers", field="rules", found=found)
+        raise make(
+            "plan.options",
+            "rules='transformers' requires a model of transformers",
+            field="rules",
+            found=found,
+        )
     requested = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     recipes: LibraryRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
     return recipes

@@ -29,11 +29,11 @@ register(
     LibraryAdapter(
         "bitsandbytes",
         is_patchable=True,
-        extend="loadstone._adapters.bitsandbytes.choosing:extend",
-        quantized_layers="loadstone._adapters.bitsandbytes.choosing",
+        extend="loadstone._adapters.bitsandbytes.selection:extend",
+        quantized_layers="loadstone._adapters.bitsandbytes.selection",
         is_supported="loadstone._adapters.sites:is_supported",
         components="loadstone._adapters.bitsandbytes.parameters:components_of",
-        not_held="loadstone._adapters.bitsandbytes.accounts:reasons",
+        not_held="loadstone._adapters.bitsandbytes.audit_reasons:reasons",
         tensor_classes=(
             "bitsandbytes.nn.modules.Params4bit",
             "bitsandbytes.nn.modules.Int8Params",

@@ -28,16 +28,16 @@ class _AlignedWeights(Mapping[str, torch.Tensor]):
         return len(self.weights)
 
 
-def hooks_of(hook: Any) -> list[Any]:
+def flatten_hooks(hook: Any) -> list[Any]:
     """Return the leaves of one of accelerate's hooks."""
     parts = getattr(hook, "hooks", None)
-    return [hook] if parts is None else [leaf for part in parts for leaf in hooks_of(part)]
+    return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
 
 
 def align_offloaded_weights(model: torch.nn.Module) -> None:
     """Make a model that is partly on disk compute the same bits as in memory."""
     for module in model.modules():
-        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
             if isinstance(inner, Mapping):

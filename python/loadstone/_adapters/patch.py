@@ -1,4 +1,4 @@
-"""Replaces entry points of libraries while they are patched, and restores the same objects.
+"""Replace entry points of libraries while they are patched, and restore the same objects.
 
 A wrapper is *installed* in a library for the whole process, and *active* in the contexts that asked
 for it. An installed wrapper that is not active calls the library's own function.
@@ -263,20 +263,20 @@ def within(
     return gated
 
 
-def with_hooks_of(library: str) -> Callable[..., Any]:
+def with_hooks(library: str) -> Callable[..., Any]:
     """Return a replacement that calls the original with the hooks of another library, if usable."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_known(library):
             return original(*args, **kwargs)
-        with hooked(hooks_of([library])[0]):
+        with hooked(patches_for([library])[0]):
             return original(*args, **kwargs)
 
     return replacement
 
 
 class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
-    """Makes the libraries' own loaders run on loadstone.
+    """Make the libraries' own loaders run on loadstone.
 
     >>> with loadstone.patch("transformers", "accelerate"):
     ...     model = AutoModelForCausalLM.from_pretrained("folder")
@@ -302,7 +302,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
     def __init__(self, *libraries: str) -> None:
         self.libraries = libraries
-        self._hooks = hooks_of(libraries)
+        self._hooks = patches_for(libraries)
         self._open: list[_Entry] = []
         self._started = False
 
@@ -323,7 +323,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         self._release()
 
     def start(self) -> patch:
-        """Patches for the whole process until :meth:`stop`. No effect if already started."""
+        """Patch for the whole process until :meth:`stop`. No effect if already started."""
         with _lock:
             if not self._started:
                 self._acquire()
@@ -332,7 +332,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         return self
 
     def stop(self) -> None:
-        """Ends :meth:`start`. No effect if not started."""
+        """End :meth:`start`. No effect if not started."""
         with _lock:
             if self._started:
                 _everywhere.subtract(self.libraries)
@@ -355,7 +355,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         return f"loadstone.patch({names})"
 
 
-def hooks_of(libraries: Iterable[str]) -> list[Hooks]:
+def patches_for(libraries: Iterable[str]) -> list[Hooks]:
     """Return the hooks of each library that is supported; reject unknown and absent ones."""
     names = list(dict.fromkeys(libraries))
     if not names:
@@ -367,11 +367,11 @@ def hooks_of(libraries: Iterable[str]) -> list[Hooks]:
             raise _refusal("this library is not installed", name)
     supported = list(filter(is_known, names))
     with _lock:
-        return [_hooks_of(name) for name in supported]
+        return [_patches_for(name) for name in supported]
 
 
 @functools.cache
-def _hooks_of(name: str) -> Hooks:
+def _patches_for(name: str) -> Hooks:
     hooks: Hooks = importlib.import_module(f"loadstone.{name}").patches()
     return hooks
 

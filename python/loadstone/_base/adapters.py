@@ -1,7 +1,7 @@
 """The registry of library adapters: the bridges between loadstone and other libraries.
 
 Adapters register references (``module:name``), which are resolved on demand, so that registering an
-adapter imports no library. (Adapters of models, as LoRA's, are ``loadstone._files.weighted``'s.)
+adapter imports no library. (Adapters of models, as LoRA's, are ``loadstone._files.lora``'s.)
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import cache
 
 from loadstone import _core
 from loadstone._base.errors import make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # Elements per scale in nf4 and fp4.
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
     try:
         return _by_name()[name]
     except KeyError:
-        raise make("plan.dtype", "torch has no such dtype", found=name) from None
+        raise make("plan.dtype", "torch does not have this dtype", found=name) from None
 
 
 def element_dtype(name: str) -> torch.dtype:
@@ -69,7 +69,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     try:
         return _by_dtype()[dtype]
     except KeyError:
-        raise make("plan.dtype", "no checkpoint format has this dtype", found=str(dtype)) from None
+        raise make(
+            "plan.dtype", "no checkpoint format supports this dtype", found=str(dtype)
+        ) from None
 
 
 def dtype_argument(dtype: object) -> str:

@@ -199,7 +199,7 @@ def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
         return count
     raise make(
         "plan.options",
-        "not a whole number in range",
+        "expected an integer in range",
         field=field,
         found=repr(value),
         expected=f"0 to {most}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.errors import Error, make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def index_tensor(tensor: Any, index: Any, name: str) -> Any:
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:
-        raise _index_error(f"torch refuses the index: {reason}", name, repr(index)) from None
+        raise _index_error(f"torch rejects the index: {reason}", name, repr(index)) from None
 
 
 def _is_plain(item: Any) -> bool:
@@ -103,9 +103,11 @@ def _check_slice(item: slice, extent: int, dim: int, name: str) -> tuple[int, in
     try:
         begin, end, step = item.indices(extent)
     except (TypeError, ValueError) as reason:
-        raise _index_error(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
+        raise _index_error(
+            f"invalid slice of dimension {dim}: {reason}", name, repr(item)
+        ) from None
     if step < 1:
-        raise _index_error("the step of a slice is not positive", name, str(step), "1 or more")
+        raise _index_error("the step of a slice must be positive", name, str(step), "1 or more")
     return begin, len(range(begin, end, step)), step
 
 

@@ -26,7 +26,7 @@ def code_of(number: int | None, otherwise: str) -> str:
 
 def require_local(path: str) -> None:
     if _core.is_remote(path):
-        raise make("io.remote", "only a file of this machine is read here", path=path)
+        raise make("io.remote", "the file must be on a local file system", path=path)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -33,5 +33,5 @@ class BuildInfo:
 
 
 def build_info() -> BuildInfo:
-    """Returns the build of this copy's C++ core."""
+    """Return the build of this copy's C++ core."""
     return BuildInfo(**_core.build_info())

@@ -30,14 +30,14 @@ _INTERRUPTED = 130
 
 # Commands that the C++ program lacks.
 # References, because these modules import frameworks.
-_OWN = {
+_PYTHON_COMMANDS = {
     "doctor": "loadstone._command.doctor:main",
     "export-rules": "loadstone._command.export_rules:main",
 }
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in _OWN:
+    if arguments and arguments[0] in _PYTHON_COMMANDS:
         return _run_own(*arguments)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         try:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_own(name: str, *arguments: str) -> int:
     try:
-        return int(adapters.resolve(_OWN[name])(list(arguments)))
+        return int(adapters.resolve(_PYTHON_COMMANDS[name])(list(arguments)))
     except Error as error:
         print(f"loadstone: {error}", file=sys.stderr)
         return _USAGE

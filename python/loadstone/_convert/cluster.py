@@ -1,4 +1,4 @@
-"""Runs the parts of a conversion as tasks of an engine that schedules, places and retries them.
+"""Run the parts of a conversion as tasks of an engine that schedules, places and retries them.
 
 A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may run twice,
 anywhere, at any time: complete shards are kept, and two tasks never write the same shard.
@@ -93,7 +93,7 @@ def _find_engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> t
         slots = slots if isinstance(slots, int) and slots > 0 else max(_SLOTS, os.cpu_count() or 1)
         return lambda count: _submit_parts(convert, cluster, arguments, count), slots
     message = '"ray", or an object with submit() such as concurrent.futures have'
-    raise make("plan.options", "no engine to run parts on", field="cluster", expected=message)
+    raise make("plan.options", "the cluster cannot run tasks", field="cluster", expected=message)
 
 
 def _submit_parts(
@@ -143,5 +143,5 @@ def plain_source(source: Any) -> str | list[str]:
         return absolute(os.fsdecode(source))
     if isinstance(source, Sequence):
         return [absolute(os.fsdecode(path)) for path in source]
-    message = "tasks open the checkpoint themselves: pass its path, not a catalog"
+    message = "the tasks of a cluster open the checkpoint: pass its path, not a catalog"
     raise make("plan.options", message, field="source")

@@ -1,4 +1,4 @@
-"""Converts one checkpoint to another, file to file; no whole tensor is ever in memory."""
+"""Convert one checkpoint to another, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadstone import _core
 from loadstone._base.adapters import adapters_with, resolve
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
 from loadstone._convert import cluster as _cluster
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize, require_no_errors
@@ -70,7 +70,7 @@ def convert(
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
-    """Converts a checkpoint to safetensors or GGUF in bounded memory.
+    """Convert a checkpoint to safetensors or GGUF in bounded memory.
 
     >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
     >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})
@@ -165,9 +165,9 @@ def convert(
     if cluster is not None:
         return _convert_in_parts(**arguments)
     if parts is not None:
-        message = "parts are the tasks of a cluster, and cluster= is missing"
+        message = "parts requires cluster="
         raise make("plan.options", message, field="parts", found=repr(parts))
-    options = OutputOptions.of_call(arguments)
+    options = OutputOptions.from_arguments(arguments)
     target = os.fsdecode(target)
     core_arguments = options.core_arguments(source, target)
     checkpoint = _open_source(
@@ -259,7 +259,9 @@ def _open_source(
     else:
         for field, value in (("converter", converter), ("trust_code", trust_code)):
             if value:
-                message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
+                message = (
+                    "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
+                )
                 raise make("plan.options", message, field=field, found=str(value))
         catalog = open_catalog(source, allow_links=allow_links)._core
         rules_json, recipes = _rules_or_recipes(rules, source, catalog)
@@ -281,7 +283,7 @@ def _rules_or_recipes(
     if not isinstance(rules, TracedRecipes):
         return rules_or_recipes(rules, catalog)
     if not isinstance(source, Catalog):
-        message = "traced recipes belong to the catalog that they were traced with: pass that"
+        message = "traced recipes require the catalog that they were traced with: pass that catalog"
         raise make("plan.options", message, field="source")
     require_no_errors(rules.findings)
     return "", rules.recipes
@@ -289,7 +291,7 @@ def _rules_or_recipes(
 
 def _as_text(rules: Rules | None) -> RulesText | None:
     if isinstance(rules, TracedRecipes):
-        message = "tasks take no traced rules: save them with save_recipes, and pass the file"
+        message = "cluster= requires saved rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):
         return rules

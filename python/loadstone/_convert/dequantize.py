@@ -1,4 +1,4 @@
-"""Dequantizes tensors in memory."""
+"""Dequantize tensors in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dequantize(
     block_size: int = 64,
     allow_non_finite: bool = False,
 ) -> torch.Tensor:
-    """Dequantizes a tensor from its components.
+    """Dequantize a tensor from its components.
 
     >>> loadstone.dequantize({"data": blocks}, "q4_k", (4096, 4096), torch.bfloat16)
 
@@ -64,10 +64,14 @@ def dequantize(
     dialect = "exact" if dialect is None else dialect
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
-        raise make("usage", "a GGUF encoding has one part", found=", ".join(parts), expected="data")
+        raise make(
+            "usage", "a GGUF encoding has one component", found=", ".join(parts), expected="data"
+        )
     data = parts["data"].detach().cpu().contiguous()
     if data.dtype is not torch.uint8:
-        raise make("usage", "blocks are bytes", found=str(data.dtype), expected="torch.uint8")
+        raise make(
+            "usage", "the blocks must be bytes", found=str(data.dtype), expected="torch.uint8"
+        )
     extents = tuple(int(extent) for extent in shape)
     count = math.prod(extents)
     blocks = count // elements
@@ -75,9 +79,9 @@ def dequantize(
     if min(extents, default=1) < 0 or row % elements or data.numel() != blocks * size:
         raise make(
             "plan.shape",
-            f"{data.numel()} bytes of {encoding.upper()} are not this shape",
+            f"{data.numel()} bytes of {encoding.upper()} do not decode to this shape",
             found=str(list(extents)),
-            expected=f"rows of whole blocks, {elements} numbers in {size} bytes",
+            expected=f"rows of whole blocks, {elements} values in {size} bytes",
         )
     result = torch.empty(extents, dtype=dtype)
     _core.decode_gguf(encoding, data.view(-1), bytes_of(result), dtype_name(dtype), dialect)

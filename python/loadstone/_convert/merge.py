@@ -1,4 +1,4 @@
-"""Merges models and adapters into one model, file to file; no whole tensor is ever in memory."""
+"""Merge models and adapters into one model, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress
 from loadstone._convert.output import ConvertReport, OutputOptions, Quantize
 from loadstone._files.catalog import open_catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.weighted import (
+from loadstone._files.lora import (
     Weighted,
     adapter_rows,
     join_catalogs,
@@ -60,7 +60,7 @@ def merge(
     receipt: str | None = None,
     page_cache: str = "auto",
 ) -> ConvertReport:
-    """Merges adapters into a model, or several models into one, and writes the result.
+    """Merge adapters into a model, or several models into one, and write the result.
 
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
@@ -96,7 +96,7 @@ def merge(
             ``merge.unused`` (all ``findings`` attached); or need more than ``max_memory``.
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
-    options = OutputOptions.of_call(locals())
+    options = OutputOptions.from_arguments(locals())
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
     target = os.fsdecode(target)
     if not sources:

@@ -11,9 +11,9 @@ from typing import Any
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, make, unknown
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
-from loadstone._files.weighted import pattern_list
+from loadstone._files.lora import pattern_list
 
 Quantize = str | Mapping[str, str]
 STYLES = ("modelopt", "compressed-tensors")
@@ -89,7 +89,7 @@ class OutputOptions:
     page_cache: str
 
     @classmethod
-    def of_call(cls, keywords: Mapping[str, Any]) -> OutputOptions:
+    def from_arguments(cls, keywords: Mapping[str, Any]) -> OutputOptions:
         """Pick the options from all keywords of a call."""
         return cls(**{option.name: keywords[option.name] for option in fields(cls)})
 
@@ -98,7 +98,7 @@ class OutputOptions:
         format = _core.format_of_target(target)
         is_split = format == "gguf" and self.shard_size is not None
         if format is not None and self.shard_size is not None and not is_split:
-            message = "a single file has no shards: pass a folder"
+            message = "shard_size requires several files: pass a folder"
             raise make("plan.options", message, field="shard_size")
         if self.style is not None and self.style not in STYLES:
             raise unknown("style", "style", self.style, STYLES)
@@ -201,7 +201,7 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     ):
         raise make(
             "plan.options",
-            "files take the name of an encoding, or a mapping of patterns to names",
+            "quantize must be the name of an encoding or a mapping of patterns to names",
             field="quantize",
             found=str(quantize),
         )

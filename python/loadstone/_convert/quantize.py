@@ -1,4 +1,4 @@
-"""Quantizes and dequantizes tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
+"""Quantize and dequantize tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
 
 ``quantize_scaled.py`` has the encodings of ModelOpt and the MX formats.
 """
@@ -53,7 +53,7 @@ class Quantized:
         return self.parts
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor of the decoded values; ``dtype``: default that of the original tensor."""
+        """Decode into a new tensor; ``dtype``: default that of the original tensor."""
         return _decode(self, self.dtype if dtype is None else dtype)
 
 
@@ -68,7 +68,7 @@ def quantize(
     allow_non_finite: bool = False,
     amax: float | Sequence[float] | torch.Tensor | None = None,
 ) -> Quantized:
-    """Quantizes a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
+    """Quantize a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
 
     >>> unit = loadstone.quantize(weight, "nf4", block_size=64)
     >>> weight = unit.dequantize(torch.bfloat16)
@@ -106,7 +106,9 @@ def quantize(
     if name in quantize_scaled.ENCODINGS:
         parts, first_wrong = quantize_scaled.encode(numbers, name, dialect, amax)
     elif amax is not None:
-        raise make("usage", "it has no scale for all numbers", found=name, expected="fp8 or nvfp4")
+        raise make(
+            "usage", "amax applies only to fp8 and nvfp4", found=name, expected="fp8 or nvfp4"
+        )
     elif name == "int8":
         parts, first_wrong = _encode_rows(numbers, dialect)
     else:
@@ -124,10 +126,10 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     parts, encoding = quantized.parts, quantized.encoding
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
-        raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
+        raise make("plan.dtype", "cannot decode to this dtype", found=str(dtype), expected=expected)
     extents = tuple(int(extent) for extent in quantized.shape)
     if min(extents, default=0) < 0:
-        raise make("q.shape", "an extent is negative", found=str(list(extents)))
+        raise make("q.shape", "a dimension is negative", found=str(list(extents)))
     _choose_dialect(encoding, quantized.dialect)
     allow_non_finite = quantized.allow_non_finite
     if encoding in quantize_scaled.ENCODINGS:
@@ -135,7 +137,9 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     block_size = quantized.block_size if encoding in ("nf4", "fp4") else 64
     for name, part in parts.items():
         if part.device.type == "meta":
-            raise make("audit.on_meta", "a part of the weight has no memory", field=name)
+            raise make(
+                "audit.on_meta", "a component of the weight is on meta and has no data", field=name
+            )
     rows = [(name, dtype_name(part.dtype), tuple(part.shape)) for name, part in parts.items()]
     _core.bnb.check_parts(encoding, extents, block_size, rows)
     components = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
@@ -161,7 +165,11 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
 def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
     """Return the components, and the index of the first non-finite value."""
     if numbers.dim() < 2:
-        raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
+        raise make(
+            "q.shape",
+            "int8 requires at least one dimension, as it has one scale per row",
+            found=str(list(numbers.shape)),
+        )
     parts = {
         "data": torch.empty(numbers.shape, dtype=torch.int8),
         "absmax": torch.empty(math.prod(numbers.shape[:-1]), dtype=torch.float32),
@@ -206,7 +214,7 @@ def _check_options(
     if nested and encoding not in ("nf4", "fp4"):
         raise make("usage", f"{encoding} has no nested statistics")
     if nested_offset is not None and not nested:
-        raise make("usage", "an offset is for nested statistics", expected="nested=True")
+        raise make("usage", "nested_offset requires nested=True", expected="nested=True")
     if nested_offset is not None and not math.isfinite(nested_offset):
         raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
     return dialect
@@ -223,12 +231,17 @@ def _choose_dialect(encoding: str, dialect: str | None) -> str:
 
 def _check_tensor(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise make("usage", "not a tensor on the CPU", found=str(tensor.device))
+        raise make("usage", "the tensor must be on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:
-        raise make("usage", "not a dense tensor", found=str(tensor.layout))
+        raise make("usage", "the tensor must be dense", found=str(tensor.layout))
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
-        raise make("plan.dtype", "no weight", found=str(tensor.dtype), expected=expected)
+        raise make(
+            "plan.dtype",
+            "the dtype of the tensor cannot be quantized",
+            found=str(tensor.dtype),
+            expected=expected,
+        )
 
 
 def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
@@ -237,8 +250,8 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
     fault = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
     reason = f"{encoding} has no code for it"
     if encoding in BNB_ENCODINGS:
-        reason = f"{encoding} would spoil all that share its scale"
-    raise make("q.nan", f"a number is {fault}: {reason}", found=f"{value} at {index}")
+        reason = f"{encoding} would damage all values that share its scale"
+    raise make("q.nan", f"a value is {fault}: {reason}", found=f"{value} at {index}")
 
 
 def _nest(
@@ -256,7 +269,7 @@ def _nest(
     target, nested_absmax = parts["absmax"], bytes_of(parts["nested_absmax"])
     _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
     if not torch.isfinite(parts["nested_absmax"]).all():
-        raise make("q.nan", "the offset is too far from the scales", found=str(rounded))
+        raise make("q.nan", "nested_offset is too far from the scales", found=str(rounded))
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Quantizes and dequantizes tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
+"""Quantize and dequantize tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
 
 from __future__ import annotations
 
@@ -70,25 +70,27 @@ def _check_parts(
     names = [name for name, _, _ in rows]
     for name in parts:
         if name not in names:
-            message = "the encoding has no such part"
+            message = "the encoding has no such component"
             raise make("q.scale_unused", message, expected=", ".join(names), found=name)
     components = {}
     for name, extents, dtype in rows:
         text = f"{dtype} {extents}"
         if name not in parts:
             raise make(
-                "q.scale_missing", "a part of the weight is missing", field=name, expected=text
+                "q.scale_missing", "a component of the weight is missing", field=name, expected=text
             )
         part = parts[name].detach()
         if part.device.type == "meta":
-            raise make("audit.on_meta", "a part of the weight has no memory", field=name)
+            raise make(
+                "audit.on_meta", "a component of the weight is on meta and has no data", field=name
+            )
         found = dtype_name(part.dtype)
         if found != dtype:
-            message = "a part of the weight has another dtype"
+            message = "a component of the weight has the wrong dtype"
             raise make("q.dtype", message, field=name, found=found, expected=dtype)
         if part.numel() != math.prod(extents):
             code = "q.shape" if name == "data" else "q.scale_shape"
-            message = "a part of the weight does not have the size that the shape asks for"
+            message = "the size of a component does not match the shape of the weight"
             raise make(code, message, field=name, found=str(list(part.shape)), expected=text)
         components[name] = part.cpu().contiguous()
     return components
@@ -110,7 +112,7 @@ def _check_magnitudes(
 ) -> list[float]:
     if encoding not in WHOLE:
         expected = " or ".join(WHOLE)
-        raise make("usage", "it has no scale for all numbers", found=encoding, expected=expected)
+        raise make("usage", "amax applies only to fp8 and nvfp4", found=encoding, expected=expected)
     stack = math.prod(shape[:-2])
     values = torch.as_tensor(amax, dtype=torch.float32).reshape(-1).tolist()
     if len(values) == 1:
@@ -118,11 +120,11 @@ def _check_magnitudes(
     if len(values) != stack:
         expected = f"one, or one for each of {stack} matrices"
         raise make(
-            "usage", "not the number of magnitudes", found=str(len(values)), expected=expected
+            "usage", "the number of amax values is wrong", found=str(len(values)), expected=expected
         )
     for value in values:
         if not math.isfinite(value) or value < 0:
             raise make(
-                "usage", "no largest magnitude", found=str(value), expected="finite, from 0 on"
+                "usage", "an amax value is invalid", found=str(value), expected="finite, from 0 on"
             )
     return [float(value) for value in values]

@@ -6,10 +6,10 @@ import os
 
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.text import write_text
 from loadstone._files.catalog import Catalog, CheckpointPath, open_catalog
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.planning import make_plan
 
 
@@ -23,7 +23,7 @@ def save_recipes(
     dtype: torch.dtype | str | None = None,
     allow_links: bool = False,
 ) -> None:
-    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
+    """Save the recipes of a library's own conversion, for ``loadstone convert``.
 
     >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 
@@ -42,6 +42,6 @@ def save_recipes(
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
         raise make(
-            "plan.options", "all names match unchanged: recipes to save do not exist", field="rules"
+            "plan.options", "no recipes are needed: all names match unchanged", field="rules"
         )
     write_text(path, traced.recipes.to_json(catalog._core))

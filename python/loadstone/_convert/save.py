@@ -1,4 +1,4 @@
-"""Writes safetensors files, byte for byte as safetensors does, in one rename."""
+"""Write safetensors files, byte for byte as safetensors does, in one rename."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Serialized:
         try:
             path = os.path.realpath(name)
             if name.endswith(os.sep):
-                raise make("io.not_regular", "a folder's name", path=name)
+                raise make("io.not_regular", "the target is a folder", path=name)
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise make("io.not_regular", "only regular files are replaced", path=str(filename))
             with _replacing(path) as descriptor:
@@ -126,7 +126,7 @@ def _replacing(path: str) -> Iterator[int]:
 def _dtype(name: str, tensor: torch.Tensor) -> str:
     dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
     if dtype not in _ORDER:
-        message = "safetensors has no such dtype"
+        message = "safetensors does not support this dtype"
         raise make("save.tensor", message, tensor=name, found=str(tensor.dtype))
     return dtype
 
@@ -138,7 +138,7 @@ def _require_writable(
         message = "expected a dict of [str, torch.Tensor]"
         raise make("save.tensor", message, found=str(type(tensors)))
     if not isinstance(metadata, Mapping | None):
-        message = "the metadata is no dict of [str, str]"
+        message = "the metadata must be a dict of [str, str]"
         raise make("save.tensor", message, found=str(type(metadata)))
     for key, text in (metadata or {}).items():
         _require_text(key, "a name of the metadata")
@@ -146,7 +146,7 @@ def _require_writable(
     for name, tensor in tensors.items():
         _require_text(name, "a name")
         if name == "__metadata__":
-            raise make("save.tensor", "the format keeps this name for itself", tensor=name)
+            raise make("save.tensor", "this name is reserved by the format", tensor=name)
         if not isinstance(tensor, torch.Tensor):
             message = "expected torch.Tensor"
             raise make("save.tensor", message, tensor=name, found=str(type(tensor)))
@@ -183,4 +183,4 @@ def _require_text(value: object, role: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise make("save.tensor", f"{role} is no UTF-8", found=ascii(value)) from None
+        raise make("save.tensor", f"{role} is not valid UTF-8", found=ascii(value)) from None

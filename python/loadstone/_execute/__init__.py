@@ -1,1 +1,1 @@
-"""Loads: executes plans, gives models their tensors, reports and audits."""
+"""Execute plans, give models their tensors, report and audit."""

@@ -66,7 +66,7 @@ class Audit:
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
-        """Raises :class:`AuditError` that names the first tensors in question."""
+        """Raise :class:`AuditError` that names the first tensors in question."""
         for code, names, defect in (
             ("audit.on_meta", self.on_meta, "without memory"),
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
@@ -120,7 +120,7 @@ class _TensorState:
     shape: Any
 
     @classmethod
-    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
+    def from_tensor(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
@@ -154,7 +154,9 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Record which memory has the loaded values, without keeping it alive."""
     shapes: dict[Any, Any] = {}  # one object for equal shapes
     states = {
-        slot.name: _TensorState.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta
+        slot.name: _TensorState.from_tensor(slot.tensor, shapes)
+        for slot in slots
+        if not slot.tensor.is_meta
     }
     for module in model.modules() if _last_load else ():
         _last_load.pop(module, None)  # earlier loads of parts
@@ -213,7 +215,7 @@ def audit(
     *,
     receipt: Receipt | str | os.PathLike[str] | bool | None = None,
 ) -> Audit:
-    """Walks parameters, buffers and every tensor reachable through attributes.
+    """Walk parameters, buffers and every tensor reachable through attributes.
 
     Args:
         model: an ``nn.Module``.
@@ -310,7 +312,7 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
     report = report or (loads[""].report if "" in loads else None)
     if report is None or report.receipt is None:
-        raise make("plan.options", "the load was asked for no receipt", field="receipt")
+        raise make("plan.options", "the load was made without receipt=", field="receipt")
     return report.receipt
 
 
@@ -320,9 +322,9 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
         if slot.tensor.is_meta:
             continue
         name = entry.tie_of if entry is not None and entry.origin == "tie" else slot.name
-        is_same = receipt.is_of(name or slot.name, slot.tensor)
+        is_same = receipt.matches(name or slot.name, slot.tensor)
         if is_same:
-            is_same = receipt.components_of(name or slot.name, slot.tensor)
+            is_same = receipt.components_match(name or slot.name, slot.tensor)
         if is_same:
             result.proved.append(slot.name)
         elif is_same is None:

@@ -1,4 +1,4 @@
-"""Allocates output tensors and swaps them into the model, whose tensors stay the same objects.
+"""Allocate output tensors and swap them into the model, whose tensors stay the same objects.
 
 Optimizers, hooks and other owners hold a parameter by identity. So values are made in separate
 memory; when all are complete, ``.data`` is set, and tensors on meta exchange their contents

@@ -1,4 +1,4 @@
-"""Executes a plan: the core fills new memory, then the model gets all tensors at once."""
+"""Execute a plan: the core fills new memory, then the model gets all tensors at once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
+from loadstone._execute.model_check import planned_slots
 from loadstone._execute.receipts import add_components
 from loadstone._execute.report import Report, filled_findings, human_bytes
-from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.half_written import WRITTEN
@@ -61,7 +61,7 @@ class ExecuteOptions:
         if self.receipt is not None and not isinstance(self.receipt, str):
             raise make(
                 "plan.options",
-                "a receipt is of a digest that is named",
+                "receipt must be 'xxh3-128' or 'sha256-tree'",
                 field="receipt",
                 found=repr(self.receipt),
                 expected="'xxh3-128' or 'sha256-tree'",
@@ -280,7 +280,7 @@ def _read(
     """Fill ``values`` with a finished tensor for each target that the core delivers to memory."""
     if plan.shared_read is not None:
         if options.receipt:
-            message = "ranks that read together make no receipt"
+            message = "read_once does not support receipt"
             raise make("plan.options", message, field="receipt", found=options.receipt)
         return read_once.read(plan, destinations, values, callback, options.for_core())
     wanted = _make_memory(plan, destinations, values)

@@ -19,7 +19,7 @@ from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
 from loadstone._files.catalog import CheckpointPath
-from loadstone._files.weighted import Weighted
+from loadstone._files.lora import Weighted
 from loadstone._model.model_lock import model_lock
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.quantization import Quantization
@@ -56,7 +56,7 @@ def load(
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
     interleave: bool = False,
 ) -> Report:
-    """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
+    """Load a checkpoint into a model and prove that every tensor has a value with an origin.
 
     >>> report = loadstone.load(model, "checkpoint/", dtype="bfloat16")
 
@@ -75,7 +75,7 @@ def load(
     Thread safety: loads into one model wait for each other.
     """
     keywords = dict(locals())
-    execution = {name: keywords.pop(name) for name in _OF_EXECUTION}
+    execution = {name: keywords.pop(name) for name in _EXECUTE_OPTIONS}
     with model_lock(model), session(read_once):
         checked = plan(**keywords)
         if strict is False:
@@ -89,7 +89,7 @@ def load(
     return report
 
 
-_OF_EXECUTION = ("progress", "receipt", "read_ahead_bytes", "interleave")
+_EXECUTE_OPTIONS = ("progress", "receipt", "read_ahead_bytes", "interleave")
 
 
 def _warn_of_unexpected(checked: Plan) -> None:

@@ -22,10 +22,10 @@ from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
 from loadstone._files.catalog import CheckpointPath, inspect
-from loadstone._files.weighted import Weighted, open_adapters
+from loadstone._files.lora import Weighted, open_adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
@@ -86,7 +86,7 @@ class Plan:
         return dict(self._planned.core.device_map)
 
     def require_ok(self) -> None:
-        """Raises :class:`PlanError` with all findings attached if one of them is an error.
+        """Raise :class:`PlanError` with all findings attached if one of them is an error.
 
         A defective quantized weight is a :class:`FormatError`.
         """
@@ -104,7 +104,7 @@ class Plan:
         read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
         interleave: bool = False,
     ) -> Report:
-        """Loads, exactly as planned. The model is unchanged until the last byte has been read.
+        """Load exactly as planned. The model is unchanged until the last byte has been read.
 
         A parameter or buffer that has memory stays the same object and gets new memory, with the
         same stride order. If its device or dtype changes, a buffer is replaced, and a parameter
@@ -135,13 +135,14 @@ class Plan:
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
         options = execute.ExecuteOptions(progress, threads, receipt, read_ahead_bytes, interleave)
-        given = model if into is None else into
-        subject = self._model() if given is None else given
-        if subject is None:
+        target_model = model if into is None else into
+        if target_model is None:
+            target_model = self._model()
+        if target_model is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         in_place = True if into is not None else None
-        report = execute.run(self._planned, subject, options, in_place=in_place)
-        warn_of_replaced(subject)
+        report = execute.run(self._planned, target_model, options, in_place=in_place)
+        warn_of_replaced(target_model)
         return report
 
     def _model(self) -> Any:
@@ -153,17 +154,15 @@ class Plan:
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
-            message = (
-                "a plan of ranks that read together needs those ranks, and a file cannot hold them"
-            )
+            message = "a plan with read_once cannot be saved: it requires its process group"
             raise make("plan.options", message, field="read_once")
         if self._planned.in_place:
-            message = "a plan that writes in place is tied to its model, and a file cannot hold it"
+            message = "a plan with in_place=True cannot be saved: it requires its model"
             raise make("plan.options", message, field="in_place")
         return self._planned.core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`to_json` to a file."""
+        """Write :meth:`to_json` to a file."""
         write_text(path, self.to_json())
 
     @classmethod
@@ -177,7 +176,7 @@ class Plan:
         offload_folder: str | os.PathLike[str] | None = None,
         allow_remote: bool = False,
     ) -> Plan:
-        """Reads a saved plan, and checks it against the shards without trusting it.
+        """Read a saved plan, and check it against the shards without trusting it.
 
         Args:
             root: the checkpoint's folder. Needed if it was moved or copied, unless the plan's
@@ -277,7 +276,7 @@ def plan(
     read_once: bool = False,
     allow_links: bool = False,
 ) -> Plan:
-    """Plans a load: reads headers, no data, and changes nothing.
+    """Plan a load: read headers, no data, and change nothing.
 
     Args:
         model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a

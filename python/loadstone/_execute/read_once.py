@@ -55,8 +55,8 @@ def read(
         load = [0] * peers.count  # bytes that each rank has read
         for wave in shared.waves():
             owners = _owners(shared, wave, load)
-            own = [index for index in wave if owners[index] == peers.rank]
-            sources = {index: _fresh(shared.targets[index]) for index in own}
+            local_indices = [index for index in wave if owners[index] == peers.rank]
+            sources = {index: _fresh(shared.targets[index]) for index in local_indices}
             reports.append(_execute(shared.core, sources, callback, reading))
             for index in wave:
                 values[index] = _memory(plan, destinations, index)
@@ -94,14 +94,14 @@ def _agree_on_slices(
     peers: Peers, shared: SharedReadPlan, targets: Sequence[PlannedTarget]
 ) -> list[dict[int, Slice]]:
     """Return each rank's slice of each tensor; raise if they load different things."""
-    own = {i: (*targets[i].slice_position, targets[i].shape) for i in shared.exchanged}
-    answers = peers.gather((shared.terms(), own))
+    slices = {i: (*targets[i].slice_position, targets[i].shape) for i in shared.exchanged}
+    answers = peers.gather((shared.terms(), slices))
     for rank, (terms, _) in zip(peers.ranks, answers, strict=True):
         for name, term in terms.items():
             if term != answers[0][0][name]:
                 message = f"rank {rank} loads another plan: {name} differ"
                 raise make("plan.ranks", message, expected=f"those of rank {peers.ranks[0]}")
-    return [slices for _, slices in answers]
+    return [rank_slices for _, rank_slices in answers]
 
 
 def _execute_own(
@@ -116,9 +116,9 @@ def _execute_own(
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:
             values[index] = _memory(plan, destinations, index)
-    own = {index: value for index, value in enumerate(values) if value is not None}
-    report = _execute(plan.core, own, None, reading)
-    for index, value in own.items():
+    local_values = {index: value for index, value in enumerate(values) if value is not None}
+    report = _execute(plan.core, local_values, None, reading)
+    for index, value in local_values.items():
         values[index] = value.to(plan.targets[index].device)
     return report
 
@@ -174,7 +174,7 @@ def _parts(
     source: torch.Tensor, index: int, slices: Sequence[dict[int, Slice]]
 ) -> list[torch.Tensor]:
     """Return each rank's slice of a whole tensor; equal slices share one copy."""
-    wanted = [of_rank[index] for of_rank in slices]
+    wanted = [rank_slices[index] for rank_slices in slices]
     copies = {part: _cut(source, part).contiguous() for part in set(wanted)}
     return [copies[part] for part in wanted]
 
@@ -239,13 +239,13 @@ class Peers:
         for index in wave:
             owner = owners[index]
             if owner != self.rank:
-                own = values[index]
-                if own.numel() == 0:
+                value = values[index]
+                if value.numel() == 0:
                     continue
                 # A strided destination gets a copy of the received elements.
-                buffer = own.contiguous()
+                buffer = value.contiguous()
                 work = dist.irecv(bytes_of(buffer), self.ranks[owner], group=self._group, tag=index)
-                received.append((work, own, buffer))
+                received.append((work, value, buffer))
                 continue
             for peer, part in enumerate(parts[index]):
                 if peer == self.rank:
@@ -254,10 +254,10 @@ class Peers:
                     buffer = bytes_of(part)  # backends support few dtypes
                     work = dist.isend(buffer, self.ranks[peer], group=self._group, tag=index)
                     pending.append((work, buffer))
-        for work, own, buffer in received:
+        for work, value, buffer in received:
             work.wait()
-            if buffer is not own:
-                own.copy_(buffer)
+            if buffer is not value:
+                value.copy_(buffer)
         for work, _ in pending:
             work.wait()
 

@@ -1,4 +1,4 @@
-"""Reports of loads: the origin of the value of every tensor."""
+"""Report of loads: the origin of the value of every tensor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Report:
         return [item for name, item in self.provenance.items() if name in names]
 
     def to_json(self) -> str:
-        """All but the receipt, as the command prints it: ``{provenance, seconds ...}``."""
+        """Return the JSON that the command prints, ``{provenance, ...}``, without the receipt."""
         members = {name: value for name, value in vars(self).items() if name != "receipt"}
         return json.dumps(members, default=_members, indent=1)
 

@@ -36,12 +36,18 @@ def _listed(model: Any) -> dict[str, str]:
 
 def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
     """Make the library tie the names that the plan ties; warn of names that adapters split."""
-    own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
-    unbind(model, own)
+    untied = [
+        target.name for target in plan.targets if target.name in ties and target.origin != "tie"
+    ]
+    unbind(model, untied)
     listed = _listed(model)
-    for each in plan.targets:
-        if each.origin == "tie" and ties.get(each.name) != each.tie_of and each.name in listed:
-            listed[each.name] = each.tie_of
+    for target in plan.targets:
+        if (
+            target.origin == "tie"
+            and ties.get(target.name) != target.tie_of
+            and target.name in listed
+        ):
+            listed[target.name] = target.tie_of
     for found in plan.findings:
         if found.code == "merge.tie" and found.severity == "warning":
             terminal.warn(found.message, UserWarning, stacklevel=users_level())
@@ -78,9 +84,9 @@ def _own_config(model: Any) -> Any:
         if hasattr(part, "to_dict"):
             copies[id(part)] = getattr(new, name)
     for module in (model, *getattr(model, "modules", list)()):
-        own = copies.get(id(vars(module).get("config")))
-        if own is not None:
-            module.config = own
+        config = copies.get(id(vars(module).get("config")))
+        if config is not None:
+            module.config = config
     return new
 
 
@@ -116,13 +122,13 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
     return equal, different + elsewhere
 
 
-def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
+def warn(findings: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
     """Warn of values that differ under the names of one tie, which only the load detects."""
-    known = {(each.code, each.message) for each in planned}
-    for each in found:
-        is_tie = each.code == "plan.tie" and each.severity == "warning"
-        if is_tie and (each.code, each.message) not in known:
-            terminal.warn(each.message, UserWarning, stacklevel=users_level())
+    known = {(finding.code, finding.message) for finding in planned}
+    for finding in findings:
+        is_tie = finding.code == "plan.tie" and finding.severity == "warning"
+        if is_tie and (finding.code, finding.message) not in known:
+            terminal.warn(finding.message, UserWarning, stacklevel=users_level())
 
 
 def split_names(

@@ -77,11 +77,11 @@ class Catalog:
         return {row[0]: TensorInfo(*row) for row in self._core.tensors()}
 
     def encodings(self) -> dict[str, str]:
-        """Name and encoding of every tensor, in file order; cheaper than :attr:`tensors`."""
+        """Return name and encoding of every tensor, in file order; cheaper than :attr:`tensors`."""
         return self._core.encodings()
 
     def digest(self) -> str:
-        """A fingerprint of names, encodings and shapes, in file order."""
+        """Return a fingerprint of names, encodings and shapes, in file order."""
         return self._core.digest()
 
     @cached_property
@@ -118,7 +118,7 @@ class Catalog:
         return self._core.findings
 
     def to_json(self) -> str:
-        """The output of ``loadstone inspect --json``."""
+        """Return the output of ``loadstone inspect --json``."""
         return self._core.to_json()
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Catalog:
 def inspect(
     path: CheckpointPath, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
 ) -> Catalog:
-    """Opens a checkpoint and reads its headers, no data.
+    """Open a checkpoint and read its headers, no data.
 
     >>> loadstone.inspect("checkpoint/").tensors["lm_head.weight"].shape
 
@@ -191,6 +191,6 @@ def _reopen(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str
     catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
     found = catalog.digest()
     if found != digest:
-        message = "the checkpoint is not the one that was pickled"
+        message = "the checkpoint has changed since it was pickled"
         raise make("io.changed", message, path=paths[0], found=found, expected=digest)
     return catalog

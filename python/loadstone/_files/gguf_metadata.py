@@ -28,7 +28,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
         return {"key": key, **value, "value": json_value(value.get("value"))}
     raise make(
         "plan.options",
-        "numbers and lists have several types in GGUF: say which",
+        "the GGUF type of a number or list must be named",
         field=f"metadata[{key!r}]",
         found=type(value).__name__,
         expected="{'type': 'u32', 'value': 7}",

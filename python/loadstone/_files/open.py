@@ -10,7 +10,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_argument, element_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import Catalog, CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
@@ -74,7 +74,7 @@ class LazyTensor:
         return self._entry.stored_bytes
 
     def numel(self) -> int:
-        """Count of elements."""
+        """Return the number of elements."""
         return math.prod(self._entry.shape)
 
     def tensor(
@@ -83,7 +83,7 @@ class LazyTensor:
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
-        """Reads the whole tensor.
+        """Read the whole tensor.
 
         Args:
             dtype: a torch dtype or its name; ``None``: :attr:`dtype`. Rounds to nearest even, once.
@@ -97,11 +97,11 @@ class LazyTensor:
         return self._owner._read(self._entry, dtype, device)
 
     def numpy(self) -> Any:
-        """Reads the whole tensor as a NumPy array; ``TypeError`` for dtypes that NumPy lacks."""
+        """Read the whole tensor as a NumPy array; ``TypeError`` for dtypes that NumPy lacks."""
         return self.tensor(device="cpu").numpy()
 
     def components(self) -> dict[str, torch.Tensor]:
-        """See :meth:`OpenCheckpoint.components`."""
+        """Read the components; see :meth:`OpenCheckpoint.components`."""
         return self._owner.components(self.name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -126,7 +126,7 @@ class LazyTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
-            raise ValueError("a tensor of a file is always copied")
+            raise ValueError("a tensor of a checkpoint cannot be viewed without a copy")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -187,7 +187,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | int | None = None,
     ) -> Any:
-        """Reads a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
+        """Read a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
 
         Args:
             default: returned for a name that the checkpoint does not have.
@@ -195,7 +195,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return self._read(self._reader.entry(name), dtype, device) if name in self else default
 
     def components(self, name: str) -> dict[str, torch.Tensor]:
-        """Reads the components of a tensor without decoding, on the CPU.
+        """Read the components of a tensor without decoding, on the CPU.
 
         Args:
             name: a name among :meth:`keys`.
@@ -209,7 +209,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return self._reader.components(self._reader.entry(name))
 
     def close(self) -> None:
-        """Refuses further reads. Files are open only while they are read."""
+        """Refuse further reads. Files are open only while they are read."""
         self._is_closed = True
 
     def _require_open(self, name: str) -> None:
@@ -262,7 +262,7 @@ def open(
     allow_links: bool = False,
     gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> OpenCheckpoint:
-    """Opens a checkpoint of any format and reads its headers, no data.
+    """Open a checkpoint of any format and read its headers, no data.
 
     >>> with loadstone.open("checkpoint/") as ckpt:
     ...     rows = ckpt["model.embed_tokens.weight"][0:128, :]
@@ -292,7 +292,7 @@ def load_file(
     allow_links: bool = False,
     gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a checkpoint in one pass; quantized ones are decoded.
+    """Read all tensors of a checkpoint in one pass; quantized ones are decoded.
 
     >>> state = loadstone.load_file("model.gguf", dtype="bfloat16")
 

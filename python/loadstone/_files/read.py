@@ -13,7 +13,7 @@ from loadstone._base import collector
 from loadstone._base.dtypes import element_shape, is_dtype, is_floating
 from loadstone._base.errors import Error, make
 from loadstone._base.indexing import Selection, index_tensor, select, select_all
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import ProgressCallback
 from loadstone._base.warn import warn_of_overflows
 from loadstone._files.catalog import Catalog, TensorInfo
@@ -201,7 +201,7 @@ class TensorReader:
             if error.code != "plan.recipe":
                 raise
             message = "no cast exists between these"
-            found = entry.dtype if not entry.is_decoded else f"numbers of {entry.encoding}"
+            found = entry.dtype if not entry.is_decoded else f"values of {entry.encoding}"
             raise make(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error

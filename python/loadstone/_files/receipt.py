@@ -40,7 +40,7 @@ class Receipt:
     """
 
     def __init__(self, text: str) -> None:
-        """Parses the JSON of a receipt; the error's code is ``receipt.json``."""
+        """Parse the JSON of a receipt; the error's code is ``receipt.json``."""
         self._text = _core.checked_receipt(text)
         document: dict[str, Any] = json.loads(self._text)
         self.digest: str = document["digest"]
@@ -52,7 +52,7 @@ class Receipt:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
-        """Reads one that was saved, or that a conversion wrote."""
+        """Load one that was saved, or that a conversion wrote."""
         require_local(os.fsdecode(path))
         size_max = _core.RECEIPT_JSON_BYTES_MAX
         with Path(path).open("rb") as file:
@@ -70,12 +70,14 @@ class Receipt:
         return cls(text)
 
     def to_json(self) -> str:
+        """Return the receipt as JSON."""
         return self._text
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_json` to a file."""
         write_text(path, self._text)
 
-    def is_of(self, name: str, tensor: Any) -> bool | None:
+    def matches(self, name: str, tensor: Any) -> bool | None:
         """Compare a tensor with the bytes from the load; ``None`` if the receipt lacks them.
 
         Costs a pass over its memory, and a copy if it is not contiguous or is on a device.
@@ -89,7 +91,7 @@ class Receipt:
             return None
         return digest_of(self.digest, tensor) == str(data[0]["digest"])
 
-    def components_of(self, name: str, tensor: Any) -> bool | None:
+    def components_match(self, name: str, tensor: Any) -> bool | None:
         """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
         entries = {entry.get("component"): entry for entry in self.targets.get(name, [])}
         components = read_components(tensor)

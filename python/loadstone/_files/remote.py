@@ -34,7 +34,7 @@ def configure_remote(
     s3_secret_key: str | None = None,
     s3_session_token: str | None = None,
 ) -> None:
-    """Configures how this process reads ``https://``, ``hf://`` and ``s3://`` from now on.
+    """Configure how this process reads ``https://``, ``hf://`` and ``s3://`` from now on.
 
     >>> loadstone.configure_remote(ca_file="corporate.pem")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadstone._base.errors import make, unknown
 from loadstone._base.keywords import names_keywords
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
 
@@ -34,7 +34,7 @@ class SafeSlice:
 
 
 class safe_open:  # noqa: N801
-    """Opens a checkpoint as ``safetensors.safe_open`` opens a file.
+    """Open a checkpoint as ``safetensors.safe_open`` opens a file.
 
     >>> with loadstone.safe_open("model.safetensors", framework="pt") as file:
     ...     rows = file.get_slice("lm_head.weight")[:16]
@@ -70,24 +70,27 @@ class safe_open:  # noqa: N801
         self._device = device_argument(device)
         if self._framework == "np" and self._device != "cpu":
             raise make(
-                "plan.options", "NumPy arrays are on the cpu", field="device", found=str(device)
+                "plan.options",
+                "framework='np' requires device='cpu'",
+                field="device",
+                found=str(device),
             )
         self._reader: TensorReader | None = TensorReader(inspect(filename), decodes=False)
 
     def keys(self) -> list[str]:
-        """The names, in alphabetical order."""
+        """Return the names, in alphabetical order."""
         return sorted(self._open().entries)
 
     def offset_keys(self) -> list[str]:
-        """The names, in the order of the file."""
+        """Return the names, in the order of the file."""
         return list(self._open().entries)
 
     def metadata(self) -> dict[str, Any] | None:
-        """safetensors' ``__metadata__``, or the key/value section of GGUF, or ``None``."""
+        """Return safetensors' ``__metadata__``, or the key/value section of GGUF, or ``None``."""
         return self._open().catalog.metadata or None
 
     def get_tensor(self, name: str) -> Any:
-        """A whole tensor.
+        """Read a whole tensor.
 
         Raises:
             MissingTensorError: an unknown name; also a ``KeyError``.
@@ -97,13 +100,13 @@ class safe_open:  # noqa: N801
         return self._convert(reader.read(entry, entry.dtype, device=self._device))
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors by name, read in one pass."""
+        """Read all tensors by name, in one pass."""
         reader = self._open()
         tensors = reader.read_all(reader.dtypes(), self._device, 0)
         return {name: self._convert(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> SafeSlice:
-        """A tensor that is read by an index."""
+        """Return a tensor that is read by an index."""
         return SafeSlice(self, self._open().entry(name))
 
     def _select(self, entry: Entry, index: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from loadstone import _core
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # torch loads it by this name.
 CUDA_LIBRARY = "libcuda.so.1"
@@ -53,7 +53,7 @@ def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
     reason = str(error).partition("\n")[0]
-    message = "the device has no memory for this tensor"
+    message = "the device has not enough memory for this tensor"
     raise make("memory.device", message, tensor=name, field=device, found=reason) from error
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from loadstone._base.late import torch
+from loadstone._base.lazy_torch import torch
 
 # More than any machine has; a typo must not overflow.
 RANKS_MAX = 1 << 20
@@ -84,7 +84,7 @@ class LocalShard:
         shape, begin = compute_local_shape_and_global_offset(self.shape, mesh, placements)
         if tuple(shape) != tuple(self.local.shape):
             actual, expected = list(self.local.shape), list(shape)
-            return f"this rank holds {actual} of it, where its placements say {expected}"
+            return f"this rank holds {actual} of it, where its placements specify {expected}"
         self.begin = tuple(begin)
         if _is_in_one_piece(self.shape, mesh.shape, placements):
             return ""

@@ -96,7 +96,7 @@ class TensorSlot:
 
     @property
     def slot_key(self) -> tuple[int, str] | None:
-        """Identifies the place: the same for all paths of a module."""
+        """Identify the place: the same for all paths of a module."""
         return None if self._key is None else (id(self._place), self._key)
 
     def replace(self, tensor: torch.Tensor) -> None:

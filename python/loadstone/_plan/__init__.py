@@ -1,1 +1,1 @@
-"""Plans the origin of every tensor of a model; reads no data."""
+"""Plan the origin of every tensor of a model without reading data."""

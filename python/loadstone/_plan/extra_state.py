@@ -27,7 +27,7 @@ class ExtraState(TargetExtension):
 
     def require_savable(self, is_pickled: bool) -> None:
         """Raise: the file of a plan cannot store extra state."""
-        message = "a plan that hands over extra state (set_extra_state) is tied to its model"
+        message = "a plan with extra state (set_extra_state) cannot be saved: it requires its model"
         raise make("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:

@@ -1,4 +1,4 @@
-"""Traces code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
+"""Trace code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
 
 ``load_state_dict`` itself runs on a stand-in of the model and a state dict of symbols, and the
 tracer records each copy into a tensor. The plan handles tensors that are copied unchanged;
@@ -26,10 +26,16 @@ from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
 from loadstone._plan.extra_state import ExtraState
-from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
-from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
+from loadstone._plan.model_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import LibraryRecipes
+from loadstone._plan.state_dict_overrides import (
+    LOAD_HOOK,
+    is_filled,
+    is_overridden,
+    is_own,
+    refusal,
+)
 from loadstone._plan.state_symbols import StateSymbols
 from loadstone._skeleton.stand_in import WriteGuard, stand_in
 from loadstone.tracing import Symbol, Trace
@@ -129,7 +135,7 @@ class LoadHookTracer:
         self.filled_prefixes = self._prepare(copy)
         modules = dict(copy.named_modules())
         before = {path: _attributes(module) for path, module in modules.items()}
-        own = {path: _attributes(module) for path, module in self.model.named_modules()}
+        attributes = {path: _attributes(module) for path, module in self.model.named_modules()}
         keys, failure = None, None
         writes = WriteGuard(self.model)
         try:
@@ -140,7 +146,7 @@ class LoadHookTracer:
         for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
-            if _attributes(module) != own.get(path):
+            if _attributes(module) != attributes.get(path):
                 return self._finding_at(path, "it would change the model itself")
         for path, module in modules.items():
             if _attributes(module) != before[path]:
@@ -222,7 +228,9 @@ class LoadHookTracer:
         plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
-            raise make(LOAD_HOOK, "it would write to a tensor that is not saved", tensor=name)
+            raise make(
+                LOAD_HOOK, "it writes to a tensor that is not in the state dict", tensor=name
+            )
         for name, names in groups.items():
             if name.startswith(self.filled_prefixes):
                 continue
@@ -252,7 +260,7 @@ class LoadHookTracer:
             if read.isdisjoint(self.symbols.sources_of(symbol)):
                 continue
             if isinstance(symbol, WholeSymbol):
-                message = "it would use one of the several tensors that this one is made of"
+                message = "it uses one of the several tensors that this one is made from"
                 raise make(LOAD_HOOK, message, tensor=name)
             shared[name] = symbol
         return shared
@@ -272,11 +280,11 @@ class LoadHookTracer:
                 return False
             raise make(
                 LOAD_HOOK,
-                f"it would give it what '{value.slot.name}' has in the model",
+                f"it assigns the model's own value of '{value.slot.name}'",
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
-            message = f"it would give it {value!r}, which is no tensor of the checkpoint"
+            message = f"it assigns {value!r}, which is not a tensor of the checkpoint"
             raise make(LOAD_HOOK, message, tensor=name)
         return True
 
@@ -292,7 +300,7 @@ class LoadHookTracer:
             source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
             problem = ""
             if name in self.symbols.objects:
-                problem = "is no tensor in the checkpoint, and cannot be loaded"
+                problem = "is not a tensor in the checkpoint, and cannot be loaded"
             elif source is not None:
                 extra[path] = source
             elif state is not None:

@@ -49,7 +49,9 @@ class ModelTargets:
     slots: list[TensorSlot] = field(default_factory=list)
     whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def of_memory(self, targets: Sequence[PlannedTarget], in_place: bool) -> list[_core.Finding]:
+    def memory_findings(
+        self, targets: Sequence[PlannedTarget], in_place: bool
+    ) -> list[_core.Finding]:
         findings = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
         if in_place and real:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadstone._base.progress import Progress as Progress
-from loadstone._files.weighted import MergedAdapters, open_adapters
+from loadstone._files.lora import MergedAdapters, open_adapters
 
 Missing = str | Mapping[str, str]
 
@@ -49,7 +49,7 @@ class LoadOptions:
     attn_implementation: Any = None
 
     @classmethod
-    def of_call(cls, arguments: Mapping[str, Any]) -> LoadOptions:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> LoadOptions:
         """Return the options among the arguments of a function; open the adapters."""
         options = {name: arguments[name] for name in NAMES if name in arguments}
         lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
@@ -61,6 +61,6 @@ DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
+    {field.name for field in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

@@ -150,12 +150,12 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
         if kept[0].tensor.is_meta or keeps_identity(written[0], planned[written[0].name]):
             return None  # a view sees its tensor's value; on meta it is recomputed
         message = (
-            f"{names} share memory; '{written[0].name}' gets memory of its own, "
+            f"{names} share memory; '{written[0].name}' gets its own memory, "
             f"and '{kept[0].name}' keeps the value that it has"
         )
         return _core.Finding("warning", "plan.in_place", kept[0].name, [], message)
     if one.space[0] == "meta":
-        message = f"{names} share memory in the model; after the load each has memory of its own"
+        message = f"{names} share memory in the model; after the load each has its own memory"
         advice = "make them one parameter, if a change of one is to be a change of the other"
         return _core.Finding("warning", "plan.tie", name, [], message, advice)
     message = f"{names} share memory, so the value of one would be written over the other's"

@@ -116,15 +116,15 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
     result = dict(device_map)
     memory = main_device(device_map)
     for path, module in named_modules(model):
-        own = [name for name in _own_tensors(path, module) if name in result]
-        if not any(str(result[name]) == "disk" for name in own):
+        names = [name for name in _own_tensors(path, module) if name in result]
+        if not any(str(result[name]) == "disk" for name in names):
             continue
         if path and next(module.children(), None) is None:
-            for name in own:
+            for name in names:
                 del result[name]
             result[path] = "disk"
         else:
-            result.update((name, memory) for name in own if str(result[name]) == "disk")
+            result.update((name, memory) for name in names if str(result[name]) == "disk")
     return result
 
 

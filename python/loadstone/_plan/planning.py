@@ -1,4 +1,4 @@
-"""Plans the origin of every tensor of a model before any data is read."""
+"""Plan the origin of every tensor of a model before any data is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, make
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import MergedAdapters
+from loadstone._files.lora import MergedAdapters
 from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
-from loadstone._plan.from_adapters import extend
-from loadstone._plan.load_code import has_code
+from loadstone._plan.library_recipes import extend
 from loadstone._plan.load_hooks import Effect
 from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
@@ -28,6 +27,7 @@ from loadstone._plan.policies import missing_policies
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.rules import Rules, rules_or_recipes
 from loadstone._plan.shared_read import SharedReadPlan
+from loadstone._plan.state_dict_overrides import has_code
 from loadstone._skeleton import initialise
 
 
@@ -174,7 +174,7 @@ def _shared_read(
 ) -> SharedReadPlan:
     """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
-        message = "ranks that read together need the model, not a file about it"
+        message = "read_once requires the model, not a skeleton file"
         raise make("plan.options", message, field="read_once")
     whole_tensors = [target.whole() for target in model_targets.targets]
     shared_read = SharedReadPlan(make_core(whole_tensors, **arguments), catalog)
@@ -212,7 +212,7 @@ def _finished(
         findings += initialise.findings(targets, module)
     if any(finding.code == "merge.tie" for finding in core.findings):
         findings += ties.findings(model_targets.slots, targets)
-    core.add_findings(findings + model_targets.of_memory(targets, in_place))
+    core.add_findings(findings + model_targets.memory_findings(targets, in_place))
     return planned
 
 
@@ -220,5 +220,10 @@ def _prefixes(values: str | Sequence[str]) -> list[str]:
     texts = [values] if isinstance(values, str) else list(values)
     for text in texts:
         if not isinstance(text, str):
-            raise make("plan.options", "no text", field="strip_prefix", found=repr(text))
+            raise make(
+                "plan.options",
+                "strip_prefix must be a string",
+                field="strip_prefix",
+                found=repr(text),
+            )
     return texts

@@ -47,7 +47,7 @@ class SharedReadPlan:
     def require_possible(self) -> None:
         for target in self.targets:
             if target.encoding or target.delivery not in ("none", "memory"):
-                message = "ranks that read together bring plain numbers into memory, and no others"
+                message = "read_once does not support quantized, offloaded or memory-mapped tensors"
                 found = target.encoding or target.delivery
                 raise make("plan.options", message, field="read_once", found=found)
         require_group()
@@ -105,13 +105,13 @@ def _identity(root: str, shard: str) -> tuple[Any, ...]:
 
 def require_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
-        message = "ranks that read together speak through the default process group"
+        message = "read_once requires the default process group of torch.distributed"
         raise make("plan.options", message, field="read_once", found="no process group")
     group: Any = dist.group.WORLD
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError:
-        message = "ranks that read together exchange memory of the host"
+        message = "read_once requires a process group that can send CPU tensors"
         expected = "a process group for it, such as 'cpu:gloo,cuda:nccl'"
         where = {"field": "read_once", "found": dist.get_backend(), "expected": expected}
         raise make("plan.options", message, **where) from None

@@ -14,7 +14,7 @@ from loadstone._base.dtypes import is_dtype, torch_dtype
 from loadstone._files.catalog import Catalog
 from loadstone._files.torch_metadata import read_metadata
 from loadstone._model.targets import PlannedTarget, planned_targets
-from loadstone._plan.own_symbol import WholeSymbol
+from loadstone._plan.model_symbol import WholeSymbol
 from loadstone.tracing import Symbol, Trace
 
 # name, shape, dtype, sources, whether it is one unchanged source

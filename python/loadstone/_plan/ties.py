@@ -50,11 +50,13 @@ def untied_by(
     targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]
 ) -> dict[str, str]:
     """Return tied names that the plan loads as separate tensors, with their roots."""
-    own = {target.name for target in targets if target.origin != "tie"}
+    separate = {target.name for target in targets if target.origin != "tie"}
     return {
         finding.target: finding.sources[0]
         for finding in findings
-        if finding.code == "plan.tie" and finding.message.endswith(_BOTH) and finding.target in own
+        if finding.code == "plan.tie"
+        and finding.message.endswith(_BOTH)
+        and finding.target in separate
     }
 
 

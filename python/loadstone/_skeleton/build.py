@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
-from loadstone._base.nests import mapped, tensors_in
+from loadstone._base.pytree import mapped, tensors_in
 from loadstone._model.supported_tensors import require_supported_class
 from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
 from loadstone._skeleton.object_tracker import ObjectTracker, is_constructing
@@ -123,12 +123,12 @@ class Build:
         written = [self.log.history(tensor) for tensor in schema.written_tensors(args, kwargs)]
         if any(history is None or history.real is not None for history in written):
             return False
-        of_parameters = any(history.is_parameter for history in histories)
+        has_parameters = any(history.is_parameter for history in histories)
         if kwargs.get("generator") is not None:
-            if not of_parameters:
+            if not has_parameters:
                 return False
             self.used_generators.append(kwargs["generator"])
-        if of_parameters:
+        if has_parameters:
             return True
         return all(history.real is None for history in histories) and not _any_large(tensors)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.nests import tensors_in
+from loadstone._base.pytree import tensors_in
 from loadstone._model.walk import LEAVES, may_hold_tensors
 
 _PRUNED_FROM = 10_000

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base.nests import mapped, tensors_in
+from loadstone._base.pytree import mapped, tensors_in
 from loadstone._base.torch_modes import constructing
 
 META = torch.device("meta")

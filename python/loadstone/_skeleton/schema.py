@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.nests import tensors_in
+from loadstone._base.pytree import tensors_in
 
 
 def _names(text: str) -> frozenset[str]:

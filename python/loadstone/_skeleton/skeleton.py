@@ -30,7 +30,7 @@ from loadstone._skeleton.op_log import StorageView
 
 
 class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
-    """Builds modules without memory for their parameters.
+    """Build modules without memory for their parameters.
 
     >>> with loadstone.skeleton():
     ...     model = MyModel(config)
@@ -125,7 +125,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     if build is not None:
         record.default_dtype = build.default_dtype
         if build.random_read:
-            message = "the constructor looked at a value that was drawn at random"
+            message = "the constructor read a random value"
             record.add("warning", "random", "", message)
     for slot in slots_of(model):
         if slot.kind == "parameter" or slot.tie_of is not None:
@@ -176,7 +176,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
 
 
 def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes names, shapes, dtypes and kinds of all tensors of a model, for the command line.
+    """Write names, shapes, dtypes and kinds of all tensors of a model, for the command line.
 
     Args:
         model: an ``nn.Module``, usually built under :class:`skeleton`.

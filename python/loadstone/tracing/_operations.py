@@ -16,7 +16,7 @@ import torch
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error
-from loadstone._base.nests import mapped
+from loadstone._base.pytree import mapped
 from loadstone._core import RecipeBuilder
 from loadstone.tracing import _absent_symbol
 from loadstone.tracing._absent_symbol import AbsentSymbol

@@ -12,7 +12,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import Error, make
-from loadstone._base.nests import mapped, tensors_in
+from loadstone._base.pytree import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
 # Names of joined tensors in an error message.
@@ -81,7 +81,7 @@ class Symbol(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        raise refusal("plan.untraceable", "data", [self], "gets another value")
+        raise refusal("plan.untraceable", "data", [self], "is assigned a new value")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         clone = memo[id(self)] = self.clone()

@@ -315,7 +315,9 @@ def strides_of_a_saved_model(file: Path) -> None:
 def options_of_servers(file: Path) -> None:
     from loadstone._adapters.serving.options import Options
 
-    refused(lambda: Options.of({"receipt": "r", "quantize": "fp8"}), "convert the folder with")
+    refused(
+        lambda: Options.from_mapping({"receipt": "r", "quantize": "fp8"}), "convert the folder with"
+    )
     loadstone.convert(file, file.parent / "out", receipt="xxh3-128")
     model = skeleton()
     loadstone.load(model, file.parent / "out")
@@ -328,7 +330,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "this plan has no model: pass model=": a_plan_without_a_model,
     "and pass rules= or strip_prefix=": no_name_matches,
     "strict replaces missing and unexpected: pass strict": strict_and_another,
-    "a single file has no shards: pass a folder": a_single_file_has_no_shards,
+    "shard_size requires several files: pass a folder": a_single_file_has_no_shards,
     "the tensor is non contiguous; call": not_contiguous,
     "conjugates or negates; call .clone()": a_conjugate_view,
     "cannot be copied into; use loadstone.load()": a_model_on_meta,
@@ -341,7 +343,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "make them one parameter, if a change": parameters_that_overlap,
     "no hook loads a tensor without its module": a_tensor_on_disk_by_its_own_name,
     "Or use save_model(..., force_contiguous=True)": strides_of_a_saved_model,
-    "a receipt is of what stands in files": options_of_servers,
+    "a receipt cannot be made of converted weights": options_of_servers,
     "Make what holds them (an optimizer": "test_held_elsewhere.py::"
     "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
     "this file names; pass trust_code=True": "test_llama_cpp.py::"
@@ -373,7 +375,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_format_that_cannot_be_written_is_refused_by_name",
     "in place; set deferred to false": "test_serving_deferred.py::"
     "test_changes_where_they_stand_are_refused_by_name",
-    "dispatch the model first, and put modules around": "test_checkpoint_wrapper.py::"
+    "dispatch the model first, and put wrappers around": "test_checkpoint_wrapper.py::"
     "test_a_dispatched_model_may_be_wrapped",
     "Leave the whole model on meta on all ranks": "test_ranks_accelerate.py::"
     "test_a_first_rank_that_lacks_values_is_named_on_all",
@@ -385,7 +387,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_what_the_librarys_own_call_is_advised_for",
     "choose missing='zeros', and initialise this": "test_ranks.py::"
     "test_initialisers_make_no_slices",
-    "SGLang makes layers for what the folder holds": "test_sglang.py::"
+    "SGLang cannot quantize during the load": "test_sglang.py::"
     "test_a_folder_that_is_converted_first_is_loaded_with_its_codes",
     "install a supported one, or": "test_sites.py::test_the_advice_for_another_release_works",
     "load with the library's own functions": "test_sites.py::"
@@ -402,10 +404,10 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "_adapters/diffusers/config_mismatch.py: pass {}": (
         "test_diffusers_diagnosis.py::test_known_config_in_a_folder"
     ),
-    "take no traced rules: save them with save_recipes": traced_rules,
-    "belong to the catalog that they were traced": traced_rules,
+    "requires saved rules: save them with save_recipes": traced_rules,
+    "require the catalog that they were traced": traced_rules,
     "a pipeline has several models: load the model": an_adapter_of_a_pipeline,
-    "is served as it is: convert it first": a_gguf_file_that_a_server_quantizes,
+    "while it is served: convert it first": a_gguf_file_that_a_server_quantizes,
     "or give them the numbers that they lack": a_gap_in_a_series,
 }
 

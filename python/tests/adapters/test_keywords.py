@@ -79,7 +79,7 @@ def call(door: str, path: Path, **keywords: Any) -> Any:
     if door == "servers":
         from loadstone._adapters.serving.options import Options
 
-        return Options.of(keywords)
+        return Options.from_mapping(keywords)
     library, _, rest = door.partition(".")
     if library == "accelerate":
         return getattr(loadstone.accelerate, rest)(blank(), path, **keywords)

@@ -353,7 +353,7 @@ def test_a_model_that_is_wanted_on_meta_stays_there(device_map, bert):
         assert {name: (t.device, t.shape) for name, t in model.state_dict().items()} == expected
         assert loadstone.audit(model).on_meta and info == wanted
     assert {device.type for device, _ in expected.values()} == {"meta"}
-    with pytest.raises(loadstone.Error, match="meta beside other devices"):
+    with pytest.raises(loadstone.Error, match="meta with other devices"):
         ours(BertModel, bert, device_map={"embeddings": "cpu", "encoder": "meta", "pooler": "cpu"})
 
 

@@ -91,7 +91,7 @@ def test_metadata_from_a_file(source, tmp_path):
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {"a": [1]}, {"a": None}, {"a": 0.5}])
 def test_numbers_say_their_type(source, tmp_path, metadata):
-    with pytest.raises(loadstone.Error, match="say which"):
+    with pytest.raises(loadstone.Error, match="must be named"):
         loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
 
 
@@ -190,7 +190,7 @@ def test_split_files(source, tmp_path):
     ]
     with loadstone.open(report.outputs[0]) as file:
         assert len(file.keys()) == 3
-    with pytest.raises(loadstone.Error, match="a single file has no shards"):
+    with pytest.raises(loadstone.Error, match="shard_size requires several files"):
         loadstone.convert(source, tmp_path / "out.safetensors", shard_size=100)
 
 

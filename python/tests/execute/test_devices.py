@@ -237,7 +237,7 @@ def test_quantized_on_the_way(
 
 def _values(plan: Any) -> list[Any]:
     from loadstone._execute import execute
-    from loadstone._execute.same_model import planned_slots
+    from loadstone._execute.model_check import planned_slots
 
     slots = planned_slots(plan, skeleton())
     return execute.read_values(plan, slots, execute.ExecuteOptions()).values

@@ -20,7 +20,7 @@ from quantize_targets import quantizing
 import loadstone
 from loadstone import Quantization
 from loadstone._execute import execute
-from loadstone._execute.same_model import planned_slots
+from loadstone._execute.model_check import planned_slots
 from loadstone._plan.planning import make_plan
 
 pytestmark = MARKS

@@ -252,7 +252,7 @@ class TestRefused:
         assert "I64" in str(error)
 
     def test_patterns_without_adapters(self, folder: Path) -> None:
-        with pytest.raises(loadstone.Error, match="it goes with lora"):
+        with pytest.raises(loadstone.Error, match="lora_ignore requires lora"):
             loadstone.plan(skeleton(), folder / "base", lora_ignore="x")
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import loadstone
 from loadstone._model.walk import HALF_WRITTEN, walk
-from loadstone._plan.load_code import has_code
+from loadstone._plan.state_dict_overrides import has_code
 
 
 def net():

@@ -110,8 +110,6 @@ def a_gguf_file_that_a_server_quantizes(file: Path) -> None:
     save_file({"layer.weight": torch.randn(64, 64)}, file)
     loadstone.convert(file, gguf, metadata={"general.architecture": "llama"})
     changes = Changes(quantize="fp8", include=("layer",))
-    refused(
-        lambda: plan_conversion(str(gguf), changes), "convert it first to quantize it, or to merge"
-    )
+    refused(lambda: plan_conversion(str(gguf), changes), "while it is served: convert it first")
     loadstone.convert(gguf, folder, quantize="fp8", include="layer")
     assert load_file(folder / "model.safetensors")["layer.weight"].dtype == torch.float8_e4m3fn

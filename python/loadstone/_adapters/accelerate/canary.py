@@ -1,3 +1,5 @@
+"""Canary of the accelerate adapter: a checkpoint dispatched to the CPU."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Resolves the files of a checkpoint, and finds the loads that accelerate must do."""
+"""Resolve the files of a checkpoint, and find the loads that accelerate must do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from loadstone._base.errors import make
 from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
-from loadstone._plan.load_code import has_code
+from loadstone._plan.state_dict_overrides import has_code
 
 # Parameter classes that pack, scale or shard the values of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
@@ -62,7 +62,7 @@ def _shards_of(index: Path) -> str | list[str]:
         return str(index)
     names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
-        raise make("ix.path_escape", "a shard must lie beside its index", path=str(index))
+        raise make("ix.path_escape", "a shard must be in the folder of its index", path=str(index))
     return [str(index.parent / name) for name in names]
 
 

@@ -1,3 +1,5 @@
+"""Dispatch of a loaded model by accelerate's hooks."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,7 +13,7 @@ import accelerate.utils
 import torch
 
 from loadstone._adapters.accelerate import offload
-from loadstone._adapters.accelerate_hooks import hooks_of
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._base.keywords import names_keywords
 from loadstone._base.names import join_name
 from loadstone._execute import audit
@@ -75,7 +77,7 @@ def _hooked_tensors(model: torch.nn.Module) -> set[str]:
     """Return the tensors that accelerate's hooks load for a forward pass and then remove."""
     names: set[str] = set()
     for path, module in named_modules(model):
-        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             if not isinstance(hook, accelerate.hooks.AlignDevicesHook) or not hook.offload:
                 continue
             tensors = accelerate.utils.named_module_tensors(

@@ -1,3 +1,5 @@
+"""Find the modules that imported a function of accelerate."""
+
 from __future__ import annotations
 
 import sys

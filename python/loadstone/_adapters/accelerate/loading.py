@@ -1,4 +1,4 @@
-"""Runs accelerate's loads with loadstone's plan and execution."""
+"""Run accelerate's loads with loadstone's plan and execution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
 # Arguments that accelerate's function has not, or that are passed on apart.
-_OWN = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
+_LOADSTONE_ARGUMENTS = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -78,7 +78,9 @@ def load_checkpoint_in_model(
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
-    arguments = {name: value for name, value in locals().items() if name not in _OWN}
+    arguments = {
+        name: value for name, value in locals().items() if name not in _LOADSTONE_ARGUMENTS
+    }
     paths = files.find(checkpoint)
     reason = files.reason_against(model, arguments)
     catalog = None
@@ -93,7 +95,11 @@ def load_checkpoint_in_model(
     if device_map is not None:
         arguments["device_map"] = device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
-            raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
+            raise make(
+                "plan.offload_folder",
+                "required, as tensors are placed on disk",
+                field="offload_folder",
+            )
         tied = accelerate.utils.find_tied_parameters(model)
         accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
     plan = planning.plan_load(model, catalog, missing, arguments)
@@ -148,8 +154,8 @@ def load_checkpoint_and_dispatch(
     arguments = dict(locals())
     for name in ("max_memory", "no_split_module_classes"):
         del arguments[name]
-    of_hooks = ("skip_keys", "preload_module_classes", "force_hooks")
-    hook_options = {name: arguments.pop(name) for name in of_hooks}
+    hook_names = ("skip_keys", "preload_module_classes", "force_hooks")
+    hook_options = {name: arguments.pop(name) for name in hook_names}
     devices = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )

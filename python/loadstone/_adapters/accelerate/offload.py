@@ -135,7 +135,7 @@ def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) 
         return
     raise make(
         "plan.device_map",
-        f"accelerate's hooks do not find tensors inside of {type(wrapper).__name__}; dispatch the "
-        "model first, and put modules around others then",
+        f"accelerate's hooks do not find tensors inside {type(wrapper).__name__}; dispatch the "
+        "model first, and put wrappers around modules afterwards",
         field="device_map",
     )

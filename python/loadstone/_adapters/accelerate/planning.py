@@ -1,4 +1,4 @@
-"""Translates accelerate's arguments into a plan."""
+"""Translate accelerate's arguments into a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan

@@ -1,4 +1,4 @@
-"""Lets ``Accelerator.prepare`` shard a model on meta with FSDP2, before the load.
+"""Let ``Accelerator.prepare`` shard a model on meta with FSDP2, before the load.
 
 accelerate assumes in two places that models have memory. It identifies an optimizer's parameters by
 address, but all meta tensors share one: the optimizer would silently train only the last parameter.

@@ -117,7 +117,12 @@ def check_components(
     name = join_name(prefix, states[-1])
     if len(states) > 1 or states[0] not in STATES:
         expected = " or ".join(STATES)
-        raise make("q.quant_state", "one state is read", tensor=name, expected=expected)
+        raise make(
+            "q.quant_state",
+            "expected exactly one quantization state",
+            tensor=name,
+            expected=expected,
+        )
     metadata = QuantStateMetadata.parse(name, blob or b"")
     _check_sizes(prefix, entries, metadata)
     return metadata

@@ -18,7 +18,7 @@ from bitsandbytes import functional
 from loadstone import _core
 from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED_BLOCK, Shape
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.installing import (
+from loadstone._adapters.bitsandbytes.layer_state import (
     moves_weights,
     prepare_hooks,
     prepare_layers,
@@ -176,7 +176,9 @@ class QuantizedWeights(TargetExtension):
     def require_savable(self, is_pickled: bool) -> None:
         """Allow saving to JSON, which the command line executes, but not pickling."""
         if is_pickled:
-            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+            raise TypeError(
+                "a plan with modules of bitsandbytes cannot be pickled: it requires its model"
+            )
 
     def before_read(self) -> None:
         """Reject non-finite scales (``q.nan``) before weights are allocated."""

@@ -8,7 +8,7 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
-from loadstone._adapters.accelerate_hooks import hooks_of
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._adapters.bitsandbytes.checkpoint_format import STATES
 from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
@@ -66,6 +66,6 @@ def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
 
 
 def _offloading_hooks(hook: Any) -> Iterator[Any]:
-    for part in hooks_of(hook):
+    for part in flatten_hooks(hook):
         if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
             yield part

@@ -13,7 +13,7 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
-from loadstone._adapters.accelerate_hooks import hooks_of
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._adapters.bitsandbytes import layout
 from loadstone._adapters.bitsandbytes.modules import (
     MODULES,
@@ -99,7 +99,7 @@ def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool
     result = original(module, hook, append)
     if layers and (
         is_self_contained(module)
-        or any(getattr(part, "place_submodules", False) for part in hooks_of(module._hf_hook))
+        or any(getattr(part, "place_submodules", False) for part in flatten_hooks(module._hf_hook))
     ):
         adopt_hook(module._hf_hook)
     return result

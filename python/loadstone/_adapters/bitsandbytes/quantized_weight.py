@@ -65,7 +65,7 @@ class QuantizedWeight:
 
     @classmethod
     def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> QuantizedWeight:
-        """Makes one of a ``Params4bit`` or an ``Int8Params``, whose memory it shares.
+        """Make one of a ``Params4bit`` or an ``Int8Params``, whose memory it shares.
 
         Args:
             scb: scales of an 8-bit weight that are not with it (after its first forward pass,
@@ -86,7 +86,7 @@ class QuantizedWeight:
 
     @classmethod
     def from_state(cls, data: torch.Tensor, state: Any) -> QuantizedWeight:
-        """Makes one of packed bytes and a ``QuantState``, whose memory it shares."""
+        """Make one of packed bytes and a ``QuantState``, whose memory it shares."""
         shape = tuple(state.shape)
         weight = cls(data, state.absmax, state.quant_type, shape, state.dtype, state.blocksize)
         weight.code = state.code
@@ -119,7 +119,7 @@ class QuantizedWeight:
         )
 
     def to_parameter(self, module: Any = None) -> Any:
-        """Makes bitsandbytes' own ``Params4bit`` or ``Int8Params``, which shares the memory.
+        """Make bitsandbytes' own ``Params4bit`` or ``Int8Params``, which shares the memory.
 
         Args:
             module: the ``Linear4bit`` that it is made for. The caller puts it there.
@@ -161,7 +161,7 @@ class QuantizedWeight:
     def from_state_dict(
         cls, tensors: Mapping[str, torch.Tensor], prefix: str = ""
     ) -> QuantizedWeight:
-        """Makes one of a checkpoint's tensors, checks their sizes and shares their memory.
+        """Make one of a checkpoint's tensors, check their sizes and share their memory.
 
         Raises:
             FormatError: as :func:`check_components`.
@@ -189,7 +189,7 @@ class QuantizedWeight:
     def from_components(
         cls, metadata: QuantStateMetadata | None, tensors: Mapping[str, torch.Tensor]
     ) -> QuantizedWeight:
-        """Makes one of tensors that fit each other, by their names inside the module."""
+        """Make one of tensors that fit each other, by their names inside the module."""
         data = tensors["weight"]
         if metadata is None:
             return cls(data, tensors["SCB"], "int8", tuple(data.shape))
@@ -204,7 +204,7 @@ class QuantizedWeight:
         return weight
 
     def check(self, prefix: str = "") -> None:
-        """Checks that sizes fit each other and that scales are finite.
+        """Check that sizes fit each other and that scales are finite.
 
         Raises:
             FormatError: as :func:`check_components`, and ``q.nan``.

@@ -127,8 +127,7 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
             if len(digits) > _DIGITS_MAX or int(digits) > limit:
                 raise make(
                     "plan.conversion",
-                    "the library's converter counts up to the numbers in names, which exceed the "
-                    "count of tensors: the series has gaps",
+                    "a number in the name exceeds the number of tensors, so the series has gaps",
                     tensor=name,
                     found=digits[:_DIGITS_MAX],
                     expected=f"at most {limit}",

@@ -40,7 +40,7 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
-from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks_of, within, wrap_if_active
+from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
@@ -68,8 +68,8 @@ def hooks() -> Hooks:
         (single_file_utils, "load_state_dict", _load_state_dict),
         (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
         (modeling_utils, "load_state_dict", _load_state_dict),
-        (PeftAdapterMixin, "load_lora_adapter", with_hooks_of("peft")),
-        (PeftAdapterMixin, "add_adapter", with_hooks_of("peft")),
+        (PeftAdapterMixin, "load_lora_adapter", with_hooks("peft")),
+        (PeftAdapterMixin, "add_adapter", with_hooks("peft")),
     ]
     inner: list[tuple[Any, str, Any]] = [
         (single_file_model, "init_empty_weights", _init_empty_weights),

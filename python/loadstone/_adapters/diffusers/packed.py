@@ -24,7 +24,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
     def _set_type(self, quant_type: Any) -> PackedSymbol:
         elements, size = gguf.GGML_QUANT_SIZES[quant_type]
         if self.shape and self.shape[-1] % size:
-            raise refusal("plan.untraceable", "a cut", [self], "goes through a quantization block")
+            raise refusal("plan.untraceable", "slice", [self], "splits a quantization block")
         self.quant_type = quant_type
         self.quant_shape = torch.Size((*self.shape[:-1], self.shape[-1] // size * elements))
         return self
@@ -53,7 +53,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
             )
         whole_rows = rows == {self.shape[-1:]} and operation not in _MOVES_COLUMNS
         if not whole_rows:
-            raise refusal("plan.untraceable", operation, parents, "tears quantization blocks apart")
+            raise refusal("plan.untraceable", operation, parents, "splits quantization blocks")
         self._set_type(types.pop())
 
 

@@ -103,7 +103,7 @@ class PipelineDeviceMap:
         if on_disk and self.folder is None:
             raise make(
                 "plan.offload_folder",
-                "a part of the pipeline is placed on disk",
+                "required, as a component of the pipeline is placed on disk",
                 field="offload_folder",
                 found=", ".join(on_disk),
             )

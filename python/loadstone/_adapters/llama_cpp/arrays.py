@@ -76,7 +76,7 @@ def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
     if dtype is None or type(array) is not numpy.ndarray or array.dtype == object:
         raise make(
             "plan.untraceable",
-            "llama.cpp's converter works out the bytes of a tensor, which no recipe can say",
+            "llama.cpp's converter computes the bytes of a tensor, which no recipe can express",
             tensor=name,
             found=f"{type(array).__name__} for {encoding}",
         )

@@ -103,7 +103,7 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
         for inside in _INSIDE:
             if (folder / inside / _MARK).is_file():
                 return Converter(folder / inside)
-        raise _missing(f"llama.cpp's converter is not there: no {_MARK}", folder)
+        raise _missing(f"llama.cpp's converter is not in this folder: no {_MARK}", folder)
     for entry in sys.path:
         if (Path(entry) / _MARK).is_file():
             return Converter(Path(entry).absolute())

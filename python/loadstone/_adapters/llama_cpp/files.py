@@ -41,8 +41,7 @@ class Files:
             if not shard.endswith(".safetensors"):
                 raise make(
                     "plan.options",
-                    "llama.cpp's converter is traced from safetensors; `loadstone convert` makes "
-                    "them",
+                    "llama.cpp's converter requires safetensors; see `loadstone convert`",
                     path=shard,
                     field="model_folder",
                 )
@@ -54,7 +53,7 @@ class Files:
             if info.name in hidden:
                 continue
             if not is_dtype(info.encoding):
-                message = "llama.cpp's converter reads tensors of plain dtypes"
+                message = "llama.cpp's converter requires tensors that are not quantized"
                 raise make("plan.encoding", message, tensor=info.name, found=info.encoding)
             tensor = LocalTensor(info.name, info.encoding, info.shape, weights)
             self._by_file[Path(info.shard).name][info.name] = tensor
@@ -74,7 +73,7 @@ class Files:
                 if name not in by_file:
                     raise make(
                         "plan.options",
-                        "llama.cpp's converter reads a file that is not one of the checkpoint's",
+                        "llama.cpp's converter reads a file that does not belong to the checkpoint",
                         path=str(filename),
                         expected=", ".join(sorted(by_file)),
                     )

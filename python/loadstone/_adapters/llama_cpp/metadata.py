@@ -88,7 +88,7 @@ def _entry(key: str, typed: Any, type_of: Callable[[Any], Any]) -> MetadataEntry
     if items in ("", "array"):
         raise make(
             "plan.conversion",
-            "llama.cpp's converter wants an array of arrays, or of several types",
+            "llama.cpp's converter writes a nested or mixed array, which is not supported",
             field=key,
             found=repr(value)[:80],
         )
@@ -129,7 +129,7 @@ def _text(key: str, value: Any) -> str:
 def _misfit(key: str, kind: str, value: Any) -> Exception:
     return make(
         "plan.conversion",
-        "llama.cpp's converter gives a value that is not of its type",
+        "llama.cpp's converter writes a value that does not match its type",
         field=key,
         found=repr(value)[:80],
         expected=kind,

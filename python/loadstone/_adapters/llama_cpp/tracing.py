@@ -56,7 +56,7 @@ class GgufTraced(LibraryRecipes):
         return to_json(self.metadata)
 
     def save(self, name: str | os.PathLike[str]) -> tuple[Path, Path]:
-        """Writes both files; see :func:`loadstone.llama_cpp.save_recipes`."""
+        """Write both files; see :func:`loadstone.llama_cpp.save_recipes`."""
         recipes = Path(f"{os.fsdecode(name)}.recipes.json")
         metadata = Path(f"{os.fsdecode(name)}.metadata.json")
         write_text(recipes, self.recipes_json())
@@ -70,7 +70,7 @@ class GgufTraced(LibraryRecipes):
             try:
                 entries += json.loads(metadata_text(additions))["entries"]
             except (ValueError, TypeError, KeyError):
-                message = "no metadata as docs/formats/gguf.md has it"
+                message = "the metadata is invalid; docs/formats/gguf.md describes it"
                 raise make("plan.options", message, field="metadata") from None
         return {entry["key"]: entry for entry in entries}
 
@@ -82,7 +82,7 @@ def trace_model(
     wanted = "" if dtype is None else dtype_argument(dtype)
     if wanted not in _FILE_TYPES:
         expected = "float32, float16, bfloat16, or None for the checkpoint's"
-        message = "llama.cpp's converter writes no such dtype"
+        message = "llama.cpp's converter does not support this dtype"
         raise make("plan.dtype", message, field="dtype", found=wanted, expected=expected)
     with converter.entered(), torch.no_grad():
         run = _Run(folder, catalog, converter, computed_bytes_max)
@@ -171,7 +171,7 @@ class _Run:
             return self.writers[0]
         raise make(
             "plan.conversion",
-            "llama.cpp's converter writes several files for this model, or none",
+            "llama.cpp's converter must write one file",
             found=f"{len(self.writers)} files",
             expected="one file",
         )
@@ -196,7 +196,7 @@ class _Run:
             return symbol.to(PLAIN[encoding])
         raise make(
             "plan.encoding",
-            "llama.cpp's converter wants this tensor in blocks, which no recipe can say",
+            "llama.cpp's converter requires this tensor in blocks, which no recipe can express",
             tensor=name,
             found=f"{encoding} {list(info.shape)}",
         )

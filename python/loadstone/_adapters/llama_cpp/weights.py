@@ -76,7 +76,7 @@ class Quantized:
         for name, encoding, shape, components in catalog._core.quantized():
             self.components.update(components.values())
             if shape is None:
-                message = "the numbers of a quantized tensor cannot be read"
+                message = "llama.cpp's converter cannot read the values of a quantized tensor"
                 raise make("plan.encoding", message, tensor=name, found=encoding)
             self.readable[name] = (tuple(shape), next(iter(components.values())))
 

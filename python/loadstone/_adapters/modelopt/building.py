@@ -1,3 +1,5 @@
+"""Build models without memory, and place quantizers of ModelOpt in them."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Canaries of ModelOpt: a load for each of its formats."""
+
 from __future__ import annotations
 
 import functools

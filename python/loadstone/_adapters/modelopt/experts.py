@@ -1,4 +1,4 @@
-"""Packs experts that a model stores in one tensor.
+"""Pack experts that a model stores in one tensor.
 
 ModelOpt wraps such a module: each expert's weight goes through that expert's quantizer, which
 ModelOpt finds by the offset of the slice in the stack's memory. ModelOpt itself never packs stacks.
@@ -27,8 +27,8 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
             is_number = index.dim() == 0 and index.dtype is not torch.bool
         if not is_number:
             raise TypeError(
-                "packed experts are taken one at a time; with more at once "
-                "(experts_implementation other than 'eager') ModelOpt's quantizers have no effect"
+                "packed experts must be indexed one at a time: ModelOpt's quantizers have no "
+                "effect with another experts_implementation than 'eager'"
             )
         metadata: dict[str, Any] = self.metadata
         return QTensorWrapper(

@@ -1,4 +1,4 @@
-"""Exports packed experts as single projections in ``export_hf_checkpoint``, bytes unchanged.
+"""Export packed experts as single projections in ``export_hf_checkpoint``, bytes unchanged.
 
 ModelOpt's own handler would pack a stack again, so this handler precedes it in the registry.
 """

@@ -1,4 +1,4 @@
-"""Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
+"""Load weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
 
 The model changes only after all bytes are read.
 """
@@ -29,7 +29,7 @@ from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
-from loadstone._plan.from_adapters import trace
+from loadstone._plan.library_recipes import trace
 from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad

@@ -1,4 +1,4 @@
-"""Finds the weights that ModelOpt's quantizers pack, and their encodings."""
+"""Find the weights that ModelOpt's quantizers pack, and their encodings."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _require_known_modules(model: torch.nn.Module, weights: list[PackedTarget]) 
     known = {id(quantizer) for weight in weights for quantizer in weight.quantizers.values()}
     for path, quantizer in quantizers_of(model):
         if "weight_quantizer" in path and is_packing(quantizer) and id(quantizer) not in known:
-            raise _refused(path, "a quantizer of a module of another kind")
+            raise _refused(path, "a quantizer of a module that has no packed weight")
 
 
 def _require_untied(model: torch.nn.Module, weights: list[PackedTarget]) -> None:
@@ -141,7 +141,7 @@ def _require_untied(model: torch.nn.Module, weights: list[PackedTarget]) -> None
             owners.setdefault(id(parameter), name)
             owner = owners[id(parameter)]
             if owner != name and packed & {name, owner}:
-                raise _refused(name, f"tied to {owner!r}", "a weight of its own")
+                raise _refused(name, f"tied to {owner!r}", "an untied weight")
 
 
 def _set_groups(

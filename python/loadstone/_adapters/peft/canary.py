@@ -1,3 +1,5 @@
+"""Canary of the PEFT adapter: a small adapter load."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

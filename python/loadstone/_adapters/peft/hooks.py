@@ -163,7 +163,7 @@ def _load_peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: 
             raise
         raise make(
             "plan.options",
-            "PeftModel dispatches the model anew and cannot bring what is on disk; call the "
+            "PeftModel cannot load tensors that are offloaded to disk; call the "
             "model's own load_adapter()",
             field="adapter",
         ) from reason

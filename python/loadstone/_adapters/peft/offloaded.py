@@ -1,4 +1,4 @@
-"""Brings offloaded base weights into memory while adapter layers run."""
+"""Bring offloaded base weights into memory while adapter layers run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.accelerate_hooks import hooks_of
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 
 
 def offloading_hooks(module: Any) -> list[Any]:
-    hooks = hooks_of(module.__dict__.get("_hf_hook"))
+    hooks = flatten_hooks(module.__dict__.get("_hf_hook"))
     return [hook for hook in hooks if getattr(hook, "offload", False)]
 
 

@@ -22,7 +22,7 @@ from loadstone._base.errors import make
 from loadstone._convert.output import folder_of, format_rows, require_ok
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
-from loadstone._files.weighted import open_adapters
+from loadstone._files.lora import open_adapters
 
 
 def plan_conversion(
@@ -37,7 +37,7 @@ def plan_conversion(
     """
     base, loras = inspect(path), open_adapters(changes.lora)
     if "general.architecture" in base.metadata:
-        message = "a GGUF file is served as it is: convert it first to quantize it, or to merge"
+        message = "a GGUF file cannot be quantized or merged while it is served: convert it first"
         raise make("plan.options", message, field="quantize", path=base.shards[0])
     merge = None
     if loras.catalogs:
@@ -57,7 +57,9 @@ def plan_conversion(
     )
     for finding in conversion.findings:
         if finding.code == "merge.tie":
-            message = f"{finding.message}; a server reads the config of the base, which ties them"
+            message = (
+                f"{finding.message}; the server reads the config of the base model, which ties them"
+            )
             raise make("merge.tie", message, tensor=finding.target)
     require_ok(conversion)
     return conversion

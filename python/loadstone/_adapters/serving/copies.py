@@ -16,8 +16,8 @@ import torch
 from loadstone._adapters.serving.receipts import CopiedRange
 from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._base.errors import Error
-from loadstone._base.nests import tensors_in
 from loadstone._base.progress import ProgressCallback
+from loadstone._base.pytree import tensors_in
 from loadstone.tracing import Symbol
 from loadstone.tracing._trace import refusal
 
@@ -154,8 +154,8 @@ class PendingCopies:
                 self.done.append((copy.target.data_ptr(), copy.target.nbytes, copy.sources))
             self._begins.clear()
             self._copies.clear()
-            for (fill, of_device), copies in waiting.items():
-                fill(copies, of_device, progress)
+            for (fill, device_name), copies in waiting.items():
+                fill(copies, device_name, progress)
 
 
 def changes_in_place(func: Any, symbols: list[Any]) -> Error:

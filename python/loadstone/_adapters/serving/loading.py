@@ -201,7 +201,7 @@ class ModelLoad:
             return lost_memory(name)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
-        message = f"the server's code for this model does not take the tensor ({reason})"
+        message = f"the server's code for this model rejects the tensor ({reason})"
         return make("plan.shape", message, path=path, tensor=name, found=found)
 
 

@@ -38,14 +38,14 @@ class Changes:
         return bool(self.quantize or self.lora)
 
     @classmethod
-    def of_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
+    def from_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
         """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
         options = {
             name.removeprefix(_PREFIX): value
             for name, value in overrides.items()
             if name.startswith(_PREFIX)
         }
-        values = _check(options, _OF_OVERRIDES)
+        values = _check(options, _OVERRIDE_OPTIONS)
         _require(values, "quantize", _HOW_TO_QUANTIZE)
         return cls(**values)
 
@@ -80,10 +80,10 @@ class Options:
     changes: Changes = Changes()
 
     @classmethod
-    def of(cls, options: Any) -> Options:
+    def from_mapping(cls, options: Any) -> Options:
         """Parse the server's options; raises ``plan.options``, also for one without effect."""
         if not isinstance(options, Mapping):
-            raise _refused("options are an object", type(options).__name__, "{...}")
+            raise _refused("the options must be a JSON object", type(options).__name__, "{...}")
         values = _check(options, _VALUES)
         _require(values, "quantize", _HOW_TO_QUANTIZE)
         _require(values, "receipt", ("digest",))
@@ -91,12 +91,14 @@ class Options:
             values["staging_bytes_max"] = byte_count(
                 values["staging_bytes_max"], "staging_bytes_max"
             )
-        changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
+        changes = {name: values.pop(name) for name in _CHANGE_OPTIONS if name in values}
         if changes and values.get("dequantize"):
-            message = "dequantize goes with no other change"
+            message = "dequantize cannot be combined with other changes"
             raise _refused(message, ", ".join(changes), "one of them")
         if changes and values.get("receipt"):
-            message = "a receipt is of what stands in files: convert the folder with --receipt"
+            message = (
+                "a receipt cannot be made of converted weights: convert the folder with --receipt"
+            )
             raise _refused(message, ", ".join(changes), "one of them")
         return cls(**values, changes=Changes(**changes))
 
@@ -110,7 +112,7 @@ def _check(
             raise unknown(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
         if value in ("", [], {}) or not is_valid(value):
-            raise _refused(f"no value of {name}", repr(value), wanted)
+            raise _refused(f"invalid value of {name}", repr(value), wanted)
         is_list = name in ("include", "exclude")
         values[name] = tuple([value] if isinstance(value, str) else value) if is_list else value
     return values
@@ -120,7 +122,7 @@ def _require(values: Mapping[str, Any], other: str, names: Iterable[str]) -> Non
     """Raise if options have no effect because the option that they modify is missing."""
     idle = [name for name in names if name in values]
     if idle and other not in values:
-        raise _refused(f"no effect without {other}", ", ".join(idle), f"{other} too")
+        raise _refused(f"requires {other}", ", ".join(idle), f"{other} too")
 
 
 def _is_flag(value: Any) -> bool:
@@ -143,7 +145,7 @@ def _is_text_or_map_to(value: Any, *types: type) -> bool:
 _DIGESTS = ("xxh3-128", "sha256-tree")
 _PREFIX = "loadstone_"
 _HOW_TO_QUANTIZE = ("style", "include", "exclude")
-_OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_OVERRIDE_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "quantize": (
         "an encoding, or {pattern: encoding}",
         lambda value: _is_text_or_map_to(value, str),
@@ -152,7 +154,7 @@ _OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "include": ("patterns", _are_patterns),
     "exclude": ("patterns", _are_patterns),
 }
-_OF_CHANGES = _OF_OVERRIDES | {
+_CHANGE_OPTIONS = _OVERRIDE_OPTIONS | {
     "lora": ("a folder, or {folder: factor}", lambda value: _is_text_or_map_to(value, int, float))
 }
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -168,7 +170,7 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "digest": ("'xxh3-128' or 'sha256-tree'", lambda value: value in _DIGESTS),
     "allow_links": ("true or false", _is_flag),
     "deferred": ("true or false", _is_flag),
-} | _OF_CHANGES
+} | _CHANGE_OPTIONS
 
 
 def _refused(message: str, found: str, expected: str) -> Exception:

@@ -11,7 +11,7 @@ from loadstone._base.errors import listed, make
 from loadstone._base.names import join_name
 
 # The constructor computes these from the config; no checkpoint contains them.
-_OF_THE_CONFIG = ("input_scale_ub",)
+_CONFIG_PARAMETERS = ("input_scale_ub",)
 
 
 def require_written(
@@ -49,7 +49,7 @@ def _proved(
         if is_exempt(path, module):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if name not in _OF_THE_CONFIG and not parameter.is_meta:
+            if name not in _CONFIG_PARAMETERS and not parameter.is_meta:
                 yield join_name(path, name), parameter
 
 

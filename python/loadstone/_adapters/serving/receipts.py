@@ -37,8 +37,8 @@ def receipt_of(
             for file in document["sources"]:
                 known = files.setdefault(file["path"], file | {"tensors": []})
                 known["tensors"] += [t for t in file["tensors"] if t not in known["tensors"]]
-        of_several = {"checkpoint": number} if len(checkpoints) > 1 else {}
-        sources += [file | of_several for file in files.values()]
+        checkpoint_number = {"checkpoint": number} if len(checkpoints) > 1 else {}
+        sources += [file | checkpoint_number for file in files.values()]
     in_order = sorted(copied)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     targets = [

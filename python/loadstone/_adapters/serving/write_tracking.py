@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from loadstone._base.nests import tensors_in
+from loadstone._base.pytree import tensors_in
 from loadstone._base.torch_modes import DispatchMode
 from loadstone.tracing import Symbol
 

@@ -232,7 +232,7 @@ def _parsed(table: str) -> Iterator[Site]:
         names = tuple(filter(None, map(str.strip, parameters.split(","))))
         bounds, path = _bounded(path)
         pairs = zip(bounds, module_bounds, strict=True)
-        first, last = (_release(own or of_module) for own, of_module in pairs)
+        first, last = (_release(bound or module_bound) for bound, module_bound in pairs)
         *words, path = path.split(" ")
         is_called, is_inherited = "call" in words, "inherited" in words
         yield Site(

@@ -1,4 +1,4 @@
-"""Caches recipes in the user's cache folder, under a digest of all their inputs.
+"""Cache recipes in the user's cache folder, under a digest of all their inputs.
 
 A file is one line of JSON (facts about the library and a checksum), then the core's recipes. A
 damaged file is ignored and rewritten. Plans check recipes again, so a forged file cannot make a

@@ -1,3 +1,5 @@
+"""Canary of the transformers adapter: a mixture-of-experts model in bfloat16."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

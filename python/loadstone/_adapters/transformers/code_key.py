@@ -1,4 +1,4 @@
-"""Describes cached recipes' inputs: the code that makes them, and the contents of its objects.
+"""Describe cached recipes' inputs: the code that makes them, and the contents of its objects.
 
 loadstone does not cache the result of code without a description: code without a file (a notebook,
 ``python -c``), closures, tensors and other objects with hidden state.

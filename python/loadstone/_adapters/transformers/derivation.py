@@ -1,4 +1,4 @@
-"""Derives one recipe per target by running the library's own conversion code on symbols.
+"""Derive one recipe per target by running the library's own conversion code on symbols.
 
 Functions of ``transformers.core_model_loading`` decide the target of each key, in the order of the
 library's own loader.

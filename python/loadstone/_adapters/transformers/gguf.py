@@ -1,4 +1,4 @@
-"""Maps tensors of a GGUF file to the names in published checkpoints of the model.
+"""Map tensors of a GGUF file to the names in published checkpoints of the model.
 
 Names, permutations and arithmetic are transformers' own: its GGUF code runs on the given tensors
 instead of arrays and files. It reads only the keys and values.
@@ -39,7 +39,7 @@ def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[s
         raise
     except Exception as reason:  # the library may raise anything
         cause = f"{type(reason).__name__}: {' '.join(str(reason).split())}"
-        message = f"transformers has no way from this GGUF file to the model ({cause})"
+        message = f"transformers cannot convert this GGUF file for the model ({cause})"
         raise make("plan.conversion", message, path=path) from reason
     return published
 

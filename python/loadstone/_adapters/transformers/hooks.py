@@ -23,7 +23,7 @@ from loadstone._adapters.patch import (
     Hooks,
     set_variable,
     suspended,
-    with_hooks_of,
+    with_hooks,
     wrap_if_active,
 )
 from loadstone._adapters.sites.transformers import SITES
@@ -105,7 +105,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         obstacles.append("DeepSpeed or FSDP")
     devices = _device_types(kwargs.get("device_map"))
     if "meta" in devices and len(devices) > 1:
-        obstacles.append("device_map (meta beside other devices)")
+        obstacles.append("device_map (meta with other devices)")
     hooks().refresh()
     if obstacles and options.refuses_unsupported:
         raise unsupported(obstacles[0])
@@ -146,7 +146,7 @@ def _with_adapter(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     call = CURRENT_CALL.get()
     if call is not None and call.model is model:
         call.finish(model)
-    return with_hooks_of("peft")(original, model, *args, **kwargs)
+    return with_hooks("peft")(original, model, *args, **kwargs)
 
 
 def _initialize_missing_keys(

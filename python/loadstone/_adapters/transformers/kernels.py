@@ -1,4 +1,4 @@
-"""Matches the library's arithmetic operations by class to kernels of the core.
+"""Match the library's arithmetic operations by class to kernels of the core.
 
 The library's own code decides which tensors belong together, and the dtype of the result. Only the
 arithmetic is replaced, by a function that records the kernel.
@@ -92,7 +92,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
         if is_cut and not all(size == 128 for size in block):
             raise make(
                 "plan.encoding",
-                "blocks of this size are not decoded if the last ones are cut",
+                "the last blocks are incomplete, and blocks of this size must be complete",
                 tensor=quantized.source,
                 found=f"{shape[-2]} by {shape[-1]} values in blocks of {block[0]} by {block[1]}",
             )

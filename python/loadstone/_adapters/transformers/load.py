@@ -1,3 +1,5 @@
+"""Load a checkpoint into a model of transformers with the library's conversion."""
+
 from __future__ import annotations
 
 import functools
@@ -25,7 +27,7 @@ from loadstone._execute import execute
 from loadstone._execute.execute import Filled
 from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._files.weighted import MergedAdapters
+from loadstone._files.lora import MergedAdapters
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.ranks import shard_of
 from loadstone._model.targets import SAVED
@@ -263,7 +265,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
         if get_device(config.device_map, name) == "disk" and devices.get(name, "disk") != "disk"
     )
     if copied and config.disk_offload_folder is None:
-        message = "a module on disk is tied to one in memory, and its copy there has no folder"
+        message = "required, as a module on disk is tied to one in memory"
         raise make("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
     return copied
 

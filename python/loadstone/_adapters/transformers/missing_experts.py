@@ -1,4 +1,4 @@
-"""Finds the keys that an incomplete group of experts lacks."""
+"""Find the keys that an incomplete group of experts lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presents a quantized checkpoint to conversion code that knows plain tensors.
+"""Present a quantized checkpoint to conversion code that knows plain tensors.
 
 A quantized tensor appears as one key for its values; its components are hidden. The library's
 converters, which stack, join and rename weights, then work as if the file contained the values.

@@ -1,4 +1,4 @@
-"""Makes only one model's conversions from the library's registry.
+"""Make only one model's conversions from the library's registry.
 
 The library makes the transforms of all models at once and compiles a thousand patterns, which takes
 longer than the rest of a small model's load. Its own function runs here with placeholders that

@@ -1,4 +1,4 @@
-"""Finds rules for a model type in models of two sizes, and proves them on both.
+"""Find rules for a model type in models of two sizes, and prove them on both.
 
 The models are on meta, and their checkpoints are headers in front of a hole, without weights.
 """
@@ -93,9 +93,9 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
     differing = sample.differing_targets(rules)
     if differing:
         message = (
-            f"the library's conversion of {type(sample.model).__name__} cannot be said in rules "
-            f"that hold for any depth: {len(differing)} of {len(sample.targets)} tensors do not "
-            f"fit: {listed(differing, 5)}. Save recipes for one checkpoint: save_recipes()"
+            f"the library's conversion of {type(sample.model).__name__} cannot be expressed in "
+            f"rules that hold for any depth: {len(differing)} of {len(sample.targets)} tensors do "
+            f"not fit: {listed(differing, 5)}. Save recipes for one checkpoint: save_recipes()"
         )
         raise make("plan.rules", message, field="model-type")
 

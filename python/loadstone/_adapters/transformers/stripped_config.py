@@ -1,4 +1,4 @@
-"""Chooses the library's quantizer or loadstone's codecs for a quantized checkpoint.
+"""Choose the library's quantizer or loadstone's codecs for a quantized checkpoint.
 
 The library makes its quantizer from ``quantization_config`` alone, before it knows the files.
 Without a quantizer the model is an ordinary one, and codecs dequantize its weights in the load.
@@ -45,8 +45,8 @@ class StrippedQuantizationConfig:
             )
         elif not is_decodable and not catalog._core.quantized():
             _warn(
-                f"the config says that the checkpoint is quantized ({self.method!r}), and no "
-                "tensor is in an encoding that is known: all are read as they are"
+                f"the config declares quantized weights ({self.method!r}), but no tensor has a "
+                "known encoding: all are read as plain tensors"
             )
 
 

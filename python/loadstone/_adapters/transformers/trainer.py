@@ -1,4 +1,4 @@
-"""Reads checkpoints of the library's ``Trainer`` back into the model that it trains.
+"""Read checkpoints of the library's ``Trainer`` back into the model that it trains.
 
 ``save_pretrained`` writes experts one by one, but the model has them in one tensor. ``Trainer``
 reads names verbatim, so it skips all experts with a warning. These hooks convert the names.

@@ -1,4 +1,4 @@
-"""Plans and reads in ``from_pretrained`` of release 4.57, which converts no values.
+"""Plan and read in ``from_pretrained`` of release 4.57, which converts no values.
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` finds missing,
@@ -234,7 +234,7 @@ def _load_pretrained_model(
         raise unsupported(reason)
     call.initialises_missing = kwargs.get("hf_quantizer") is None
     if not call.initialises_missing:
-        warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
+        warn(f"{reason}: the library loads it on its own", UserWarning, stacklevel=2)
     call.model = model if reason is None else None
     result = original(cls, model, state_dict, checkpoint_files, *args, **kwargs)
     if call.model is None or checkpoint_files is None:

@@ -191,7 +191,7 @@ DAMAGE = {
         "nf4",
         lambda tensors: tensors.update({STATE.replace("nf4", "fp4"): tensors[STATE].clone()}),
         "q.quant_state",
-        ["one state"],
+        ["exactly one quantization state"],
     ),
     "nested table NaN": (
         "nf4 nested",

@@ -307,7 +307,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 def test_files_of_torch_are_converted_first(stack: Path) -> None:
     (stack / "model.safetensors").unlink()
     torch.save({"w": torch.zeros(2, 2)}, stack / "pytorch_model.bin")
-    with pytest.raises(loadstone.Error, match="traced from safetensors") as caught:
+    with pytest.raises(loadstone.Error, match="requires safetensors") as caught:
         llama_cpp.trace(stack, converter=CONVERTER)
     assert caught.value.path.endswith("pytorch_model.bin")
 
@@ -315,7 +315,7 @@ def test_files_of_torch_are_converted_first(stack: Path) -> None:
 def test_blocks_are_refused(make: Callable[..., Path]) -> None:
     """The converter forces a type, or computes the bytes of an array."""
     tensors = {"forced": torch.zeros(2, 32), "w": torch.zeros(2, 32)}
-    with pytest.raises(loadstone.PlanError, match="wants this tensor in blocks") as caught:
+    with pytest.raises(loadstone.PlanError, match="requires this tensor in blocks") as caught:
         llama_cpp.trace(make("Blocks", **tensors), converter=CONVERTER)
     assert caught.value.code == "plan.encoding"
     assert caught.value.tensor == "blk.forced"
@@ -351,7 +351,7 @@ def test_code_of_the_folder_is_not_run(stack: Path, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "int8"])
 def test_dtypes_that_it_does_not_write(stack: Path, dtype: str) -> None:
-    with pytest.raises(loadstone.PlanError, match="writes no such dtype"):
+    with pytest.raises(loadstone.PlanError, match="does not support this dtype"):
         llama_cpp.trace(stack, converter=CONVERTER, dtype=dtype)
 
 

@@ -170,7 +170,7 @@ def test_keys_can_be_added_and_replaced(model: Path, tmp_path: Path) -> None:
     assert (keys["general.name"], keys["toy.eps"]) == ("mine", 0.5)
     assert keys["general.architecture"] == "toy"
     (tmp_path / "bad.json").write_text('{"entries": 3}')
-    with pytest.raises(loadstone.Error, match="no metadata"):
+    with pytest.raises(loadstone.Error, match="the metadata is invalid"):
         loadstone.convert(
             model, tmp_path / "out.gguf", metadata=tmp_path / "bad.json", converter=CONVERTER
         )
@@ -235,5 +235,5 @@ def test_an_error_is_one_line(
     monkeypatch.setattr(command, "_command", lambda: "no such command")
     assert command.main(["convert", str(model), "out.gguf", "--converter", str(model)]) == 2
     said = capsys.readouterr().err
-    assert "llama.cpp's converter is not there" in said
+    assert "llama.cpp's converter is not in this folder" in said
     assert len(said.splitlines()) == 1

@@ -262,8 +262,10 @@ def test_scales_of_another_dtype_are_cast(codec: str, tmp_path: Path) -> None:
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(loadstone.PlanError, match="dequantize goes with no other change"):
-        Options.of({"dequantize": True, "quantize": "fp8"})
+    with pytest.raises(
+        loadstone.PlanError, match="dequantize cannot be combined with other changes"
+    ):
+        Options.from_mapping({"dequantize": True, "quantize": "fp8"})
 
 
 def test_links_that_leave_the_folder(values: torch.Tensor, tmp_path: Path) -> None:
@@ -321,13 +323,13 @@ def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Pa
     receipt = Receipt.load(saved)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     assert receipt.targets.keys() == held.keys() and receipt.digest == digest
-    assert all(receipt.is_of(name, tensor) for name, tensor in held.items())
+    assert all(receipt.matches(name, tensor) for name, tensor in held.items())
     sources = {name: entries[0].get("sources") for name, entries in receipt.targets.items()}
     assert sources == {"qk": ["q", "k"], "part": ["part"], "step": None}
     assert {each["name"] for each in receipt.sources[0]["tensors"]} == state.keys()
     for tensor in held.values():
         tensor.data.view(-1)[-1] += 1
-    assert not any(receipt.is_of(name, tensor) for name, tensor in held.items())
+    assert not any(receipt.matches(name, tensor) for name, tensor in held.items())
     # The original checkpoint passes, and a changed bit in any tensor fails.
     arguments = ("verify", tmp_path, "--receipt-file", saved)
     assert run(*arguments).returncode == 0
@@ -341,4 +343,4 @@ def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Pa
 
 def test_a_receipt_goes_with_no_conversion() -> None:
     with pytest.raises(loadstone.PlanError, match="convert the folder with --receipt"):
-        Options.of({"receipt": "folder", "quantize": "fp8"})
+        Options.from_mapping({"receipt": "folder", "quantize": "fp8"})

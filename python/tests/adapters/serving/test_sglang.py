@@ -160,7 +160,7 @@ def test_a_receipt_is_written(sglang: Any, tmp_path: Path) -> None:
         receipt = Receipt.load(receipts / name)
         assert receipt.targets["qkv"][0]["sources"] == ["q", "k", "v"]
         # All models come from one file.
-        assert all(receipt.is_of(*each) for each in model.named_parameters())
+        assert all(receipt.matches(*each) for each in model.named_parameters())
 
 
 def test_files_beside_the_checkpoint_are_found_by_patterns(

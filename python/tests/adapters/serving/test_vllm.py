@@ -56,20 +56,20 @@ def test_vllm_finds_the_plugin() -> None:
 
 
 def test_options_are_read() -> None:
-    assert Options.of({}) == Options()
+    assert Options.from_mapping({}) == Options()
     given = {"threads": 3, "staging_bytes_max": "16MiB", "dequantize": True}
-    assert Options.of(given) == Options(3, 16 << 20, True)
+    assert Options.from_mapping(given) == Options(3, 16 << 20, True)
     changes = {"quantize": "fp8", "exclude": "lm_head", "lora": {"a/": 0.5}}
     expected = Changes("fp8", exclude=("lm_head",), lora={"a/": 0.5})
-    assert Options.of(changes) == Options(changes=expected)
+    assert Options.from_mapping(changes) == Options(changes=expected)
 
 
 def test_options_stand_in_the_config_too() -> None:
     overrides = {"loadstone_quantize": "nvfp4", "loadstone_include": ["a", "b"], "rope_theta": 3}
-    assert Changes.of_overrides(overrides) == Changes("nvfp4", include=("a", "b"))
-    assert not Changes.of_overrides({"vocab_size": 3})
+    assert Changes.from_overrides(overrides) == Changes("nvfp4", include=("a", "b"))
+    assert not Changes.from_overrides({"vocab_size": 3})
     with pytest.raises(loadstone.PlanError, match="did you mean 'quantize'"):
-        Changes.of_overrides({"loadstone_quantise": "fp8"})
+        Changes.from_overrides({"loadstone_quantise": "fp8"})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_options_stand_in_the_config_too() -> None:
 )
 def test_other_options_are_refused(given: Any, found: str) -> None:
     with pytest.raises(loadstone.PlanError) as caught:
-        Options.of(given)
+        Options.from_mapping(given)
     assert (caught.value.code, caught.value.found) == ("plan.options", found)
 
 
@@ -108,13 +108,13 @@ def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> No
     """Control."""
     how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
     expected = Changes("fp8", "modelopt", ("a",), ("b",))
-    assert Options.of({"quantize": "fp8"} | how).changes == expected
+    assert Options.from_mapping({"quantize": "fp8"} | how).changes == expected
     names = {f"loadstone_{name}": value for name, value in how.items()}
-    assert Changes.of_overrides({"loadstone_quantize": "fp8"} | names) == expected
-    with pytest.raises(loadstone.PlanError, match="no effect without quantize"):
-        Changes.of_overrides(names)
+    assert Changes.from_overrides({"loadstone_quantize": "fp8"} | names) == expected
+    with pytest.raises(loadstone.PlanError, match="requires quantize"):
+        Changes.from_overrides(names)
     given = {"digest": "sha256-tree", "receipt": str(tmp_path), "weights": str(tmp_path)}
-    assert Options.of(given) == Options(**given)
+    assert Options.from_mapping(given) == Options(**given)
 
 
 # --- converted tensors ----------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def test_nothing_is_written_where_rules_are_refused(monkeypatch, tmp_path: Path,
     ("model_type", "said"),
     [
         ("mixtrall", "no model type 'mixtrall'"),
-        ("kimi_k25", "cannot be said in rules"),
+        ("kimi_k25", "cannot be expressed in rules that hold"),
         ("hunyuan_v1_moe", "cannot build a hunyuan_v1_moe"),  # needs widths that have no default
         # A configuration whose depth has a different name.
         ("gemma3n_text", "cannot build a gemma3n_text"),

@@ -19,7 +19,7 @@ from loadstone._base.errors import make
 logger = logging.getLogger("sglang.loadstone")
 
 # A drafter gets these from its target model after loading.
-_OF_THE_TARGET = (".embed_tokens", ".lm_head")
+_TARGET_WEIGHTS = (".embed_tokens", ".lm_head")
 
 
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -31,7 +31,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         extra_config = load_config.model_loader_extra_config
-        self.options = Options.of(extra_config["loadstone"])
+        self.options = Options.from_mapping(extra_config["loadstone"])
         try:
             library_options = {k: v for k, v in extra_config.items() if k != "loadstone"}
             load_config.model_loader_extra_config = library_options  # it rejects ours
@@ -115,18 +115,18 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """Exempt cache scales, which checkpoints may omit, and a drafter's shared modules."""
         if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
             return True
-        return bool(self._model_config.is_draft_model) and f".{name}".endswith(_OF_THE_TARGET)
+        return bool(self._model_config.is_draft_model) and f".{name}".endswith(_TARGET_WEIGHTS)
 
     def _require_agreement(self, model_config: Any) -> None:
         """Reject changed encodings, because SGLang builds its layers from the config alone."""
         if self.options.changes.quantize:
-            message = "SGLang makes layers for what the folder holds: convert the folder first"
+            message = "SGLang cannot quantize during the load: convert the folder first"
             raise make("plan.options", message, field="quantize", path=model_config.model_path)
         makes_numbers = self.options.dequantize or self.options.changes.lora
         if makes_numbers and model_config.quantization is not None:
             raise make(
                 "plan.options",
-                "the model's layers take codes, and these options make numbers; add "
+                "the model's layers are quantized, and these options decode the weights; add "
                 "--json-model-override-args '{\"quantization_config\": null}'",
                 field="model_loader_extra_config",
                 found=f"quantization {model_config.quantization}",

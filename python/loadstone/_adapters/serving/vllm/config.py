@@ -27,16 +27,16 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
     vLLM's ``SpeculativeConfig`` if the model is a drafter.
     """
     options = options_for(options, model_config, speculative)
-    asked = Changes.of_overrides(vars(model_config.hf_config))
-    if asked.quantize and not options.changes.quantize:
+    requested = Changes.from_overrides(vars(model_config.hf_config))
+    if requested.quantize and not options.changes.quantize:
         if (
             options.dequantize
             or options.receipt
             or options.changes != Changes(lora=options.changes.lora)
         ):
-            _refuse("options of the loader say otherwise than loadstone_quantize", model_config)
-        asked = dataclasses.replace(asked, lora=options.changes.lora)
-        options = dataclasses.replace(options, changes=asked)
+            _refuse("the options of the loader contradict loadstone_quantize", model_config)
+        requested = dataclasses.replace(requested, lora=options.changes.lora)
+        options = dataclasses.replace(options, changes=requested)
     if options.changes.quantize:
         _require_same_codes(options.changes, model_config)
     elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
@@ -61,7 +61,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], Any]:
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
-        changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
+        changes = Changes.from_overrides(overrides if isinstance(overrides, dict) else {})
         if changes.quantize:
             fields["quantization_config"] = quantization_config(
                 plan_conversion(str(model), changes)
@@ -74,8 +74,8 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
-        asked = Changes.of_overrides(vars(model_config.hf_config)).quantize
-        if asked and self.load_config.load_format not in ("loadstone", "dummy"):
+        quantize = Changes.from_overrides(vars(model_config.hf_config)).quantize
+        if quantize and self.load_config.load_format not in ("loadstone", "dummy"):
             _refuse("loadstone_quantize needs --load-format loadstone", model_config)
         return load_model(self, vllm_config, model_config, *args, **options)
 
@@ -90,7 +90,7 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
     text = json.dumps(changes.quantize)
     raise make(
         "plan.options",
-        "the model's layers do not take these codes; add --config-format loadstone "
+        "the model's layers have another quantization; add --config-format loadstone "
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
         "and exclude",
         field="quantize",

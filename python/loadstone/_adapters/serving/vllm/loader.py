@@ -35,7 +35,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """
 
     def __init__(self, load_config: Any) -> None:
-        self.options = Options.of(load_config.model_loader_extra_config)
+        self.options = Options.from_mapping(load_config.model_loader_extra_config)
         with _as_vllm_accepts_it(load_config):
             super().__init__(load_config)
         self._speculative: Any = None
@@ -126,12 +126,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 @contextlib.contextmanager
 def _as_vllm_accepts_it(load_config: Any) -> Iterator[None]:
     """Hide our options and our format, which vLLM's own loader rejects."""
-    own = load_config.model_loader_extra_config, load_config.load_format
+    saved = load_config.model_loader_extra_config, load_config.load_format
     load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
     try:
         yield
     finally:
-        load_config.model_loader_extra_config, load_config.load_format = own
+        load_config.model_loader_extra_config, load_config.load_format = saved
 
 
 def _is_for_others(module: torch.nn.Module) -> bool:

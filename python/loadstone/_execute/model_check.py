@@ -1,4 +1,4 @@
-"""Checks that a plan is executed on the model that it was made for."""
+"""Check that a plan is executed on the model that it was made for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
             found, expected = (f"a slice of {list(shape)}" for shape in (slot.shape, planned))
-            raise _changed("a slice is of another tensor", slot, found, expected)
+            raise _changed("a slice belongs to another tensor", slot, found, expected)
 
 
 def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -73,7 +73,7 @@ def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
             found, expected = (kind.replace("_", " ") for kind in (slot.kind, target.kind))
-            raise _changed("a tensor is of another kind", slot, found, expected)
+            raise _changed("a tensor has another kind", slot, found, expected)
 
 
 def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -81,7 +81,7 @@ def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if target.origin == "kept" and slot.tensor.is_meta:
             raise make(
                 "plan.model_changed",
-                "the plan keeps the value of a tensor, which has none in this model",
+                "the plan keeps the value of a tensor that is on meta in this model",
                 tensor=target.name,
                 found="a tensor on meta",
             )
@@ -105,9 +105,9 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if splits and ties.is_split(slot, target):
             tie_of = root  # the plan's own doing
         if root != tie_of and roots.get(root, "") != roots[slot.name]:
-            own = "a separate tensor"
-            found, expected = (f"tied to {name}" if name else own for name in (root, tie_of))
-            raise _changed("a tie was made or cut", slot, found, expected)
+            separate = "a separate tensor"
+            found, expected = (f"tied to {name}" if name else separate for name in (root, tie_of))
+            raise _changed("a tie was added or removed", slot, found, expected)
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
             raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))
 
@@ -125,4 +125,4 @@ def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if found == planned or is_cast or target.encoding or target.origin == "tie":
             continue
         if target.origin != "checkpoint" or trains:
-            raise _changed("the plan has a dtype that does not fit", slot, str(found), str(planned))
+            raise _changed("the plan has another dtype", slot, str(found), str(planned))

@@ -26,7 +26,7 @@ class WholeSymbol(Symbol):
     ) -> Any:
         if func.overloadpacket in _SAME_MEMORY | _COPIES:
             return args[0]
-        why = "is decoded or made of several tensors, and can only be passed on unchanged"
+        why = "is decoded or made from several tensors, and can only be assigned unchanged"
         raise refusal("plan.untraceable", func.overloadpacket.__name__, [args[0]], why)
 
 
@@ -80,7 +80,7 @@ class OwnSymbol(Symbol):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         if (value.shape, value.dtype) != (self.shape, self.dtype):
-            why = "would have another shape or dtype"
+            why = "would change its shape or dtype"
             raise refusal("plan.untraceable", "data", [self], why)
         self.copied.setdefault(self.slot.name, []).append(value)
 
@@ -101,6 +101,6 @@ class OwnSymbol(Symbol):
                 return cls(first.tracer, first.slot, first.copied, is_place)
         if packet in _operations.READS_VALUES or packet in _operations.FORM_ONLY:
             return _operations.run(func, args, kwargs or {})
-        own: list[Symbol] = [symbol for symbol in args if isinstance(symbol, OwnSymbol)]
-        why = "is the model's own: a hook may hand it on, and neither change nor compute with it"
-        raise refusal("plan.untraceable", packet.__name__, own, why)
+        symbols: list[Symbol] = [symbol for symbol in args if isinstance(symbol, OwnSymbol)]
+        why = "is the model's own value: a hook may assign it, but not change it or compute with it"
+        raise refusal("plan.untraceable", packet.__name__, symbols, why)

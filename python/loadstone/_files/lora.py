@@ -23,7 +23,7 @@ def parse_weights(weighted: Weighted, field: str) -> list[tuple[Source, float]]:
         if len(pair) != 2 or not isinstance(pair[1], int | float):
             raise make(
                 "plan.options",
-                "not a checkpoint with a weight",
+                "expected a checkpoint and its weight",
                 field=field,
                 found=repr(pair),
                 expected="(path, 0.5)",
@@ -79,7 +79,7 @@ def adapter_rows(
     """Return each adapter's factor and patterns to ignore; reject patterns without an adapter."""
     patterns = pattern_list(ignore)
     if patterns and not pairs:
-        raise make("plan.options", "it goes with lora", field="lora_ignore")
+        raise make("plan.options", "lora_ignore requires lora", field="lora_ignore")
     return [(float(factor), patterns) for _, factor in pairs]
 
 
@@ -87,4 +87,10 @@ def tie_argument(tie: str) -> str:
     """Check only the type; the core knows the supported words."""
     if isinstance(tie, str) and tie:
         return tie
-    raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")
+    raise make(
+        "plan.options",
+        "tie must be 'split' or 'keep'",
+        field="tie",
+        found=repr(tie),
+        expected="split, keep",
+    )

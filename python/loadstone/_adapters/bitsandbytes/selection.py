@@ -230,19 +230,20 @@ def _required_of_experts(
 
     Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """
-    of_layers = next(iter(quantize.values()), None)
-    if of_layers is None or of_layers.encoding not in FOUR_BIT:
+    layer_quantization = next(iter(quantize.values()), None)
+    if layer_quantization is None or layer_quantization.encoding not in FOUR_BIT:
         raise make(
             "plan.options",
-            "experts are quantized as the linear layers are, which have no 4-bit encoding",
+            "quantize_experts requires that the linear layers get a 4-bit encoding",
             field="quantize_experts",
-            found="not at all" if of_layers is None else of_layers.encoding,
+            found="not at all" if layer_quantization is None else layer_quantization.encoding,
             expected=", ".join(FOUR_BIT),
         )
-    if not of_layers.nested:
-        return dict.fromkeys(stacks(model, names), replace(of_layers, nested_offset=None))
+    if not layer_quantization.nested:
+        return dict.fromkeys(stacks(model, names), replace(layer_quantization, nested_offset=None))
     return {
-        name: replace(of_layers, nested_offset=offsets.get(name)) for name in stacks(model, names)
+        name: replace(layer_quantization, nested_offset=offsets.get(name))
+        for name in stacks(model, names)
     }
 
 

@@ -18,7 +18,7 @@ from loadstone._model.modules import owner_of
 THRESHOLD = 6.0
 
 # The new layer keeps these attributes and copies all others from the plain layer.
-_OWN = ("_parameters", "_buffers", "_modules")
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
 
 def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
@@ -45,7 +45,7 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
                 quant_type=parameter.quant_type,
                 quant_storage=parameter.quant_storage,
             )
-    own = {name: made.__dict__[name] for name in _OWN}
+    own = {name: made.__dict__[name] for name in _MODULE_STATE}
     made.__dict__.update(vars(linear) | own)
     put(made, "weight", parameter)
     return made  # type: ignore[no-any-return]
