@@ -175,6 +175,7 @@ format-check: setup
 .PHONY: lint-quick
 lint-quick: format-check
 	python tools/tidy.py
+	python tools/language.py
 
 lint: lint-quick clang-tidy
 

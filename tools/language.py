@@ -45,7 +45,7 @@ RULES = (
     (r"gives? way", "yields; is replaced"),
     (r"of (?:its|their) own", "its own ...; their own ..."),
     (r"doors?", "entry point"),
-    (r"heal(?:s|ed|ing)?", "patch; fix"),
+    (r"heal(?:s|ed|ing)?(?!\()", "patch; fix"),
     (r"otherwise(?= than)|is otherwise|are otherwise", "differs"),
 )
 HEADLESS = r"(?:Of|Those|That of|What|Whether|Which|Whose|How|Where|As|With|To|So|And)\b"

@@ -212,17 +212,17 @@ TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
                                      {"narrower", {4}, Dtype::f64},
                                      {"number", {4}, Dtype::u8},
                                      {"shape", {2, 2}},
-                                     {"transposed", {2, 2}}});
+                                     {"flipped", {2, 2}}});
   const Skeleton skeleton =
       skeleton_of({target_of("same", {4}), target_of("wider", {4}), target_of("narrower", {4}),
                    target_of("number", {4}, Dtype::i64), target_of("shape", {4}),
-                   target_of("transposed", {2, 2}), target_of("gone", {4})});
+                   target_of("flipped", {2, 2}), target_of("gone", {4})});
   PlanOptions options;
   options.device_map.entries = {{"", "disk"}};
   options.missing = MissingPolicy::zeros;
   options.rules = rules_from_json(R"j([
       {"op": "reshape", "sources": ["shape"], "targets": ["shape"], "sizes": [4]},
-      {"op": "transpose", "sources": ["transposed"], "targets": ["transposed"], "dims": [0, 1]}])j");
+      {"op": "transpose", "sources": ["flipped"], "targets": ["flipped"], "dims": [0, 1]}])j");
   options.offload_folder = "/tmp/offload";
   const Plan plan = make_plan(catalog, skeleton, options);
   EXPECT_TRUE(plan.ok());
@@ -230,7 +230,7 @@ TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
   for (const char* const kept : {"same", "wider", "narrower"}) {
     EXPECT_EQ(planned(plan, kept).delivery, Delivery::disk_keep) << kept;
   }
-  for (const char* const written : {"number", "shape", "transposed", "gone"}) {
+  for (const char* const written : {"number", "shape", "flipped", "gone"}) {
     EXPECT_EQ(planned(plan, written).delivery, Delivery::disk_write) << written;
   }
   EXPECT_EQ(plan.bytes_to_write, 32u + 16 + 16 + 16);

@@ -31,15 +31,14 @@ class SavedPlans : public testing::Test {
     storage_.add_file("/m/a.safetensors", safetensors_bytes({tensor("e.0.w", "F32", {3, 2}, 24),
                                                              tensor("e.1.w", "F32", {3, 2}, 24),
                                                              tensor("half", "BF16", {4, 4}, 32)}));
-    storage_.add_file(
-        "/m/b.safetensors",
-        safetensors_bytes({tensor("kept", "F32", {5}, 20), tensor("transposed", "F32", {2, 3}, 24),
-                           tensor("small", "F4", {4}, 2)}));
+    storage_.add_file("/m/b.safetensors", safetensors_bytes({tensor("kept", "F32", {5}, 20),
+                                                             tensor("flipped", "F32", {2, 3}, 24),
+                                                             tensor("small", "F4", {4}, 2)}));
     options_.storage = &storage_;
     catalog_ =
         open_checkpoint(std::vector<std::string>{"/m/a.safetensors", "/m/b.safetensors"}, options_);
     skeleton_ = skeleton_of({target_of("experts", {3, 2, 2}), target_of("half", {4, 4}),
-                             target_of("kept", {5}), target_of("transposed", {3, 2}),
+                             target_of("kept", {5}), target_of("flipped", {3, 2}),
                              target_of("small", {4}, Dtype::f4), target_of("gone", {7}),
                              target_of("left", {2})});
     Target tied = target_of("tied", {5});
@@ -51,7 +50,7 @@ class SavedPlans : public testing::Test {
     plan_options_.rules = rules_from_json(R"j([
         {"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 2},
         {"op": "transpose", "sources": ["half"], "targets": ["half"], "dims": [0, 1]},
-        {"op": "transpose", "sources": ["transposed"], "targets": ["transposed"], "dims": [0, 1]}])j");
+        {"op": "transpose", "sources": ["flipped"], "targets": ["flipped"], "dims": [0, 1]}])j");
     plan_options_.missing = MissingPolicy::zeros;
     plan_options_.device_map.entries = {
         {"", "cpu"}, {"half", "disk"}, {"kept", "disk"}, {"left", "meta"}};
