@@ -38,6 +38,6 @@ def choose(
         return otherwise(load_config, model_config, **others)
     if SITES.lacking():
         raise RuntimeError(SITES.refusal())
-    from loadstone._adapters.serving.sglang import LoadstoneLoader
+    from loadstone._adapters.serving.sglang.loader import LoadstoneLoader
 
     return LoadstoneLoader(load_config)

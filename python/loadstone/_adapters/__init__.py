@@ -25,12 +25,12 @@ register(
         ),
         gguf_rank_max=_core.GGUF_RANK_MOST,
     ),
-    LibraryAdapter("accelerate", is_patchable=True),
+    LibraryAdapter("accelerate", is_patchable=True, skipped_attributes=("_hf_hook",)),
     LibraryAdapter(
         "bitsandbytes",
         is_patchable=True,
         extend="loadstone._adapters.bitsandbytes.selection:extend",
-        quantizer="loadstone._adapters.bitsandbytes.selection",
+        quantized_layers="loadstone._adapters.bitsandbytes.selection",
         is_supported="loadstone._adapters.sites:is_supported",
         components="loadstone._adapters.bitsandbytes.parameters:components_of",
         not_held="loadstone._adapters.bitsandbytes.audit_reasons:reasons",
@@ -50,7 +50,11 @@ register(
             "loadstone.modelopt.PackedExperts",
         ),
     ),
-    LibraryAdapter("peft", is_patchable=True),
+    LibraryAdapter(
+        "peft",
+        is_patchable=True,
+        wrapper_attributes=("base_layer", "original_module"),
+    ),
     LibraryAdapter(
         "vllm",
         no_canary="a tiny load takes a server and minutes; `make test-vllm` runs one",

@@ -245,6 +245,24 @@ def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[A
     return wrap
 
 
+def within(
+    current: contextvars.ContextVar[Any], replacement: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a replacement that acts only during a call, which it gets as the first argument.
+
+    Args:
+        current: the call; ``None`` outside, where the library's own function runs.
+    """
+
+    def gated(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = current.get()
+        if call is None:
+            return original(*args, **kwargs)
+        return replacement(call, original, *args, **kwargs)
+
+    return gated
+
+
 def with_hooks(library: str) -> Callable[..., Any]:
     """Return a replacement that calls the original with the hooks of another library, if usable."""
 

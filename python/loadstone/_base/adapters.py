@@ -27,12 +27,16 @@ class LibraryAdapter:
             a GGUF file, or None.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` if a plan needs one.
-        quantizer: a reference to the module that quantizes weights for model adapters.
+        quantized_layers: a reference to a module about the library's layers in other libraries'
+            models: ``is_quantizing(module)``, ``quantized_bytes(model, name)``, and
+            ``traced_weights()``, which returns an extension for them.
         is_supported: a reference to ``(library) -> bool`` for the installed release.
         components: a reference to ``(tensor) -> {name: tensor}``: scales of a quantized one ...
         not_held: a reference to ``(model, slots) -> {name: reason}``: values stored elsewhere.
         tensor_classes: names of classes whose memory it fills.
         filled_modules: modules of layers that it fills; it does the work of their load hooks.
+        skipped_attributes: of modules: they hold copies of the module's own tensors on their way.
+        wrapper_attributes: in which the library's layers hold the module that they replaced.
         gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.
         tie_list: the attribute in which models list ties as ``{name: root}``.
         tie_option: the member of models' configs that declares ties.
@@ -46,12 +50,14 @@ class LibraryAdapter:
     skeleton_builder: str = ""
     gguf: str = ""
     extend: str = ""
-    quantizer: str = ""
+    quantized_layers: str = ""
     is_supported: str = ""
     components: str = ""
     not_held: str = ""
     tensor_classes: tuple[str, ...] = ()
     filled_modules: tuple[str, ...] = ()
+    skipped_attributes: tuple[str, ...] = ()
+    wrapper_attributes: tuple[str, ...] = ()
     gguf_rank_max: int | None = None
     tie_list: str = ""
     tie_option: str = ""
@@ -68,6 +74,11 @@ def adapters_with(part: str) -> dict[str, LibraryAdapter]:
     return {library: adapter for library, adapter in ADAPTERS.items() if getattr(adapter, part)}
 
 
+def names_in(part: str) -> set[str]:
+    """Return the names that a part lists, of all libraries."""
+    return {name for adapter in ADAPTERS.values() for name in getattr(adapter, part)}
+
+
 def resolve(reference: str) -> Any:
     """Import the referenced object, or the module if the reference names no object."""
     path, _, name = reference.partition(":")
@@ -80,5 +91,19 @@ def is_of(cls: type, package: str) -> bool:
     return any(f"{base.__module__}.".startswith(f"{package}.") for base in cls.__mro__)
 
 
-def has_modules_of(model: Any, package: str) -> bool:
-    return any(is_of(cls, package) for cls in {type(module) for module in model.modules()})
+def has_parts_of(model: Any, package: str) -> bool:
+    """Return whether a module, parameter or buffer of a model has a class of a package."""
+    classes = set()
+    for module in model.modules():
+        classes.add(type(module))
+        classes.update(map(type, module._parameters.values()), map(type, module._buffers.values()))
+    return any(is_of(cls, package) for cls in classes)
+
+
+def quantized_layers_of(model: Any) -> list[Any]:
+    """Return the registered ``quantized_layers`` of each library that has parts in a model."""
+    return [
+        resolve(adapter.quantized_layers)
+        for library, adapter in adapters_with("quantized_layers").items()
+        if has_parts_of(model, library)
+    ]

@@ -6,21 +6,20 @@ import sys
 from collections.abc import Iterable
 
 from loadstone import _core
+from loadstone._base.adapters import ADAPTERS
 from loadstone._base.errors import counted
 from loadstone._base.terminal import warn
 
-# Packages whose frames are skipped to find the user's line.
-_LOADING = (
-    *("loadstone", "accelerate", "diffusers", "transformers", "huggingface_hub"),
-    *("contextlib", "functools"),
-)
+# Packages whose frames are skipped to find the user's line, besides the registered libraries.
+_LOADING = ("loadstone", "huggingface_hub", "contextlib", "functools")
 
 
 def users_level() -> int:
     """Return the ``stacklevel`` of the first caller that is not loading code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LOADING:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _LOADING and package not in ADAPTERS:
             break
         level, frame = level + 1, frame.f_back
     return level

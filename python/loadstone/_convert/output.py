@@ -127,11 +127,7 @@ class OutputOptions:
         """Write the target, or after a dry run only report the planned output."""
         if self.dry_run:
             return _predict(conversion, target)
-        try:
-            conversion.require_ok()
-        except PlanError as error:
-            error.findings = conversion.findings
-            raise
+        require_ok(conversion)
         part = self.part
         if part is not None:
             index, count = part
@@ -155,6 +151,15 @@ class OutputOptions:
             table=conversion.to_table(),
             files=conversion.file_count,
         )
+
+
+def require_ok(conversion: _core.Conversion) -> None:
+    """Raise the first error of a conversion, with all findings."""
+    try:
+        conversion.require_ok()
+    except PlanError as error:
+        error.findings = conversion.findings
+        raise
 
 
 def _predict(conversion: _core.Conversion, target: str) -> ConvertReport:

@@ -26,8 +26,6 @@ from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
-# Attributes of PEFT's layers that hold the original module.
-_ADAPTED_LAYERS = ("base_layer", "original_module")
 _AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
 
@@ -361,10 +359,11 @@ def _load_of(
 
 
 def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
-    """Return a tensor's name when it was loaded, if PEFT has wrapped its module since."""
+    """Return a tensor's name when it was loaded, if a library has wrapped its module since."""
     if record is None or name in record.report.provenance:
         return name
-    before = ".".join(part for part in name.split(".") if part not in _ADAPTED_LAYERS)
+    wrappers = adapters.names_in("wrapper_attributes")
+    before = ".".join(part for part in name.split(".") if part not in wrappers)
     return before if before in record.report.provenance else name
 
 
@@ -394,7 +393,7 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for adapter in adapters.adapters_with("not_held").values():
         package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
-        if package in sys.modules and adapters.has_modules_of(model, package):
+        if package in sys.modules and adapters.has_parts_of(model, package):
             reasons |= adapters.resolve(adapter.not_held)(model, slots)
     return reasons
 

@@ -25,6 +25,7 @@ from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
 from loadstone._execute.model_check import planned_slots
+from loadstone._execute.receipts import add_components
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written, tensor_memory
@@ -264,7 +265,7 @@ def make_report(
     )
     text = core.receipt_json()
     if text is not None:
-        report.receipt = Receipt(text).add_components(slots, provenance)
+        report.receipt = add_components(Receipt(text), slots, provenance)
     remember(model, report, slots)
     half_written.unmark(slots, written)
     return report

@@ -25,6 +25,7 @@ from loadstone._base.progress import ProgressCallback
 from loadstone._execute.destinations import Destinations
 from loadstone._model import devices, tensor_memory
 from loadstone._model.targets import PlannedTarget
+from loadstone._model.tensor_memory import bytes_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.shared_read import SharedReadPlan, require_group
 
@@ -178,11 +179,6 @@ def _parts(
     return [copies[part] for part in wanted]
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View the memory as bytes: backends support few dtypes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
 class Peers:
     """The ranks of the default process group on this machine; ``rank`` indexes ``ranks``."""
 
@@ -248,14 +244,14 @@ class Peers:
                     continue
                 # A strided destination gets a copy of the received elements.
                 buffer = value.contiguous()
-                work = dist.irecv(_bytes(buffer), self.ranks[owner], group=self._group, tag=index)
+                work = dist.irecv(bytes_of(buffer), self.ranks[owner], group=self._group, tag=index)
                 received.append((work, value, buffer))
                 continue
             for peer, part in enumerate(parts[index]):
                 if peer == self.rank:
                     values[index].copy_(part)
                 elif part.numel() > 0:
-                    buffer = _bytes(part)
+                    buffer = bytes_of(part)  # backends support few dtypes
                     work = dist.isend(buffer, self.ranks[peer], group=self._group, tag=index)
                     pending.append((work, buffer))
         for work, value, buffer in received:

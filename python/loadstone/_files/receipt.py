@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadstone import _core
 from loadstone._base import adapters
-from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._base.text import require_local, write_text
 
@@ -21,6 +19,11 @@ def read_components(tensor: Any) -> dict[str, Any]:
         if adapters.is_of(type(tensor), library):
             return dict(adapters.resolve(adapter.components)(tensor))
     return {}
+
+
+def digest_of(digest: str, tensor: Any) -> str:
+    host = tensor.detach().cpu().contiguous()
+    return _core.digest_memory(digest, host.data_ptr(), host.nbytes)
 
 
 class Receipt:
@@ -86,7 +89,7 @@ class Receipt:
             return None
         if tensor.nbytes != data[0]["end"] and not plain:
             return None
-        return self._digest_of(tensor) == str(data[0]["digest"])
+        return digest_of(self.digest, tensor) == str(data[0]["digest"])
 
     def components_match(self, name: str, tensor: Any) -> bool | None:
         """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
@@ -95,44 +98,9 @@ class Receipt:
         if any(part.is_meta or role not in entries for role, part in components.items()):
             return None
         return all(
-            self._digest_of(part) == entries[role]["digest"] for role, part in components.items()
+            digest_of(self.digest, part) == entries[role]["digest"]
+            for role, part in components.items()
         )
-
-    def add_components(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
-        """Add digests of the model's quantized tensors, right after the load.
-
-        A codec's components become tensors in the library's own form (a table next to codes, scales
-        in a different unit), and later checks can compare only those.
-        """
-        document = json.loads(self._text)
-        for slot in model_slots:
-            item = provenance.get(slot.name)
-            if item is None or item.origin != "checkpoint" or slot.tensor.is_meta:
-                continue
-            entries = {entry.get("component", "") for entry in self.targets.get(slot.name, [])}
-            components = read_components(slot.tensor)
-            if not entries:
-                components[""] = slot.tensor
-            for role in components.keys() - entries:
-                document["targets"].append(self._entry(slot.name, role, components[role], item))
-        return Receipt(json.dumps(document))
-
-    def _entry(self, name: str, component: str, tensor: Any, item: Any) -> dict[str, Any]:
-        entry = {
-            "name": name,
-            "encoding": dtype_name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "begin": 0,
-            "end": tensor.nbytes,
-            "digest": self._digest_of(tensor),
-            "recipe": "held",
-            "sources": [source.tensor for source in item.sources],
-        }
-        return entry | ({"component": component} if component else {})
-
-    def _digest_of(self, tensor: Any) -> str:
-        host = tensor.detach().cpu().contiguous()
-        return _core.digest_memory(self.digest, host.data_ptr(), host.nbytes)
 
     def __repr__(self) -> str:
         return f"Receipt({self.digest}, {len(self.targets)} targets, {len(self.outputs)} files)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loadstone._base.names import parent_name
+
 # The attribute in which torch's activation checkpointing wraps a module. That wrapper class leaves
 # it out of state-dict names; other classes keep it.
 _WRAPPED = "_checkpoint_wrapped_module"
@@ -58,7 +60,7 @@ def submodule(model: Any, path: str) -> Any:
 
 
 def owner_of(model: Any, name: str) -> Any:
-    return submodule(model, name.rpartition(".")[0])
+    return submodule(model, parent_name(name))
 
 
 def existing_paths(module: Any, paths: list[str]) -> list[str]:

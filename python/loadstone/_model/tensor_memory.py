@@ -30,7 +30,7 @@ def view_file(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> 
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def wrap_like(old: torch.Tensor, data: torch.Tensor) -> torch.Tensor:

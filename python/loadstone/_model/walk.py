@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from loadstone._base.adapters import names_in
 from loadstone._model.modules import is_left_out
 from loadstone._model.ranks import LocalShard, shard_of
 from loadstone._model.supported_tensors import find_obstacle
@@ -25,11 +26,9 @@ Kind = str
 # A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
 
-# nn.Module's own attributes have their own code in the walk, or hold only callbacks. accelerate's
-# hook holds copies of the module's own tensors on their way to a device.
+# nn.Module's own attributes have their own code in the walk, or hold only callbacks.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
-    "_hf_hook",
     HALF_WRITTEN,
 }
 # Objects of these packages hold no tensors of a model, or only views of other objects.
@@ -178,6 +177,7 @@ class _Walk:
         self._keep: list[Any] = []  # keeps the ids in `_seen` and `_first` valid
         self._tuples: dict[int, _Tuple] = {}
         self._are_leaves: dict[type, bool] = {}
+        self._skipped = _MODULE_INTERNALS | names_in("skipped_attributes")
         pending = [self._enter_tree(model, _Name(None, "{}", ""), is_registered=True)]
         while pending:
             place = next(pending[-1], None)
@@ -231,7 +231,7 @@ class _Walk:
                     if tensor is not None and getattr(tensor, "__dict__", None):
                         yield from self._enter_tensor(name.child(leaf), tensor)
             own = module.__dict__
-            attributes = [item for item in own.items() if item[0] not in _MODULE_INTERNALS]
+            attributes = [item for item in own.items() if item[0] not in self._skipped]
             yield from self._places(attributes, name.child, own.__setitem__)
 
     def _add_registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import make
+from loadstone._base.names import parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
 from loadstone._model.model_lock import slots_of
@@ -35,7 +36,7 @@ class ExtraState(TargetExtension):
         for slot in slots_of(model):
             path = slot.name
             while path not in paths:
-                path = path.rpartition(".")[0]
+                path = parent_name(path)
             is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self.names
             if is_own and slot.name not in provenance:
                 provenance[slot.name] = dataclasses.replace(

@@ -25,17 +25,17 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> LibraryReci
 def extend(
     recipes: LibraryRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> LibraryRecipes:
-    """Add the extensions that ``quantize`` or the model's modules need, for every entry point."""
+    """Add the extensions that ``quantize`` or the model's classes need, for every entry point."""
     dtype = dtype if recipes is None else None  # a trace has it
     recipes = recipes or LibraryRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():
-        if quantize is not None or _has_modules_of(model, library, adapter.is_supported):
+        if quantize is not None or _has_parts_of(model, library, adapter.is_supported):
             adapters.resolve(adapter.extend)(recipes, model, catalog, dtype, quantize)
     return recipes
 
 
-def _has_modules_of(model: Any, library: str, is_supported: str) -> bool:
+def _has_parts_of(model: Any, library: str, is_supported: str) -> bool:
     if library not in sys.modules or isinstance(model, str | os.PathLike):
         return False
-    has_modules = adapters.has_modules_of(model, library)
-    return has_modules and (not is_supported or adapters.resolve(is_supported)(library))
+    has_parts = adapters.has_parts_of(model, library)
+    return has_parts and (not is_supported or adapters.resolve(is_supported)(library))

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from loadstone import _core
 from loadstone._base.errors import Error, make
+from loadstone._base.names import parent_name
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import slots_of
@@ -207,7 +208,7 @@ class LoadHookTracer:
             changed = self._add_recipes(effect)
         except Error as error:
             reason = f"{error.tensor}: {error.message}"
-            return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
+            return Effect([self._finding_at(parent_name(error.tensor), reason)])
         extra, findings = self._extra_state(missing)
         effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
         absent = {finding.target for finding in self._reported("plan.missing")}

@@ -74,11 +74,7 @@ def targets_of(model: Any) -> ModelTargets:
     record = skeleton_record(model)
     values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
     had = values.keys() | record.derived.keys()
-    findings = [
-        _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
-        for f in record.findings
-        if f["target"] not in values
-    ]
+    findings = [finding for finding in record.findings if finding.target not in values]
     findings += [_obstacle(slot) for slot in slots if slot.obstacle and not slot.may_be_kept]
     slots = [slot for slot in slots if not slot.obstacle]
     return ModelTargets(

@@ -15,15 +15,13 @@ import torch
 
 from loadstone import _core
 from loadstone._base.errors import make
+from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import inside, named_modules, saved_map, saved_path
 from loadstone._model.walk import TensorSlot
 
 Device = int | str | torch.device
 # Devices, or "disk", by paths of modules and tensors; "" is the whole model.
 DeviceMap = Mapping[str, Device]
-
-# The alignment of torch's allocator, on which the last bit of a matrix product depends.
-_ALIGNMENT = 64
 
 _OFFLOADED = ("cpu", "disk")
 
@@ -37,7 +35,7 @@ def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
     """Return the device of the nearest module in the map, or ``None``."""
     path = name
     while path and path not in device_map:
-        path = path.rpartition(".")[0]
+        path = parent_name(path)
     return device_map.get(path)
 
 
@@ -100,13 +98,13 @@ def _disjoint(
         yield name, places.get(name, in_memory)
     for name, child in module.named_children():
         if next(itertools.chain(child.parameters(), child.buffers()), None) is not None:
-            yield from _disjoint(places, f"{path}.{name}" if path else name, child, device)
+            yield from _disjoint(places, join_name(path, name), child, device)
 
 
 def _own_tensors(path: str, module: torch.nn.Module) -> list[str]:
     tensors = itertools.chain(module._parameters.items(), module._buffers.items())
     names = [name for name, tensor in tensors if tensor is not None]
-    return [f"{path}.{name}" if path else name for name in names]
+    return [join_name(path, name) for name in names]
 
 
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,39 +165,3 @@ def require_device(device: Any, path: str) -> None:
     except RuntimeError:
         message = f"'{path}': {_core.unknown_device(str(device))}"
         raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
-
-
-class _AlignedWeights(Mapping[str, torch.Tensor]):
-    """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self.weights = weights
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        value = self.weights[name]
-        return value.clone() if value.data_ptr() % _ALIGNMENT else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
-
-
-def flatten_hooks(hook: Any) -> list[Any]:
-    """Return the leaves of one of accelerate's hooks."""
-    parts = getattr(hook, "hooks", None)
-    return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
-
-
-def align_offloaded_weights(model: torch.nn.Module) -> None:
-    """Make a model that is partly on disk compute the same bits as in memory."""
-    for module in model.modules():
-        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
-            weights: Any = getattr(hook, "weights_map", None)
-            inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
-            if isinstance(inner, Mapping):
-                if not isinstance(inner, _AlignedWeights):
-                    weights.inner = _AlignedWeights(inner)
-            elif weights is not None and not isinstance(weights, _AlignedWeights):
-                hook.weights_map = _AlignedWeights(weights)

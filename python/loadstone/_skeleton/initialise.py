@@ -19,10 +19,12 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
+from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import PlannedTarget
 from loadstone._skeleton import stand_in
 from loadstone._skeleton.constructor import find_builder, parameter_values
+from loadstone._skeleton.unwritten import fill_value, is_unwritten
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -59,10 +61,10 @@ def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
         return {}
     tensors: dict[str, Any] = {}
     initialisers = _Initialisers(model)
-    for owner in dict.fromkeys(name.rpartition(".")[0] for name in missing):
+    for owner in dict.fromkeys(parent_name(name) for name in missing):
         if _has_initialiser(submodule(model, owner)):
             for name, value in initialisers.run(owner).items():
-                if name in missing and not _is_unwritten(value):
+                if name in missing and not is_unwritten(value):
                     tensors[name] = value
     rest = [name for name in missing if name not in tensors]
     tensors |= (constructed := _constructed_values(model, rest))
@@ -97,7 +99,7 @@ class _Initialisers:
         for name, parameter in real._parameters.items():
             if parameter is not None:
                 shape, dtype = parameter.shape, parameter.dtype
-                data = torch.full(shape, _sentinel(dtype), dtype=dtype, device="cpu")
+                data = torch.full(shape, fill_value(dtype), dtype=dtype, device="cpu")
                 fresh[name] = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
         try:
             if self._stand_in is None:
@@ -113,17 +115,8 @@ class _Initialisers:
                 f"{type(error).__name__}: {error}",
                 tensor=owner,
             ) from error
-        prefix = f"{owner}." if owner else ""
         return {
-            f"{prefix}{name}": parameter.detach()
+            join_name(owner, name): parameter.detach()
             for name, parameter in parameters.items()
             if name in fresh and parameter is not None
         }
-
-
-def _sentinel(dtype: Any) -> float | int:
-    return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
-
-
-def _is_unwritten(value: Any) -> bool:
-    return bool(value.is_floating_point() and value.isnan().any())

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from loadstone import _core
 from loadstone._base import torch_modes
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
@@ -87,7 +88,7 @@ class SkeletonRecord:
     """All differences between a model and its direct construction.
 
     Attributes:
-        findings: dicts with ``severity``, ``code``, ``target`` and ``message``. The codes:
+        findings: of these codes:
             ``skeleton.random``: a random value; ``skeleton.uninitialised``: the constructor never
             wrote to it; ``skeleton.not_replayable``: the value is unavailable;
             ``skeleton.derived`` (not a fault): follows from parameters, see :func:`recompute`.
@@ -95,13 +96,12 @@ class SkeletonRecord:
         derived: names of the tensors that follow from parameters, and of these parameters.
     """
 
-    findings: list[dict[str, str]] = field(default_factory=list)
+    findings: list[_core.Finding] = field(default_factory=list)
     default_dtype: Any = None
     derived: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, severity: str, code: str, target: str, message: str) -> None:
-        code = f"skeleton.{code}"
-        finding = {"severity": severity, "code": code, "target": target, "message": message}
+        finding = _core.Finding(severity, f"skeleton.{code}", target, [], message)
         self.findings.append(finding)
 
 

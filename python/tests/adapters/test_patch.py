@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import types
 
@@ -11,6 +12,7 @@ import pytest
 import loadstone
 from loadstone._adapters import patch
 from loadstone._adapters.patch import Hook, Hooks, active, hooked, suspended, wrap_if_active
+from loadstone._adapters.sites import LIBRARIES
 
 
 class Parent:
@@ -320,3 +322,8 @@ def test_a_library_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(patch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(loadstone.Error, match="not installed"):
         loadstone.patch("accelerate")
+
+
+def test_the_docstring_names_every_library() -> None:
+    assert loadstone.patch.__doc__ is not None
+    assert tuple(re.findall(r'``"(\w+)"``', loadstone.patch.__doc__)) == LIBRARIES

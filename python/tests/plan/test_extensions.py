@@ -130,3 +130,11 @@ def test_classes_that_adapters_fill_are_there():
             module, _, leaf = name.rpartition(".")
             if importlib.util.find_spec(library) is not None:
                 assert isinstance(resolve(f"{module}:{leaf}"), type), name
+
+
+def test_functions_for_quantized_layers_are_there():
+    for library, adapter in adapters_with("quantized_layers").items():
+        if importlib.util.find_spec(library) is not None:
+            layers = resolve(adapter.quantized_layers)
+            for name in ("is_quantizing", "quantized_bytes", "traced_weights"):
+                assert callable(getattr(layers, name))

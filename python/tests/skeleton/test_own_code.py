@@ -100,6 +100,30 @@ def test_an_initialiser_that_writes_or_reads_elsewhere_is_refused(file, cls):
     assert all(torch.equal(before[name], value) for name, value in plain(model).items())
 
 
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
+def test_integers_that_no_initialiser_writes_are_seen(file, dtype, writes):
+    class Coded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3))
+            self.codes = nn.Parameter(torch.zeros(3).to(dtype), requires_grad=False)
+
+        def reset_parameters(self):
+            if writes:
+                nn.init.zeros_(self.codes)
+
+    model, path = Coded(), file({"weight": torch.ones(3)})
+    if writes or dtype == torch.bool:  # bool has no value that shows it
+        report = loadstone.load(model, path, missing="initialise")
+        assert report.provenance["codes"].origin == "initialiser"
+        assert not model.codes.any()
+    else:
+        with pytest.raises(loadstone.Error, match="left it without a value") as caught:
+            loadstone.load(model, path, missing="initialise")
+        assert caught.value.code == "plan.no_initialiser"
+
+
 # --- kept tensors --------------------------------------------------------------------------------
 
 

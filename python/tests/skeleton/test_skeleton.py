@@ -29,7 +29,7 @@ def slots(model):
 
 
 def codes(model):
-    return {(found["code"], found["target"]) for found in skeleton_record(model).findings}
+    return {(found.code, found.target) for found in skeleton_record(model).findings}
 
 
 def assert_as_constructed(make, *, excluded=(), derived=()):

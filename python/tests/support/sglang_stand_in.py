@@ -157,5 +157,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
         if parent:
             setattr(sys.modules[parent], leaf, module)
     monkeypatch.setattr(HookRegistry, "hooks", {})
-    monkeypatch.delitem(sys.modules, "loadstone._adapters.serving.sglang", raising=False)
+    monkeypatch.delitem(sys.modules, "loadstone._adapters.serving.sglang.loader", raising=False)
     return sys.modules["sglang.srt.model_loader.loader"]

@@ -13,12 +13,14 @@ import accelerate.utils
 import torch
 
 from loadstone._adapters.accelerate import offload
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._base.keywords import names_keywords
+from loadstone._base.names import join_name
 from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
-from loadstone._plan.placement import Device, DeviceMap, expanded, flatten_hooks
+from loadstone._plan.placement import Device, DeviceMap, expanded
 from loadstone._plan.provenance import OFFLOADED
 
 
@@ -84,5 +86,5 @@ def _hooked_tensors(model: torch.nn.Module) -> set[str]:
                 recurse=hook.place_submodules,
                 remove_non_persistent=True,
             )
-            names.update(f"{path}.{name}" if path else name for name, _ in tensors)
+            names.update(join_name(path, name) for name, _ in tensors)
     return names

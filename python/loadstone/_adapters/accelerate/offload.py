@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import counted, listed, make
+from loadstone._execute.offload import add_tensor
 from loadstone._model.modules import is_wrapper
 from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.tensor_memory import wrap_like
@@ -58,15 +59,10 @@ def finalize_offload(
     offloaded = offloaded_slots(slots, device_map, offload_buffers)
     for slot in offloaded:
         if not targets[roots[slot.name]].delivery.startswith("disk"):
-            add(folder, slot.name, slot.tensor)
+            add_tensor(folder, slot.name, slot.tensor)
     names = {slot.name for slot in offloaded}
     in_memory = {roots[slot.name] for slot in slots if slot.name not in names}
     _put_on_meta([slot for slot in offloaded if roots[slot.name] not in in_memory], targets, roots)
-
-
-def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
-    value = tensor.detach().cpu().contiguous()
-    folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
 
 
 def _put_on_meta(

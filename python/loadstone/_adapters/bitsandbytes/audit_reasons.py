@@ -11,6 +11,7 @@ from loadstone._adapters.bitsandbytes import layout
 from loadstone._adapters.bitsandbytes.modules import SelfContainedLinear4bit, is_self_contained
 from loadstone._adapters.bitsandbytes.offloaded import OffloadedWeights, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import is_packed
+from loadstone._base.names import parent_name
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED
@@ -52,7 +53,7 @@ def _owner(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the innermost module of a tensor, and the tensor's name inside it."""
     path = name
     while path and path not in modules:
-        path = path.rpartition(".")[0]
+        path = parent_name(path)
     return modules[path], name[len(path) :].lstrip(".")
 
 

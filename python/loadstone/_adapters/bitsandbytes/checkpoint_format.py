@@ -13,6 +13,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import Error, make
+from loadstone._base.names import join_name
 
 FOUR_BIT = ("nf4", "fp4")
 STATE = "weight.quant_state.bitsandbytes__"  # followed by the quant type
@@ -179,10 +180,6 @@ def require_finite_scales(name: str, scales: Any) -> None:
     if bad:
         found = f"{bad} of {scales.numel()}"
         raise make("q.nan", "the scales are not finite", tensor=name, found=found)
-
-
-def join_name(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
 
 
 def missing(prefix: str, name: str) -> Exception:

@@ -10,15 +10,15 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.accelerate.offload import add
-from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._base.dtypes import dtype_name
+from loadstone._base.names import join_name, parent_name
+from loadstone._execute.offload import add_tensor
 
 
 def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFolder) -> None:
     """Add the components that the core does not write, before the folder is committed."""
-    path = name.rpartition(".")[0]
+    path = parent_name(name)
     if weight.quant_type == "int8":
         folder.rename(f"{name}.absmax", join_name(path, "SCB"))
     else:
@@ -31,4 +31,4 @@ def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFo
         folder.remove(offset)
     for component, tensor in weight.state_dict(path).items():
         if not tensor.is_meta:
-            add(folder, component, tensor)
+            add_tensor(folder, component, tensor)

@@ -16,7 +16,7 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED_BLOCK, Shape, join_name
+from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED_BLOCK, Shape
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.layer_state import (
     moves_weights,
@@ -30,6 +30,7 @@ from loadstone._adapters.bitsandbytes.stored_weights import (
     require_finite,
 )
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
+from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import SAVED, PlannedTarget

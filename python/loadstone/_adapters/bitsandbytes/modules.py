@@ -19,7 +19,6 @@ import torch
 from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import (
     adopt,
@@ -30,6 +29,7 @@ from loadstone._adapters.bitsandbytes.parameters import (
     mapped,
 )
 from loadstone._base.errors import counted, make
+from loadstone._base.names import join_name
 from loadstone._model.modules import named_modules
 
 _logger = logging.getLogger("loadstone.bitsandbytes")

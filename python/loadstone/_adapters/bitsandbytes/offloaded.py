@@ -8,10 +8,10 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._adapters.bitsandbytes.checkpoint_format import STATES
 from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
-from loadstone._plan.placement import flatten_hooks
 
 _COMPONENTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 

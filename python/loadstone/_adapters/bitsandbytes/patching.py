@@ -13,6 +13,7 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 from loadstone._adapters.bitsandbytes import layout
 from loadstone._adapters.bitsandbytes.modules import (
     MODULES,
@@ -23,7 +24,6 @@ from loadstone._adapters.bitsandbytes.modules import (
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook
 from loadstone._adapters.bitsandbytes.parameters import SELF_CONTAINED, adopt
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
-from loadstone._plan.placement import flatten_hooks
 
 LIBRARY = "bitsandbytes"
 

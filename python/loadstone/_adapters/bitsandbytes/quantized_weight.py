@@ -18,12 +18,12 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     QuantStateMetadata,
     Shape,
     check_components,
-    join_name,
     missing,
     require_finite_scales,
 )
 from loadstone._adapters.bitsandbytes.layout import rowwise
 from loadstone._base.dtypes import dtype_name
+from loadstone._base.names import join_name
 
 
 @dataclass(eq=False)

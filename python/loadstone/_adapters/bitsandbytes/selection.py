@@ -11,7 +11,7 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_BLOCK, join_name
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_BLOCK
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
 from loadstone._adapters.bitsandbytes.stored_weights import (
@@ -20,6 +20,7 @@ from loadstone._adapters.bitsandbytes.stored_weights import (
     groups_by_path,
 )
 from loadstone._base.errors import make, unknown
+from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
 from loadstone._plan.quantization import Quantization
@@ -54,7 +55,7 @@ def extend(
         if isinstance(extension, QuantizedWeights):
             extension.quantize |= _without(requested, extension.installed_targets())
             return
-    paths = {name.rpartition(".")[0] for name in requested} | layers.keys()
+    paths = {parent_name(name) for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
     required = _required(model, sorted(blank - stored.names), {})
@@ -84,13 +85,14 @@ def traced_weights(
 
     Args:
         stored: module path -> (name inside the module -> checkpoint name), or paths of modules with
-            the same names in the checkpoint.
+            the same names in the checkpoint. Layers of other libraries are left out.
         names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
         experts: tensors to search for expert stacks, which are quantized too.
         tied: weights that may be missing.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
+    groups = {path: groups[path] for path in groups if is_quantizing(submodule(model, path))}
     checkpoint = find_weights(catalog, groups)
     offsets = nested_offset or {}
     quantize = _required(model, (name for name in names if name not in checkpoint.names), offsets)

@@ -20,10 +20,10 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     Shape,
     check_components,
     component_names,
-    join_name,
     require_finite_scales,
 )
 from loadstone._base.errors import Error, make
+from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
 from loadstone._model.tensor_memory import bytes_of

@@ -24,13 +24,12 @@ from loadstone._adapters.diffusers import pipelines, quantizers
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, checkpoint_of, is_readable
 from loadstone._adapters.diffusers.conversion import conversion_of, convert, has_own_names
 from loadstone._adapters.diffusers.load import (
+    CURRENT_LOAD,
     OPTIONS,
     WANTED_DTYPE,
     DiffusersLoad,
-    current_load,
     loading,
     skip_keys,
-    within_load,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.pipelines import CONVERTED, DEFERRED
@@ -41,7 +40,7 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
-from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, wrap_if_active
+from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
@@ -91,7 +90,7 @@ def hooks() -> Hooks:
         inner.append((single_file_model, "_determine_device_map", _determine_device_map))
     replacements = [
         *entry_points,
-        *((owner, name, within_load(replacement)) for owner, name, replacement in inner),
+        *((owner, name, within(CURRENT_LOAD, replacement)) for owner, name, replacement in inner),
     ]
     return Hooks(
         [
@@ -118,7 +117,7 @@ def _defer_dtype(original: Any, cls: Any, dtype: torch.dtype) -> None:
 
 
 def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
-    dtype, load = WANTED_DTYPE.get(), current_load()
+    dtype, load = WANTED_DTYPE.get(), CURRENT_LOAD.get()
     if dtype is None and load is None:
         return original(*args, **kwargs)
     WANTED_DTYPE.set(None)
@@ -196,7 +195,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    load = current_load()  # None: a pipeline, whose models get copies
+    load = CURRENT_LOAD.get()  # None: a pipeline, whose models get copies
     return SymbolicCheckpoint.open([str(checkpoint_file)], "" if load is None else load.kernel)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
+from loadstone._adapters.accelerate_hooks import align_offloaded_weights
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import Request, trace
@@ -22,14 +23,15 @@ from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.options import DEFAULTS, LoadOptions
-from loadstone._plan.placement import align_offloaded_weights
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import LibraryRecipes
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 # The default dtype that diffusers requested for the next construction.
 WANTED_DTYPE: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
-_current: ContextVar[DiffusersLoad | None] = ContextVar("loadstone_diffusers_load", default=None)
+CURRENT_LOAD: ContextVar[DiffusersLoad | None] = ContextVar(
+    "loadstone_diffusers_load", default=None
+)
 
 
 class DiffusersLoad(LoadSession):
@@ -108,30 +110,14 @@ class DiffusersLoad(LoadSession):
         align_offloaded_weights(model)
 
 
-def current_load() -> DiffusersLoad | None:
-    return _current.get()
-
-
 @contextlib.contextmanager
 def loading() -> Iterator[DiffusersLoad]:
     with (
         ordinary_tensors(),
         set_variable(WANTED_DTYPE, None),  # a failed call leaves its own
-        set_variable(_current, DiffusersLoad(OPTIONS.get())) as load,
+        set_variable(CURRENT_LOAD, DiffusersLoad(OPTIONS.get())) as load,
     ):
         yield load
-
-
-def within_load(replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that only takes effect during a load, which it gets as the first argument."""
-
-    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        load = current_load()
-        if load is None:
-            return original(*args, **kwargs)
-        return replacement(load, original, *args, **kwargs)
-
-    return hook
 
 
 def skip_keys(model: Any) -> Any:

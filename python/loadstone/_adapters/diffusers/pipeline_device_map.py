@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from loadstone._adapters.accelerate_hooks import align_offloaded_weights
 from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
 from loadstone._plan.placement import (
-    align_offloaded_weights,
     gathered,
     main_device,
     require_device,

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from loadstone._adapters.patch import suspended
-from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
+from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import make
+from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 
 _METHOD = "bitsandbytes"
@@ -114,9 +115,13 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
 @contextlib.contextmanager
 def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Give weights on meta their quantized sizes, from which accelerate computes device maps."""
-    layers = quantizing_layers(model)
+    layers: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for library in quantized_layers_of(model):
+        own = _quantizing_layers(library, model)
+        layers |= own
+        sizes |= {path: library.quantized_bytes(model, join_name(path, "weight")) for path in own}
     weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
-    sizes = {path: _quantizer().quantized_bytes(model, _weight_name(path)) for path in layers}
     try:
         for path, layer in layers.items():
             blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
@@ -130,39 +135,29 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
 # --- quantized weights ---------------------------------------------------------------------------
 
 
-def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
-    """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
-    paths = quantizing_layers(model).keys()
-    if not paths:
-        return None
-    unquantized = [name for name in map(_weight_name, paths) if name in converted]
-    return _quantizer().traced_weights(model, catalog, paths, unquantized)
+def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> list[Any]:
+    """Return a model's ``QuantizedWeights``, of each library that has layers in it."""
+    weights = []
+    for library in quantized_layers_of(model):
+        paths = _quantizing_layers(library, model)
+        names = [name for path in paths if (name := join_name(path, "weight")) in converted]
+        if paths:
+            weights.append(library.traced_weights(model, catalog, list(paths), names))
+    return weights
 
 
-def quantizing_layers(model: Any) -> dict[str, Any]:
-    """Return the bitsandbytes layers; a model without them imports nothing."""
-    if not has_modules_of(model, "bitsandbytes"):
-        return {}
-    is_quantizing = _quantizer().is_quantizing
-    return {path: module for path, module in model.named_modules() if is_quantizing(module)}
+def _quantizing_layers(library: Any, model: torch.nn.Module) -> dict[str, Any]:
+    return {path: layer for path, layer in model.named_modules() if library.is_quantizing(layer)}
 
 
-def _quantizer() -> Any:
-    return resolve(ADAPTERS["bitsandbytes"].quantizer)
-
-
-def component_names(weights: Any, names: Iterable[str]) -> set[str]:
+def component_names(weights: Iterable[Any], names: Iterable[str]) -> set[str]:
     """Return the names of tensors that are components of quantized weights."""
-    if weights is None:
-        return set()
-    quantized = {stored.name for stored in weights.stored.values()} | weights.broken.keys()
+    quantized: set[str] = set()
+    for library in weights:
+        quantized |= {stored.name for stored in library.stored.values()} | library.broken.keys()
     components = ((name, _COMPONENT.fullmatch(name)) for name in names)
     return {
         name
         for name, match in components
         if name in quantized or (match is not None and f"{match[1]}weight" in quantized)
     }
-
-
-def _weight_name(path: str) -> str:
-    return f"{path}.weight" if path else "weight"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -162,8 +163,8 @@ def _traced(
             symbols.finish(), already_reported=list(state), findings=[mismatch.finding()]
         )
     missing = MissingTargets(model, request.converted, options.missing, missing_of)
-    recipes = LibraryRecipes(recipes=None, extensions=[] if weights is None else [weights])
-    for stored in weights.stored.values() if weights is not None else ():
+    recipes = LibraryRecipes(recipes=None, extensions=[*weights])
+    for stored in itertools.chain(*(library.stored.values() for library in weights)):
         for name, (dtype, _) in stored.targets().items():
             symbols.add(name, request.converted[name])
             recipes.dtypes[name] = dtype

@@ -197,7 +197,7 @@ class PackedWeights(TargetExtension):
                     provenance[weight.name],
                     target=name,
                     kind="persistent_buffer",
-                    bytes_written=value.numel() * value.element_size(),
+                    bytes_written=value.nbytes,
                 )
         for name, value in self.configured.items():
             layout = (str(value.device), dtype_name(value.dtype), tuple(value.shape))

@@ -12,6 +12,7 @@ from modelopt.torch.quantization.plugins.huggingface import _QuantFusedExperts
 
 from loadstone._adapters.modelopt.formats import Format, format_of, is_packing
 from loadstone._base.errors import make
+from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import named_modules
 from loadstone._plan.quantization import Quantization
 
@@ -136,7 +137,7 @@ def _require_untied(model: torch.nn.Module, weights: list[PackedTarget]) -> None
     owners: dict[int, str] = {}
     for path, module in named_modules(model):
         for leaf, parameter in module._parameters.items():
-            name = f"{path}.{leaf}" if path else leaf
+            name = join_name(path, leaf)
             owners.setdefault(id(parameter), name)
             owner = owners[id(parameter)]
             if owner != name and packed & {name, owner}:
@@ -147,9 +148,9 @@ def _set_groups(
     weights: list[PackedTarget], layers: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
     by_path = {weight.path: weight for weight in weights if not weight.is_stack}
-    for parent in sorted({path.rpartition(".")[0] for path in by_path}):
+    for parent in sorted({parent_name(path) for path in by_path}):
         for names in layers:
-            paths = [f"{parent}.{name}" if parent else name for name in names]
+            paths = [join_name(parent, name) for name in names]
             group = [by_path[path] for path in paths if path in by_path]
             forms = {weight.form for weight in group}
             if len(group) > 1 and len(forms) == 1 and group[0].form.encoding in encodings:

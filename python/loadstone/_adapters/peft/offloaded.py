@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loadstone._plan.placement import flatten_hooks
+from loadstone._adapters.accelerate_hooks import flatten_hooks
 
 
 def offloading_hooks(module: Any) -> list[Any]:

@@ -18,8 +18,8 @@ from loadstone import _core
 from loadstone._adapters.serving.options import Changes
 from loadstone._adapters.serving.threads import unrecorded
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import PlanError, make
-from loadstone._convert.output import folder_of, format_rows
+from loadstone._base.errors import make
+from loadstone._convert.output import folder_of, format_rows, require_ok
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
 from loadstone._files.lora import open_adapters
@@ -61,11 +61,7 @@ def plan_conversion(
                 f"{finding.message}; the server reads the config of the base model, which ties them"
             )
             raise make("merge.tie", message, tensor=finding.target)
-    try:
-        conversion.require_ok()
-    except PlanError as error:
-        error.findings = conversion.findings
-        raise
+    require_ok(conversion)
     return conversion
 
 

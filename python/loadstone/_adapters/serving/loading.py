@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -202,3 +203,17 @@ class ModelLoad:
         found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
         message = f"the server's code for this model rejects the tensor ({reason})"
         return make("plan.shape", message, path=path, tensor=name, found=found)
+
+
+def paths_of(
+    path: str, patterns: Any, prepare: Callable[[], tuple[Any, ...]], subfolder: str = ""
+) -> list[str]:
+    """Return a source's folder, or its files if patterns select them.
+
+    Args:
+        prepare: the server's method, which downloads them unless they are here.
+    """
+    if Path(path).exists() and patterns is None:
+        return [str(Path(path, subfolder))]
+    folder, files, *_ = prepare()
+    return [str(folder)] if patterns is None else sorted(files)

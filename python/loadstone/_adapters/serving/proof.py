@@ -8,6 +8,7 @@ import torch
 
 from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import listed, make
+from loadstone._base.names import join_name
 
 # The constructor computes these from the config; no checkpoint contains them.
 _CONFIG_PARAMETERS = ("input_scale_ub",)
@@ -49,7 +50,7 @@ def _proved(
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if name not in _CONFIG_PARAMETERS and not parameter.is_meta:
-                yield f"{path}.{name}" if path else name, parameter
+                yield join_name(path, name), parameter
 
 
 def _describe(name: str, parameter: torch.Tensor, hole: Unwritten) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from loadstone import _core
-from loadstone._base.dtypes import dtype_name
+from loadstone._execute.receipts import held_entry
 from loadstone._files.receipt import Receipt
 
 # Target address of a copy, its size in bytes, and its source tensors.
@@ -43,7 +42,7 @@ def receipt_of(
     in_order = sorted(copied)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     targets = [
-        _entry(name, tensor, digest, _sources_of(tensor, in_order))
+        held_entry(digest, name, tensor, _sources_of(tensor, in_order))
         for name, tensor in tensors
         if tensor.numel()
     ]
@@ -67,17 +66,3 @@ def _sources_of(tensor: torch.Tensor, copied: list[CopiedRange]) -> list[str]:
     begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     first, last = (bisect.bisect_left(copied, at, key=lambda copy: copy[0]) for at in (begin, end))
     return list(dict.fromkeys(name for _, _, names in copied[first:last] for name in names))
-
-
-def _entry(name: str, tensor: torch.Tensor, digest: str, sources: list[str]) -> dict[str, Any]:
-    values = tensor.detach().cpu().contiguous()
-    return {
-        "name": name,
-        "encoding": dtype_name(tensor.dtype),
-        "shape": list(tensor.shape),
-        "begin": 0,
-        "end": values.nbytes,
-        "digest": _core.digest_memory(digest, values.data_ptr(), values.nbytes),
-        "recipe": "held",
-        "sources": sources,
-    }

@@ -32,6 +32,7 @@ from loadstone._adapters.transformers.missing_experts import (
 )
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, make
+from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Trace
 
@@ -142,7 +143,7 @@ class _Derivation:
         target = self.rename(f"{stem}.gate_up_proj")[0]
         if target not in self.state:
             return False
-        module = self.model.get_submodule(target.rpartition(".")[0])
+        module = self.model.get_submodule(parent_name(target))
         return not getattr(module, "is_transposed", False) and f"{target}_bias" not in self.state
 
     def rename(self, key: str) -> tuple[str, str | None]:
@@ -271,9 +272,9 @@ class _Derivation:
         return bool(self.quantizer.param_needs_quantization(self.model, first))
 
     def _add_stored_weight(self, first: str) -> None:
-        components, path = self.notes.stored[first], first.rpartition(".")[0]
+        components, path = self.notes.stored[first], parent_name(first)
         for component, symbol in components.items():
-            name = f"{path}.{component}" if path else component
+            name = join_name(path, component)
             self.trace.add(name, symbol)
             self.result.dtypes[name] = dtype_name(symbol.dtype)
         self.result.stored_weights[path] = {

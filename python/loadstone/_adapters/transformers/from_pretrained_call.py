@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.patch import Hook, wrap_if_active
+from loadstone._adapters.patch import Hook, within, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
 from loadstone._base.errors import make
 from loadstone._execute import ties
@@ -29,6 +28,7 @@ from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 from loadstone._skeleton.constructor import find_builder, parameter_values
+from loadstone._skeleton.unwritten import fill_value, is_unwritten
 
 DEFAULTS = LoadOptions(missing="initialise")
 
@@ -83,7 +83,7 @@ class FromPretrainedCall(LoadSession):
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Return memory with a fill value, to detect whether an initialiser writes to it."""
         self._fresh.add(name)
-        return torch.full_like(tensor, _sentinel(form.get("dtype") or tensor.dtype), **form)
+        return torch.full_like(tensor, fill_value(form.get("dtype") or tensor.dtype), **form)
 
     def note_buffers(self, model: Any) -> None:
         self._versions = {
@@ -95,18 +95,18 @@ class FromPretrainedCall(LoadSession):
         for name, buffer in model.named_buffers():
             if self._versions.get(name) != (id(buffer), buffer._version):
                 self._rewritten.add(name)
-        unwritten = [
+        fresh = {name: model.get_parameter_or_buffer(name) for name in sorted(self._fresh)}
+        unwritten = [  # for bool, the constructor's value is right anyway
             name
-            for name in sorted(self._fresh)
-            if _is_unwritten(model.get_parameter_or_buffer(name))
+            for name, tensor in fresh.items()
+            if tensor.dtype == torch.bool or is_unwritten(tensor)
         ]
         if not unwritten:
             return
         build = find_builder(model)
         values = parameter_values(build, unwritten) if build is not None else {}
         for name in unwritten:
-            tensor = model.get_parameter_or_buffer(name)
-            value = values.get(name)
+            tensor, value = fresh[name], values.get(name)
             if value is None or value.shape != tensor.shape:
                 raise make(
                     "plan.no_initialiser",
@@ -154,16 +154,9 @@ HookedFunction = tuple[Any, str, Callable[..., Any]]
 def hooks_in_calls(functions: Iterable[HookedFunction]) -> list[Hook]:
     """Return hooks that run inside a call; outside, the library's own functions run."""
     return [
-        Hook(owner, name, wrap_if_active("transformers", functools.partial(_in_call, replacement)))
+        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_CALL, replacement)))
         for owner, name, replacement in functions
     ]
-
-
-def _in_call(replacement: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-    call = CURRENT_CALL.get()
-    if call is None:
-        return original(*args, **kwargs)
-    return replacement(call, original, *args, **kwargs)
 
 
 def reason_against(
@@ -210,19 +203,3 @@ def mismatch(
         return shape_mismatch(name, found, expected, severity="warning")
     hint = "ignore_mismatched_sizes=True initialises it instead"
     return shape_mismatch(name, found, expected, suggestion=hint)
-
-
-def _sentinel(dtype: torch.dtype) -> float | int:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def _is_unwritten(tensor: torch.Tensor) -> bool:
-    if tensor.dtype == torch.bool:
-        return True  # bool has no sentinel; the constructor's value is right anyway
-    data = tensor.detach()
-    if data.is_floating_point() or data.is_complex():
-        data = data if data.element_size() > 1 else data.float()
-        return bool(data.isnan().any())
-    return bool((data == torch.iinfo(data.dtype).min).any())

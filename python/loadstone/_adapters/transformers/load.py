@@ -11,7 +11,6 @@ from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core
-from loadstone._adapters.accelerate.offload import add
 from loadstone._adapters.transformers import cache, quantized, releases
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._adapters.transformers.from_pretrained_call import (
@@ -19,12 +18,14 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     FromPretrainedCall,
     mismatch,
 )
-from loadstone._base.adapters import ADAPTERS, resolve
+from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import listed, make
+from loadstone._base.names import parent_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.execute import Filled
+from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.lora import MergedAdapters
 from loadstone._model.model_lock import model_lock, slots_of
@@ -100,7 +101,7 @@ class V5Call(FromPretrainedCall):
         extended = self.plan.extension_names()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:
-                self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+                self.model.get_submodule(parent_name(name))._is_hf_initialized = True
                 parameter._is_hf_initialized = True
                 self._info.missing_keys.discard(name)
         if self._is_on_disk:
@@ -117,7 +118,7 @@ class V5Call(FromPretrainedCall):
             tensors = map(self.model.get_parameter_or_buffer, (name, self._ties.get(name, name)))
             value = next((tensor for tensor in tensors if not tensor.is_meta), None)
             if value is not None:
-                add(folder, name, value)
+                add_tensor(folder, name, value)
         self.offloaded = {name for pair in pairs for name in pair} & folder.index().keys()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
@@ -166,19 +167,25 @@ def as_recipes(
 def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
-    """Return the weights that bitsandbytes quantized, or that the load quantizes likewise."""
+    """Return the weights that a library quantized, or that the load quantizes likewise."""
     if not result.stored_weights and not result.quantized and not options.quantize_experts:
         return []
-    weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
-        model,
-        catalog,
-        result.stored_weights,
-        result.quantized,
-        nested_offset=options.nested_offset,
-        experts=result.dtypes if options.quantize_experts else None,
-        tied=dict(_tied_names(model)),
-    )
-    return [weights]
+    libraries = quantized_layers_of(model)
+    if options.quantize_experts and not libraries:
+        message = "experts are quantized as the linear layers are, which have no 4-bit encoding"
+        raise make("plan.options", message, field="quantize_experts", found="not at all")
+    return [
+        layers.traced_weights(
+            model,
+            catalog,
+            result.stored_weights,
+            result.quantized,
+            nested_offset=options.nested_offset,
+            experts=result.dtypes if options.quantize_experts else None,
+            tied=dict(_tied_names(model)),
+        )
+        for layers in libraries
+    ]
 
 
 def _ties(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from loadstone import _core
 from loadstone._base.errors import listed
+from loadstone._base.names import parent_name
 from loadstone._files.catalog import Catalog
 
 # Narrower floats are codes, or values that need a cast to a dtype of computation.
@@ -59,7 +60,7 @@ def keys_of(
         companions = set(parts.values()) - {codes}
         has_scales = any(key.rpartition(".")[2] in leaves and is_target(key) for key in companions)
         if has_scales or takes_codes(name):
-            kept.add(name.rpartition(".")[0] or name)
+            kept.add(parent_name(name) or name)
         else:
             data[name] = codes
             components |= companions
@@ -117,5 +118,5 @@ def unneeded_finding(names: list[str]) -> _core.Finding:
 
 def _is_inside(name: str, modules: set[str]) -> bool:
     while name and name not in modules:
-        name = name.rpartition(".")[0]
+        name = parent_name(name)
     return bool(name)

@@ -34,10 +34,11 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     unsupported,
 )
 from loadstone._adapters.transformers.load import V5Call
-from loadstone._base.adapters import ADAPTERS, resolve
+from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import wrap_always
 from loadstone._files.catalog import Catalog, try_inspect
+from loadstone._model.modules import owner_of
 from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.constructor import construction_dtype
@@ -170,7 +171,8 @@ def _param_element_size(
     """Include the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
         return float(original(quantizer, model, name, parameter))
-    nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    (layers,) = quantized_layers_of(owner_of(model, name))
+    nbytes: int = layers.quantized_bytes(model, name)
     return nbytes / max(int(parameter.numel()), 1)
 
 

@@ -81,7 +81,7 @@ def test_nothing_changes_where_it_is_not_asked_for(sglang: Any) -> None:
         made = sglang.get_model_loader(stand_in.LoadConfig(options))
         assert type(made) is stand_in.DefaultModelLoader
     made = loader(sglang, {})
-    assert type(made).__module__ == "loadstone._adapters.serving.sglang"
+    assert type(made).__module__ == "loadstone._adapters.serving.sglang.loader"
 
 
 def test_a_model_has_the_values_of_the_checkpoint(sglang: Any, tmp_path: Path) -> None:

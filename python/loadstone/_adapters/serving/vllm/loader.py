@@ -14,7 +14,7 @@ from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
-from loadstone._adapters.serving.loading import ModelLoad
+from loadstone._adapters.serving.loading import ModelLoad, paths_of
 from loadstone._adapters.serving.options import Options
 from loadstone._adapters.serving.vllm.config import checked_options
 from loadstone._adapters.serving.vllm.drafter import is_drafter, is_taken_from_target
@@ -115,17 +115,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         path = str(source.model_or_path)
         if path in self._weights:
             return [self._weights[path]]
-        if Path(path).exists() and source.allow_patterns_overrides is None:
-            return [str(Path(path, source.subfolder or ""))]
+        patterns, subfolder = source.allow_patterns_overrides, source.subfolder
+        arguments = path, subfolder, source.revision, source.fall_back_to_pt, patterns
         with _as_vllm_accepts_it(self.load_config):
-            folder, files, *_ = self._prepare_weights(
-                path,
-                source.subfolder,
-                source.revision,
-                source.fall_back_to_pt,
-                source.allow_patterns_overrides,
+            return paths_of(
+                path, patterns, lambda: self._prepare_weights(*arguments), subfolder or ""
             )
-        return [str(folder)] if source.allow_patterns_overrides is None else sorted(files)
 
 
 @contextlib.contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from loadstone._adapters.serving.loading import ModelLoad
+from loadstone._adapters.serving.loading import ModelLoad, paths_of
 from loadstone._adapters.serving.options import Options
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
@@ -109,12 +108,8 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         patterns = source.allow_patterns_overrides
         if self.options.weights and is_own:
             return [self.options.weights]
-        if Path(path).exists() and patterns is None:
-            return [path]
-        folder, files, *_ = self._prepare_weights(
-            path, source.revision, source.fall_back_to_pt, patterns
-        )
-        return [str(folder)] if patterns is None else sorted(files)
+        arguments = path, source.revision, source.fall_back_to_pt, patterns
+        return paths_of(path, patterns, lambda: self._prepare_weights(*arguments))
 
     def _is_exempt(self, name: str, module: torch.nn.Module) -> bool:
         """Exempt cache scales, which checkpoints may omit, and a drafter's shared modules."""

@@ -1,0 +1,47 @@
+"""accelerate's hooks on modules, for the adapters of libraries that attach them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+# The alignment of torch's allocator, on which the last bit of a matrix product depends.
+_ALIGNMENT = 64
+
+
+class _AlignedWeights(Mapping[str, torch.Tensor]):
+    """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights = weights
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = self.weights[name]
+        return value.clone() if value.data_ptr() % _ALIGNMENT else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def flatten_hooks(hook: Any) -> list[Any]:
+    """Return the leaves of one of accelerate's hooks."""
+    parts = getattr(hook, "hooks", None)
+    return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
+
+
+def align_offloaded_weights(model: torch.nn.Module) -> None:
+    """Make a model that is partly on disk compute the same bits as in memory."""
+    for module in model.modules():
+        for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
+            weights: Any = getattr(hook, "weights_map", None)
+            inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
+            if isinstance(inner, Mapping):
+                if not isinstance(inner, _AlignedWeights):
+                    weights.inner = _AlignedWeights(inner)
+            elif weights is not None and not isinstance(weights, _AlignedWeights):
+                hook.weights_map = _AlignedWeights(weights)

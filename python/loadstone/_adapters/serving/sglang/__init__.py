@@ -1,0 +1,1 @@
+"""The implementation of :mod:`loadstone.vllm`; no public names."""

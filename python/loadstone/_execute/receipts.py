@@ -1,0 +1,48 @@
+"""Receipts of loads, completed with digests of tensors in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadstone._base.dtypes import dtype_name
+from loadstone._files.receipt import Receipt, digest_of, read_components
+
+
+def add_components(
+    receipt: Receipt, model_slots: Sequence[Any], provenance: Mapping[str, Any]
+) -> Receipt:
+    """Add digests of the model's quantized tensors, right after the load.
+
+    A codec's components become tensors in the library's own form (a table next to codes, scales
+    in a different unit), and later checks can compare only those.
+    """
+    document = json.loads(receipt.to_json())
+    for slot in model_slots:
+        item = provenance.get(slot.name)
+        if item is None or item.origin != "checkpoint" or slot.tensor.is_meta:
+            continue
+        entries = {entry.get("component", "") for entry in receipt.targets.get(slot.name, [])}
+        components = read_components(slot.tensor)
+        if not entries:
+            components[""] = slot.tensor
+        sources = [source.tensor for source in item.sources]
+        for role in components.keys() - entries:
+            entry = held_entry(receipt.digest, slot.name, components[role], sources)
+            document["targets"].append(entry | ({"component": role} if role else {}))
+    return Receipt(json.dumps(document))
+
+
+def held_entry(digest: str, name: str, tensor: Any, sources: list[str]) -> dict[str, Any]:
+    """Return a receipt's entry for a tensor as the model holds it."""
+    return {
+        "name": name,
+        "encoding": dtype_name(tensor.dtype),
+        "shape": list(tensor.shape),
+        "begin": 0,
+        "end": tensor.nbytes,
+        "digest": digest_of(digest, tensor),
+        "recipe": "held",
+        "sources": sources,
+    }
