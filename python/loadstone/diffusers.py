@@ -19,7 +19,7 @@ import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest
@@ -151,7 +151,7 @@ def trace(
 
     if not isinstance(model, diffusers.ModelMixin):
         name = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make(
+        raise new_error(
             "plan.options",
             "rules='diffusers' requires a model of diffusers",
             field="rules",
@@ -182,7 +182,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
-        raise make("plan.options", message, field="lora", found=cls.__name__)
+        raise new_error("plan.options", message, field="lora", found=cls.__name__)
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._convert.save import Serialized
 from loadstone._convert.shared_storages import find_duplicates
 from loadstone._files.catalog import inspect
@@ -145,7 +145,7 @@ def load_model(
     for name, tensor in own.items():
         if tensor.is_meta:
             message = "the tensor is on meta and cannot be copied into; use loadstone.load()"
-            raise make("plan.no_value", message, tensor=name)
+            raise new_error("plan.no_value", message, tensor=name)
     tensors = load_file(filename, device, backend=backend)
     removed = [name for names in find_duplicates(own, tensors).values() for name in names]
     result = model.load_state_dict(tensors, strict=False)
@@ -160,5 +160,5 @@ def load_model(
                 lines.append(f"    {kind} key(s) in state_dict: {listed}")
         code = "plan.missing" if missing else "plan.unexpected"
         message = f"Error(s) in loading state_dict for {type(model).__name__}:"
-        raise make(code, message, lines, path=os.fsdecode(filename))
+        raise new_error(code, message, lines, path=os.fsdecode(filename))
     return missing, unexpected

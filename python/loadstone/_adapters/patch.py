@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._adapters.sites import LIBRARIES, is_known
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -362,7 +362,7 @@ def patches_for(libraries: Iterable[str]) -> list[Hooks]:
         raise _refusal("no library is given", "")
     for name in names:
         if name not in LIBRARIES:
-            raise unknown("patch", "library", name, LIBRARIES)
+            raise unknown_word_error("patch", "library", name, LIBRARIES)
         if importlib.util.find_spec(name) is None:
             raise _refusal("this library is not installed", name)
     supported = list(filter(is_known, names))
@@ -378,4 +378,4 @@ def _patches_for(name: str) -> Hooks:
 
 def _refusal(message: str, name: str) -> Exception:
     expected = ", ".join(LIBRARIES)
-    return make("plan.options", message, field="patch", found=repr(name), expected=expected)
+    return new_error("plan.options", message, field="patch", found=repr(name), expected=expected)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from loadstone import _core
-from loadstone._base.errors import unknown
+from loadstone._base.errors import unknown_word_error
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -68,7 +68,7 @@ def refuse_misspelled(
         is_numbered = re.sub(r"_?\d+$", "", name) in known  # tokenizer_2
         near = [] if name in known or is_numbered else _nearest(name, own, known)
         if near and name not in fields():
-            raise unknown(name, "argument", name, near)
+            raise unknown_word_error(name, "argument", name, near)
 
 
 def _nearest(name: str, own: list[str], known: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
 from loadstone._model.tensor_memory import bytes_of
@@ -67,12 +67,12 @@ def dequantize(
     dialect = "exact" if dialect is None else dialect
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
-        raise make(
+        raise new_error(
             "usage", "a GGUF encoding has one component", found=", ".join(parts), expected="data"
         )
     data = parts["data"].detach().cpu().contiguous()
     if data.dtype is not torch.uint8:
-        raise make(
+        raise new_error(
             "usage", "the blocks must be bytes", found=str(data.dtype), expected="torch.uint8"
         )
     extents = tuple(int(extent) for extent in shape)
@@ -80,7 +80,7 @@ def dequantize(
     blocks = count // elements
     row = extents[-1] if extents else 1
     if min(extents, default=1) < 0 or row % elements or data.numel() != blocks * size:
-        raise make(
+        raise new_error(
             "plan.shape",
             f"{data.numel()} bytes of {encoding.upper()} do not decode to this shape",
             found=str(list(extents)),

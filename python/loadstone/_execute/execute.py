@@ -13,7 +13,7 @@ import torch
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
+from loadstone._base.errors import FilledWarning, count_argument, counted, listed, new_error
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import Progress, ProgressCallback, show_progress
@@ -60,7 +60,7 @@ class ExecuteOptions:
         self.read_ahead_bytes = count_argument("read_ahead_bytes", self.read_ahead_bytes, 2**63 - 1)
         self.threads = count_argument("threads", self.threads or 0)
         if self.receipt is not None and not isinstance(self.receipt, str):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "receipt must be 'xxh3-128' or 'sha256-tree'",
                 field="receipt",
@@ -171,7 +171,7 @@ def _require_modules(plan: PlannedLoad) -> None:
     extended = plan.extension_names()
     for target in plan.targets:
         if target.encoding and target.name not in extended:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "this plan quantizes, and was read from a file, which the command line carries "
                 "out; for a model make a new plan with quantize=",
@@ -282,7 +282,7 @@ def _read(
     if plan.shared_read is not None:
         if options.receipt:
             message = "read_once does not support receipt"
-            raise make("plan.options", message, field="receipt", found=options.receipt)
+            raise new_error("plan.options", message, field="receipt", found=options.receipt)
         return read_once.read(plan, destinations, values, callback, options.for_core())
     wanted = _make_memory(plan, destinations, values)
     with devices.Copier(_written(plan, values)) as copier:
@@ -421,7 +421,9 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
         return
     counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
     origins = " and ".join(f"{count} {origin}" for origin, count in counts.items())
-    named = listed(targets, shown=lambda target: f"{target.name} ({human_bytes(target.nbytes)})")
+    named = listed(
+        targets, format_item=lambda target: f"{target.name} ({human_bytes(target.nbytes)})"
+    )
     size = human_bytes(sum(target.nbytes for target in targets))
     count = counted(len(targets), "tensor of the model is", "tensors of the model are")
     warn(

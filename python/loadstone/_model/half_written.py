@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone import _core
-from loadstone._base.errors import counted, listed, make
+from loadstone._base.errors import counted, listed, new_error
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.tensor_memory import (
     byte_span,
@@ -92,8 +92,8 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
     ]
     if not names:
         return
-    quoted = listed(names, shown="'{}'".format)
-    raise make(
+    quoted = listed(names, format_item="'{}'".format)
+    raise new_error(
         "audit.unaccounted",
         f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
         f"by a load that failed: {quoted}. Load a checkpoint that has them",

@@ -13,7 +13,7 @@ import torch
 
 from loadstone._base.adapters import ADAPTERS
 from loadstone._base.dtypes import has_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 ADVICE = "plain parameters: shard, quantize or wrap the model after the load"
 
@@ -38,7 +38,7 @@ def _is_supported_class(cls: type) -> bool:
 
 def require_supported_class(cls: type, owner: str) -> None:
     if not _is_supported_class(cls):
-        raise make(
+        raise new_error(
             "plan.tensor_class",
             f"a parameter of {owner} is a {class_name(cls)}, a tensor subclass that loadstone does "
             "not know",

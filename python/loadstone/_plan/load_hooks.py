@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from loadstone import _core
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import parent_name
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._files.catalog import Catalog
@@ -228,7 +228,7 @@ class LoadHookTracer:
         plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
-            raise make(
+            raise new_error(
                 LOAD_HOOK, "it writes to a tensor that is not in the state dict", tensor=name
             )
         for name, names in groups.items():
@@ -261,7 +261,7 @@ class LoadHookTracer:
                 continue
             if isinstance(symbol, WholeSymbol):
                 message = "it uses one of the several tensors that this one is made from"
-                raise make(LOAD_HOOK, message, tensor=name)
+                raise new_error(LOAD_HOOK, message, tensor=name)
             shared[name] = symbol
         return shared
 
@@ -278,14 +278,14 @@ class LoadHookTracer:
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
                 return False
-            raise make(
+            raise new_error(
                 LOAD_HOOK,
                 f"it assigns the model's own value of '{value.slot.name}'",
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
             message = f"it assigns {value!r}, which is not a tensor of the checkpoint"
-            raise make(LOAD_HOOK, message, tensor=name)
+            raise new_error(LOAD_HOOK, message, tensor=name)
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:

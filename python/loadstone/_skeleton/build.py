@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.pytree import mapped, tensors_in
 from loadstone._model.supported_tensors import require_supported_class
 from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
@@ -273,7 +273,7 @@ class Build:
             self.log.materialize(history, in_use=True)
         except UnreplayableError as reason:
             message = f"the constructor reads a value, but {reason}"
-            raise make("skeleton.not_replayable", message) from None
+            raise new_error("skeleton.not_replayable", message) from None
         self.any_real = True
         return history.real, history.tainted
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.modules import named_modules
 from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
 from loadstone._skeleton.build import Build, swap
@@ -71,7 +71,9 @@ class Derivation:
                 continue
             parameter = owner._parameters[name]
             if parameter.is_meta:
-                raise make("skeleton.not_replayable", "a parameter has no value yet", tensor=name)
+                raise new_error(
+                    "skeleton.not_replayable", "a parameter has no value yet", tensor=name
+                )
             loaded.append((ref, parameter.detach()))
         return loaded
 
@@ -79,7 +81,7 @@ class Derivation:
         """Return a storage in the layout of the build, with the parameters' current values."""
         loaded = self._loaded_parameters(history)
         if not loaded:
-            raise make("skeleton.not_replayable", "the module with the parameters is gone")
+            raise new_error("skeleton.not_replayable", "the module with the parameters is gone")
         if len(loaded) == 1 and _same_layout(*loaded[0]):
             return loaded[0][1].untyped_storage()
         storage = allocate(history.nbytes, loaded[0][1].device)

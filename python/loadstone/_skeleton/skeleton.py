@@ -16,7 +16,7 @@ import torch
 from loadstone import _core
 from loadstone._base import torch_modes
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.text import write_text
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules
@@ -189,7 +189,7 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
     slots = [slot for slot in walk(model) if not slot.may_be_kept]
     for slot in slots:
         if slot.obstacle:
-            raise make("plan.tensor_class", slot.obstacle, tensor=slot.name)
+            raise new_error("plan.tensor_class", slot.obstacle, tensor=slot.name)
     targets = [
         {
             "name": slot.name,

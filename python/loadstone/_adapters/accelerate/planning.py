@@ -11,7 +11,7 @@ import torch
 from loadstone import _core
 from loadstone._base.adapters import adapters_with
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.vocabulary import Missing
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
@@ -119,7 +119,7 @@ def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
     """Reject fp32 modules for traced models, whose library chooses them itself."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "transformers itself decides which modules of its models stay in float32",
                 field="keep_in_fp32_modules",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 # A rank's parameters that are on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
@@ -64,7 +64,7 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
     )
     states = ", ".join(f"rank {rank}: {state}" for rank, (state, _) in enumerate(ranks))
     found = f"parameters on meta: {states}"
-    raise make("plan.no_value", message, tensor=first_names[0], found=found)
+    raise new_error("plan.no_value", message, tensor=first_names[0], found=found)
 
 
 @contextlib.contextmanager

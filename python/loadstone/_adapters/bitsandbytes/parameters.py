@@ -15,7 +15,7 @@ import torch
 from bitsandbytes.functional import QuantState
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 
 def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -30,7 +30,7 @@ def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 def lost_scales(shape: Any) -> Exception:
-    return make(
+    return new_error(
         "q.scale_missing",
         "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
         "call loadstone.bitsandbytes.heal(model) before the model is moved or offloaded, and use "

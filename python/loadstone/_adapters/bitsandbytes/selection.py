@@ -19,7 +19,7 @@ from loadstone._adapters.bitsandbytes.stored_weights import (
     find_weights,
     groups_by_path,
 )
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
@@ -153,12 +153,12 @@ def _quantization(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
-        raise unknown("quantize", "encoding", value, ENCODINGS)
+        raise unknown_word_error("quantize", "encoding", value, ENCODINGS)
     return Quantization(value)
 
 
 def _refused(message: str, found: str = "", expected: str = "") -> Exception:
-    return make("plan.options", message, field="quantize", found=found, expected=expected)
+    return new_error("plan.options", message, field="quantize", found=found, expected=expected)
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -232,7 +232,7 @@ def _required_of_experts(
     """
     layer_quantization = next(iter(quantize.values()), None)
     if layer_quantization is None or layer_quantization.encoding not in FOUR_BIT:
-        raise make(
+        raise new_error(
             "plan.options",
             "quantize_experts requires that the linear layers get a 4-bit encoding",
             field="quantize_experts",

@@ -22,7 +22,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     component_names,
     require_finite_scales,
 )
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
@@ -126,7 +126,7 @@ def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> S
         try:
             metadata = _check(prefix, others | own, sources, values)
             if defect := wrong_tables.get(join_name(prefix, "weight")):
-                raise make(defect.code, defect.message)
+                raise new_error(defect.code, defect.message)
         except Error as error:
             name = join_name(path, "weight")
             message = str(error).removesuffix(f" [{error.code}]")
@@ -149,7 +149,7 @@ def _check(
 ) -> QuantStateMetadata | None:
     state = next((name for name in sources if name.startswith(STATE)), None)
     if state is not None and sources[state] not in values:
-        raise make(
+        raise new_error(
             "q.quant_state",
             "the state blob is too large",
             tensor=join_name(prefix, state),

@@ -22,7 +22,7 @@ from loadstone._adapters.diffusers.checkpoint import (
     missing_keys_error,
     shapes_of,
 )
-from loadstone._base.errors import Error, PlanError, make
+from loadstone._base.errors import Error, PlanError, new_error
 from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
 # Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
@@ -125,7 +125,7 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
     for name in checkpoint.catalog.tensors:
         for digits in NUMBER.findall(name):
             if len(digits) > _DIGITS_MAX or int(digits) > limit:
-                raise make(
+                raise new_error(
                     "plan.conversion",
                     "a number in the name exceeds the number of tensors, so the series has gaps",
                     tensor=name,

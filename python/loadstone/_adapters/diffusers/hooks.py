@@ -42,7 +42,7 @@ from loadstone._adapters.diffusers.quantizers import (
 from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
@@ -136,7 +136,9 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     refuses_unsupported = OPTIONS.get().refuses_unsupported
     if kwargs.get("device_map") is not None and not PLACES_FILES and refuses_unsupported:
         message = "this release of diffusers has no device map for single files"
-        raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
+        raise new_error(
+            "plan.options", message, field="device_map", expected="diffusers 0.36 or later"
+        )
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:
@@ -188,7 +190,7 @@ def _should_convert(load: DiffusersLoad, original: Any, state: Any, checkpoint: 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
         if OPTIONS.get().refuses_unsupported and not isinstance(checkpoint_file, dict):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "this file type is not supported: call the class's own function",
                 path=str(checkpoint_file),
@@ -292,7 +294,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
     if kwargs.get("ignore_mismatched_sizes"):
         if OPTIONS.get().refuses_unsupported:
             message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
-            raise make("plan.options", message, field="ignore_mismatched_sizes")
+            raise new_error("plan.options", message, field="ignore_mismatched_sizes")
         with suspended("diffusers"):
             return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":

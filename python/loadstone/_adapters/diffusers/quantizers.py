@@ -16,7 +16,7 @@ import torch
 
 from loadstone._adapters.patch import suspended
 from loadstone._base.adapters import quantized_layers_of
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 
@@ -100,7 +100,7 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
     if not is_bitsandbytes(quantizer):
         return
     if refuses_unsupported:
-        raise make(
+        raise new_error(
             "plan.options",
             "this load is not supported: call the class's own from_pretrained",
             field="quantization_config",

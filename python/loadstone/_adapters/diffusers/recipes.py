@@ -29,7 +29,7 @@ from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
 from loadstone._adapters.diffusers.quantizers import component_names, quantized_weights
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
@@ -222,7 +222,9 @@ def _replace_parameter(model: Any, name: str, symbol: Any) -> None:
     found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
     if found != expected:
         message = "the blocks decode to another shape"
-        raise make("plan.shape", message, tensor=name, found=str(found), expected=str(expected))
+        raise new_error(
+            "plan.shape", message, tensor=name, found=str(found), expected=str(expected)
+        )
     blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
     module = model.get_submodule(path)
     module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]

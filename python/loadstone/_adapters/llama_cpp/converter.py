@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from loadstone._adapters.sites.llama_cpp import ConverterSites
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 _PACKAGES = ("conversion", "gguf")
 _MARK = Path("conversion", "base.py")
@@ -112,7 +112,7 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
 
 def needs(reason: ImportError, folder: Path) -> Exception:
     name = reason.name or str(reason)
-    return make(
+    return new_error(
         "plan.options",
         f"llama.cpp's converter needs the package '{name}': {reason}",
         path=str(folder),
@@ -122,7 +122,7 @@ def needs(reason: ImportError, folder: Path) -> Exception:
 
 
 def _missing(message: str, folder: Path | None) -> Exception:
-    return make(
+    return new_error(
         "plan.options",
         f"{message}; {_ADVICE}",
         field="converter",

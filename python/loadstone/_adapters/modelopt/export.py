@@ -14,7 +14,7 @@ import torch
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
 from loadstone._adapters.modelopt.experts import PackedExperts, is_packed
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 # Encodings with scales per row, which are split with the rows of gate and up.
 _SCALES_OF_ROWS = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
@@ -34,7 +34,7 @@ def _export(name: str, module: Any, context: Any) -> None:
     for leaf in (first, "down_proj"):
         stack = module._parameters[leaf]
         if not isinstance(stack, PackedExperts) or _class_name(stack) not in _EXPORTED:
-            raise make(
+            raise new_error(
                 "plan.quantize",
                 "ModelOpt cannot export experts in this format",
                 tensor=f"{name}.{leaf}",

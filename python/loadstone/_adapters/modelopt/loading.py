@@ -22,7 +22,7 @@ from loadstone._adapters.modelopt import export, formats, targets
 from loadstone._adapters.modelopt.experts import PackedExperts
 from loadstone._adapters.modelopt.targets import PackedTarget
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
@@ -81,7 +81,7 @@ def _plan_in_memory(
     plan = load.make_plan(model, catalog, recipes, device_map=device_map, max_memory=max_memory)
     for target in plan.targets:
         if target.device in ("disk", "meta"):
-            raise make(
+            raise new_error(
                 "plan.device_map",
                 "packed weights must be in memory: ModelOpt has no hook that loads them with their "
                 "scales",

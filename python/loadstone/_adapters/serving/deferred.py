@@ -21,7 +21,7 @@ from loadstone._adapters.serving.options import Options
 from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._adapters.transformers.gguf import in_published_names
 from loadstone._base.dtypes import dtype_name, is_dtype, is_floating, torch_dtype
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.progress import ProgressCallback
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import Entry, TensorReader, plan_for
@@ -299,7 +299,7 @@ def _require_memory(name: str, parameter: torch.Tensor) -> None:
 def lost_memory(name: str) -> Error:
     """Return the error for ``parameter.data = tensor``, which leaves the parameter empty."""
     message = "code for the model makes a tensor that is not read the data of a parameter"
-    return make("plan.options", message, tensor=name, field="deferred", expected="false")
+    return new_error("plan.options", message, tensor=name, field="deferred", expected="false")
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.machine import byte_count
 from loadstone._convert.output import STYLES
 
@@ -109,7 +109,7 @@ def _check(
     values = {}
     for name, value in options.items():
         if name not in known:
-            raise unknown(_FIELD, "option", name, known)
+            raise unknown_word_error(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
         if value in ("", [], {}) or not is_valid(value):
             raise _refused(f"invalid value of {name}", repr(value), wanted)
@@ -174,4 +174,4 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _refused(message: str, found: str, expected: str) -> Exception:
-    return make("plan.options", message, field=_FIELD, found=found, expected=expected)
+    return new_error("plan.options", message, field=_FIELD, found=found, expected=expected)

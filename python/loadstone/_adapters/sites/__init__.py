@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.adapters import adapters_with
-from loadstone._base.errors import Error, listed, make
+from loadstone._base.errors import Error, listed, new_error
 from loadstone._base.terminal import warn
 
 LIBRARIES = tuple(adapters_with("is_patchable"))
@@ -169,7 +169,7 @@ class Sites:
             raise self.refusal()
 
     def refusal(self) -> Error:
-        return make(
+        return new_error(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
             f"a supported one, or {self.otherwise}",

@@ -14,7 +14,7 @@ import torch
 from loadstone import _core
 from loadstone._adapters.patch import Hook, within, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._execute import ties
 from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
@@ -108,7 +108,7 @@ class FromPretrainedCall(LoadSession):
         for name in unwritten:
             tensor, value = fresh[name], values.get(name)
             if value is None or value.shape != tensor.shape:
-                raise make(
+                raise new_error(
                     "plan.no_initialiser",
                     "it is missing, the model's initialiser does not write to it, and a second "
                     "construction gives no value for it",
@@ -188,7 +188,7 @@ def _has_readable_shards(model: Any) -> bool:
 
 
 def unsupported(argument: str) -> Exception:
-    return make(
+    return new_error(
         "plan.options",
         "this load is not supported: call the model class's own from_pretrained",
         field=argument,

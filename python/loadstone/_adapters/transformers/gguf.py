@@ -18,7 +18,7 @@ from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
 from loadstone._adapters.transformers.kernels import with_globals
 from loadstone._adapters.transformers.rule_export import model_class
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._files.catalog import inspect
 
 
@@ -40,7 +40,7 @@ def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[s
     except Exception as reason:  # the library may raise anything
         cause = f"{type(reason).__name__}: {' '.join(str(reason).split())}"
         message = f"transformers cannot convert this GGUF file for the model ({cause})"
-        raise make("plan.conversion", message, path=path) from reason
+        raise new_error("plan.conversion", message, path=path) from reason
     return published
 
 
@@ -133,7 +133,7 @@ class Canvas:
         pieces = [self._pieces[start] for start in sorted(self._pieces)]
         tensor = torch.cat(pieces, self._dim)
         if list(tensor.shape) != self._shape:
-            raise make(
+            raise new_error(
                 "plan.conversion",
                 "the file lacks a part of this tensor",
                 tensor=name,

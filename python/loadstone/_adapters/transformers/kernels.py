@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone.tracing import Symbol, Trace
 
 
@@ -90,7 +90,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
         if name is not None:
             return trace.decoded(name, output_dtype)
         if is_cut and not all(size == 128 for size in block):
-            raise make(
+            raise new_error(
                 "plan.encoding",
                 "the last blocks are incomplete, and blocks of this size must be complete",
                 tensor=quantized.source,

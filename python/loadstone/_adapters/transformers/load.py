@@ -19,7 +19,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     mismatch,
 )
 from loadstone._base.adapters import quantized_layers_of
-from loadstone._base.errors import listed, make
+from loadstone._base.errors import listed, new_error
 from loadstone._base.names import parent_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
@@ -173,7 +173,7 @@ def _quantized_weights(
     libraries = quantized_layers_of(model)
     if options.quantize_experts and not libraries:
         message = "experts are quantized as the linear layers are, which have no 4-bit encoding"
-        raise make("plan.options", message, field="quantize_experts", found="not at all")
+        raise new_error("plan.options", message, field="quantize_experts", found="not at all")
     return [
         layers.traced_weights(
             model,
@@ -266,7 +266,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
     )
     if copied and config.disk_offload_folder is None:
         message = "required, as a module on disk is tied to one in memory"
-        raise make("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
+        raise new_error("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
     return copied
 
 

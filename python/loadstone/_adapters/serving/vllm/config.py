@@ -17,7 +17,7 @@ from vllm.transformers_utils.config import HFConfigParser
 from loadstone._adapters.serving.converted import plan_conversion, quantization_config
 from loadstone._adapters.serving.options import Changes, Options
 from loadstone._adapters.serving.vllm.drafter import options_for
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 
 def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
@@ -88,7 +88,7 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
     if isinstance(found, dict) and _has_fields(found, wanted or {}):  # vLLM adds some fields
         return
     text = json.dumps(changes.quantize)
-    raise make(
+    raise new_error(
         "plan.options",
         "the model's layers have another quantization; add --config-format loadstone "
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
@@ -109,7 +109,7 @@ def _has_fields(config: dict[str, Any], fields: dict[str, Any]) -> bool:
 
 
 def _refuse(message: str, model_config: Any) -> NoReturn:
-    raise make(
+    raise new_error(
         "plan.options",
         message,
         field="model_loader_extra_config",
