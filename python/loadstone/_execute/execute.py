@@ -76,7 +76,7 @@ class ExecuteOptions:
         }
 
 
-def run(
+def execute_plan(
     plan: PlannedLoad,
     model: Any,
     options: ExecuteOptions,
@@ -86,7 +86,7 @@ def run(
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
 
-    def install_and_report(filled: Filled) -> tuple[Report, list[str], list[str]]:
+    def install_and_report(filled: FilledValues) -> tuple[Report, list[str], list[str]]:
         splits = may_split(plan.targets, plan.findings)
         split = ties.split_names(model, filled.slots, plan.targets) if splits else []
         install(plan, model, filled)
@@ -111,10 +111,10 @@ def run(
 def carry_out(
     plan: PlannedLoad,
     model: Any,
-    install: Callable[[Filled], _Result],
+    install: Callable[[FilledValues], _Result],
     options: ExecuteOptions,
     in_place: bool | None = None,
-) -> tuple[Filled, _Result]:
+) -> tuple[FilledValues, _Result]:
     """Read all values, let ``install`` give them to the model, and replace the offload folder.
 
     The model and its records are as they were before if any of this fails or is interrupted.
@@ -151,7 +151,7 @@ class ModelState:
         self._tensors = UncountedList(slot.tensor for slot in self._slots)
         self._records = LoadRecords(model)
 
-    def restore(self, filled: Filled, error: BaseException) -> None:
+    def restore(self, filled: FilledValues, error: BaseException) -> None:
         """Restore the model, its offload folder and its records, unless the load is complete."""
         with delay_interrupts():
             if filled.offload.is_committed:
@@ -180,17 +180,18 @@ def _require_modules(plan: PlannedLoad) -> None:
             )
 
 
-class Parts(dict[str, Any]):
+class ComponentTensors(dict[str, Any]):
     """Components of a quantized tensor, by name: ``"data"``, ``"absmax"`` ..."""
 
 
 @dataclasses.dataclass
-class Filled:
+class FilledValues:
     """Values from the core, before the model has them.
 
     Attributes:
         slots: in the plan's order.
-        values: for each slot a finished tensor, :class:`Parts`, or ``None`` if no bytes move.
+        values: for each slot a finished tensor, :class:`ComponentTensors`, or ``None`` if no
+            bytes move.
         modules: their states before the plan's extensions change the model.
     """
 
@@ -211,7 +212,7 @@ def read_values(
     slots: list[TensorSlot],
     options: ExecuteOptions,
     in_place: bool | None = None,
-) -> Filled:
+) -> FilledValues:
     """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
     in_place = plan.in_place if in_place is None else in_place
     half_written.require_written(slots, plan.targets)
@@ -228,7 +229,7 @@ def read_values(
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
         ties.warn(core.findings, plan.findings)
-        return Filled(slots, values, core, destinations)
+        return FilledValues(slots, values, core, destinations)
     except BaseException as error:
         destinations.report_half_written(error)
         raise
@@ -317,8 +318,8 @@ def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any
     return wanted
 
 
-def _parts(target: PlannedTarget) -> Parts:
-    return Parts(
+def _parts(target: PlannedTarget) -> ComponentTensors:
+    return ComponentTensors(
         (part, devices.empty(target.name, shape, dtype, target.device))
         for part, shape, dtype in target.parts
     )
@@ -327,7 +328,7 @@ def _parts(target: PlannedTarget) -> Parts:
 def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for target, value in zip(plan.targets, values, strict=True):
         if target.delivery == "memory":
-            tensors = value.values() if isinstance(value, Parts) else (value,)
+            tensors = value.values() if isinstance(value, ComponentTensors) else (value,)
             yield from ((target.device, tensor) for tensor in tensors)
 
 
@@ -340,7 +341,7 @@ def _addresses(
     parts = []
     for index in wanted:
         value = values[index]
-        if isinstance(value, Parts):
+        if isinstance(value, ComponentTensors):
             ranges = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
             parts.append((index, ranges))
         else:
@@ -349,7 +350,7 @@ def _addresses(
 
 
 def give_tensors(
-    plan: PlannedLoad, model: Any, filled: Filled, names: Set[str] | None = None
+    plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
     """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
     slots, values = filled.slots, filled.values
@@ -395,8 +396,8 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
 def install(
     plan: PlannedLoad,
     model: Any,
-    filled: Filled,
-    give: Callable[[PlannedLoad, Any, Filled], None] = give_tensors,
+    filled: FilledValues,
+    give: Callable[[PlannedLoad, Any, FilledValues], None] = give_tensors,
 ) -> None:
     """Give the model all tensors, those without an extension by ``give``."""
     prepared = [

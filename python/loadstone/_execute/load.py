@@ -85,7 +85,7 @@ def load(
         ignored = (finding for finding in checked.findings if finding.code == "format.ignored")
         warn_of_findings(ignored)
         options = execute.ExecuteOptions(threads=threads, **execution)
-        report = execute.run(checked._planned, model, options)
+        report = execute.execute_plan(checked._planned, model, options)
         prove(model, report)
     return report
 

@@ -143,7 +143,7 @@ class Plan:
         if target_model is None:
             raise new_error("plan.options", "this plan has no model: pass model=", field="model")
         in_place = True if into is not None else None
-        report = execute.run(self._planned, target_model, options, in_place=in_place)
+        report = execute.execute_plan(self._planned, target_model, options, in_place=in_place)
         warn_of_replaced(target_model)
         return report
 

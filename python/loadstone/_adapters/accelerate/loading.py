@@ -114,7 +114,7 @@ def load_checkpoint_in_model(
             note_moved(model, report)
 
     options = execute.ExecuteOptions(progress, threads, receipt)
-    execute.run(plan, model, options, finalize_offload=finalize_offload)
+    execute.execute_plan(plan, model, options, finalize_offload=finalize_offload)
     _warn_unexpected(model, checkpoint, plan)
 
 

@@ -39,7 +39,7 @@ from loadstone._adapters.diffusers.quantizers import (
     is_known,
     quantized_sizes,
 )
-from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
+from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import new_error
@@ -247,7 +247,7 @@ def _load_model_dict(
     dtype = args[0] if args else kwargs.get("dtype")
     _read(
         load,
-        Request(
+        ModelRequest(
             model,
             state_dict,
             checkpoint,
@@ -262,7 +262,7 @@ def _load_model_dict(
     return None, None
 
 
-def _read(load: DiffusersLoad, request: Request) -> None:
+def _read(load: DiffusersLoad, request: ModelRequest) -> None:
     loads = DEFERRED.get()
     if loads is None:
         load.read(request)
@@ -335,7 +335,7 @@ def _load_pretrained_model(
     names = set(model.state_dict())
     _read(
         load,
-        Request(
+        ModelRequest(
             model,
             checkpoint,
             checkpoint,

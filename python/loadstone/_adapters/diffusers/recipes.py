@@ -37,7 +37,7 @@ from loadstone.tracing._absent_symbol import AbsentSymbol
 
 
 @dataclasses.dataclass
-class Request:
+class ModelRequest:
     """A model to load.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
     conversion: Conversion | None = None
     config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
 
-    def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> Request:
+    def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> ModelRequest:
         checkpoint = checkpoint_of(tensors) or self.checkpoint
         return dataclasses.replace(
             self, converted=tensors, checkpoint=checkpoint, conversion=conversion
@@ -115,7 +115,7 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
     state = model.state_dict()
     name = library._get_single_file_loadable_mapping_class(type(model))
     checkpoint = SymbolicCheckpoint(catalog, kernel="gguf")
-    request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
+    request = ModelRequest(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
         conversion = conversion_of(model, checkpoint, function, {})
@@ -124,7 +124,7 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
 
 
 def trace(
-    request: Request, options: LoadOptions, missing_of: Mapping[str, str] | None = None
+    request: ModelRequest, options: LoadOptions, missing_of: Mapping[str, str] | None = None
 ) -> LibraryRecipes:
     """Return the recipes of a request, with findings about missing and unexpected tensors.
 
@@ -143,7 +143,7 @@ def trace(
 
 
 def _traced(
-    request: Request, options: LoadOptions, missing_of: Mapping[str, str]
+    request: ModelRequest, options: LoadOptions, missing_of: Mapping[str, str]
 ) -> LibraryRecipes:
     model, symbols = request.model, request.checkpoint.trace
     weights = quantized_weights(model, request.checkpoint.catalog, request.converted)
@@ -197,7 +197,7 @@ def _traced(
     return recipes
 
 
-def _final(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
+def _final(request: ModelRequest, name: str, value: Any, target: torch.Tensor) -> Any:
     """Return a symbol in the dtype or the block format of the loaded model."""
     if is_packed(value):
         unquantized = getattr(request.quantizer, "modules_to_not_convert", None) or ()

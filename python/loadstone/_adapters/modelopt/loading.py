@@ -61,7 +61,7 @@ def load_into(
     with model_lock(model):
         weights = targets.find(model, options.mode)
         catalog = inspect(checkpoint)
-        with _Blank(model) as blank:
+        with _WithoutQuantizerBuffers(model) as blank:
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])
             load.carry_out()
@@ -92,7 +92,7 @@ def _plan_in_memory(
     return plan
 
 
-class _Blank:
+class _WithoutQuantizerBuffers:
     """Removes quantizer buffers, which checkpoints lack, during a load.
 
     Always restores buffers that a config set; restores buffers measured on meta if the load fails.
@@ -103,7 +103,7 @@ class _Blank:
         self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
         self._removed: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
-    def __enter__(self) -> _Blank:
+    def __enter__(self) -> _WithoutQuantizerBuffers:
         for path, quantizer in targets.quantizers_of(self.model):
             calibrator = getattr(quantizer, "_calibrator", None)
             statistics = {} if calibrator is None else vars(calibrator)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.serving.options import Changes
+from loadstone._adapters.serving.options import ConversionOptions
 from loadstone._adapters.serving.threads import unrecorded
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
@@ -26,7 +26,7 @@ from loadstone._files.lora import open_adapters
 
 
 def plan_conversion(
-    path: str, changes: Changes, threads: int = 0, group_bytes: int | None = None
+    path: str, changes: ConversionOptions, threads: int = 0, group_bytes: int | None = None
 ) -> _core.Conversion:
     """Plan the conversion of a folder; reads headers only.
 
@@ -65,7 +65,7 @@ def plan_conversion(
     return conversion
 
 
-def _style(changes: Changes) -> str:
+def _style(changes: ConversionOptions) -> str:
     """Default to compressed-tensors, because ModelOpt's static encodings need measured scales."""
     names = (
         changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]

@@ -16,7 +16,7 @@ _FIELD = "model_loader_extra_config"
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class ConversionOptions:
     """An in-memory conversion, equal to the offline one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Changes:
         return bool(self.quantize or self.lora)
 
     @classmethod
-    def from_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
+    def from_overrides(cls, overrides: Mapping[str, Any]) -> ConversionOptions:
         """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
         options = {
             name.removeprefix(_PREFIX): value
@@ -77,7 +77,7 @@ class Options:
     digest: str = "xxh3-128"
     allow_links: bool = False
     deferred: bool = True
-    changes: Changes = Changes()
+    changes: ConversionOptions = ConversionOptions()
 
     @classmethod
     def from_mapping(cls, options: Any) -> Options:
@@ -100,7 +100,7 @@ class Options:
                 "a receipt cannot be made of converted weights: convert the folder with --receipt"
             )
             raise _refused(message, ", ".join(changes), "one of them")
-        return cls(**values, changes=Changes(**changes))
+        return cls(**values, changes=ConversionOptions(**changes))
 
 
 def _check(

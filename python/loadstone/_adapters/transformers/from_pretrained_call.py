@@ -16,7 +16,7 @@ from loadstone._adapters.patch import Hook, within, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
 from loadstone._base.errors import new_error
 from loadstone._execute import ties
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, try_inspect
@@ -65,7 +65,7 @@ class FromPretrainedCall(LoadSession):
         plan.library_initialises = True
         return plan
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         if self.options.adapters is not None and self.plan is not None:
             ties.follow_plan(self.model, self.plan, self._ties)
         super().install(filled)

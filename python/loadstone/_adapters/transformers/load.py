@@ -24,7 +24,7 @@ from loadstone._base.names import parent_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.lora import MergedAdapters
@@ -73,7 +73,7 @@ class V5Call(FromPretrainedCall):
         _warn_once_of(result.recut, _RECUT)
         return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
 
-    def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
+    def give_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
         """Give the model the values read, with the library's mark; the library makes others."""
         extended = plan.extension_names()
         saved = [
@@ -95,7 +95,7 @@ class V5Call(FromPretrainedCall):
         }
         self._info.missing_keys.difference_update(read, on_disk)
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         super().install(filled)
         assert self.plan is not None
         extended = self.plan.extension_names()
