@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._adapters.sites import LIBRARIES, is_known
+from loadstone._adapters.sites import LIBRARIES, is_supported_or_warn
 from loadstone._base.errors import new_error, unknown_word_error
 
 _ABSENT = object()
@@ -267,7 +267,7 @@ def with_hooks(library: str) -> Callable[..., Any]:
     """Return a replacement that calls the original with the hooks of another library, if usable."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if importlib.util.find_spec(library) is None or not is_known(library):
+        if importlib.util.find_spec(library) is None or not is_supported_or_warn(library):
             return original(*args, **kwargs)
         with hooked(patches_for([library])[0]):
             return original(*args, **kwargs)
@@ -365,7 +365,7 @@ def patches_for(libraries: Iterable[str]) -> list[Hooks]:
             raise unknown_word_error("patch", "library", name, LIBRARIES)
         if importlib.util.find_spec(name) is None:
             raise _refusal("this library is not installed", name)
-    supported = list(filter(is_known, names))
+    supported = list(filter(is_supported_or_warn, names))
     with _lock:
         return [_patches_for(name) for name in supported]
 

@@ -15,8 +15,8 @@ import torch
 
 from loadstone._base import adapters, collector
 from loadstone._base.errors import counted, listed, new_error
-from loadstone._base.terminal import printable, warn
-from loadstone._base.warn import users_level
+from loadstone._base.terminal import printable
+from loadstone._base.warn import users_level, warn
 from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
 from loadstone._model import holders

@@ -17,10 +17,9 @@ from loadstone._base.errors import FilledWarning, count_argument, counted, liste
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import Progress, ProgressCallback, show_progress
-from loadstone._base.terminal import warn
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.vocabulary import ReceiptDigest
-from loadstone._base.warn import users_level, warn_of_overflows
+from loadstone._base.warn import users_level, warn, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
@@ -228,7 +227,7 @@ def read_values(
             core = _read(plan, destinations, values, callback, options)
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
-        ties.warn(core.findings, plan.findings)
+        ties.warn_of_ties(core.findings, plan.findings)
         return FilledValues(slots, values, core, destinations)
     except BaseException as error:
         destinations.report_half_written(error)

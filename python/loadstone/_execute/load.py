@@ -11,9 +11,8 @@ from loadstone import _core
 from loadstone._base.errors import counted, listed
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
-from loadstone._base.terminal import warn
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie, Unexpected
-from loadstone._base.warn import users_level, warn_of_findings
+from loadstone._base.warn import users_level, warn, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan

@@ -35,7 +35,7 @@ from loadstone._skeleton.op_log import (
 )
 
 
-class Derivation:
+class TensorDerivation:
     """Computes a tensor from parameters, after these have got their values."""
 
     def __init__(self, history: StorageHistory, ops: list[DeferredOp]) -> None:
@@ -121,7 +121,7 @@ class Fact:
     storage: StorageWeakRef
     code: str
     reason: str = ""
-    derivation: Derivation | None = None
+    derivation: TensorDerivation | None = None
 
 
 class FactRegistry:
@@ -141,7 +141,7 @@ class FactRegistry:
             for key in [key for key, fact in self.by_storage.items() if is_expired(fact.storage)]:
                 del self.by_storage[key]
 
-    def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
+    def note_computed(self, tensor: torch.Tensor, derivation: TensorDerivation) -> None:
         """Note a computed tensor, so that the next load computes it again.
 
         A view needs no note: it shares its parameter's memory.
@@ -157,7 +157,7 @@ class FactRegistry:
         return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
 
     def add(
-        self, build: Build, derivations: dict[StorageHistory, Derivation], modules: list[Any]
+        self, build: Build, derivations: dict[StorageHistory, TensorDerivation], modules: list[Any]
     ) -> None:
         with self.lock:
             self.purge()
@@ -313,11 +313,11 @@ def _groups(build: Build, scan: _Scan) -> dict[StorageHistory, list[torch.Tensor
 
 def _materialize(
     build: Build, groups: dict[StorageHistory, list[torch.Tensor]]
-) -> dict[StorageHistory, Derivation]:
-    derivations: dict[StorageHistory, Derivation] = {}
+) -> dict[StorageHistory, TensorDerivation]:
+    derivations: dict[StorageHistory, TensorDerivation] = {}
     for history, tensors in groups.items():
         if history.is_parameter:
-            derivations[history] = Derivation(history, [])
+            derivations[history] = TensorDerivation(history, [])
             for tensor in tensors:
                 if not tensor.is_meta:
                     swap(tensor, StorageView(tensor, history).bind(history.storage))
@@ -329,7 +329,7 @@ def _materialize(
                 history.real, _ = build.log.scratch(history)
             else:
                 ops = build.log.needed(history, through_parameters=False)
-                derivations[history] = Derivation(history, ops)
+                derivations[history] = TensorDerivation(history, ops)
                 continue
         except Exception as reason:
             build.failures[history] = (
@@ -351,7 +351,7 @@ def _install(build: Build, history: StorageHistory, tensors: list[torch.Tensor])
         build.uninitialized[key] = weak_storage(tensors[0])
 
 
-def _place_parameters(derivation: Derivation, scan: _Scan) -> None:
+def _place_parameters(derivation: TensorDerivation, scan: _Scan) -> None:
     histories = {derivation.history, *(history for op in derivation.ops for history in op.reads)}
     wanted = {history.key: history for history in histories}
     for module, name, parameter in scan.parameters:

@@ -158,14 +158,14 @@ def find_missing_keys(conversion: Conversion, known: MissingKeys | None = None) 
 
     Raises ``plan.missing``, with all names, if the targets are unknown.
     """
-    search = _Search(conversion, {} if known is None else known)
+    search = _MissingKeySearch(conversion, {} if known is None else known)
     for _ in range(RUNS_MAX):
         if search.run():
             return search.missing_keys
     raise search.error()
 
 
-class _Search:
+class _MissingKeySearch:
     def __init__(self, conversion: Conversion, missing_keys: MissingKeys) -> None:
         self.conversion = conversion
         self.missing_keys = missing_keys

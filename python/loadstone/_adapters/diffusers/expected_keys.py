@@ -40,7 +40,7 @@ def expected_keys(
     Raises:
         IgnoredTensorsError: some targets are not missing.
     """
-    search = _Search(set(targets[:TARGETS_MAX]), conversion, missing_keys)
+    search = _KeySearch(set(targets[:TARGETS_MAX]), conversion, missing_keys)
     existing = conversion.checkpoint.catalog.tensors.keys()
     candidates = {
         target: _except(set(existing), _candidates(target, keys)) for target in search.targets
@@ -136,7 +136,7 @@ def _except(seen: set[str], names: Iterator[str]) -> Iterator[str]:
             yield name
 
 
-class _Search:
+class _KeySearch:
     """Runs of a converter on files with additional tensors, to find the keys of targets."""
 
     def __init__(

@@ -25,7 +25,7 @@ from loadstone._adapters.diffusers.pipeline_device_map import (
 )
 from loadstone._adapters.diffusers.recipes import is_inside
 from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
-from loadstone._adapters.sites import is_known
+from loadstone._adapters.sites import is_supported_or_warn
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import PlanError
@@ -52,7 +52,7 @@ _MODULE = "diffusers.pipelines.pipeline_utils"
 def late_hooks() -> tuple[Hook, ...]:
     """Return the hooks only if pipelines are already imported, because the import is slow."""
     is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
-    return _hooks() if is_there and is_known("diffusers") else ()
+    return _hooks() if is_there and is_supported_or_warn("diffusers") else ()
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from typing import Any
 
 from loadstone._base.adapters import adapters_with
 from loadstone._base.errors import Error, listed, new_error
-from loadstone._base.terminal import warn
+from loadstone._base.warn import warn
 
 LIBRARIES = tuple(adapters_with("is_patchable"))
 
@@ -193,7 +193,7 @@ def is_supported(library: str) -> bool:
     return not sites_of(library).lacking()
 
 
-def is_known(library: str) -> bool:
+def is_supported_or_warn(library: str) -> bool:
     """Return whether a library matches its table; if not, warn once that nothing is patched."""
     sites = sites_of(library)
     if not sites.lacking():

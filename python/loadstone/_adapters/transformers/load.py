@@ -21,8 +21,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
 from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.errors import listed, new_error
 from loadstone._base.names import parent_name
-from loadstone._base.terminal import warn
-from loadstone._base.warn import warn_of_findings
+from loadstone._base.warn import warn, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.execute import FilledValues
 from loadstone._execute.offload import add_tensor

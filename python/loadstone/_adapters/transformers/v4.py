@@ -28,8 +28,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     unsupported,
 )
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.terminal import warn
-from loadstone._base.warn import warn_of_findings
+from loadstone._base.warn import warn, warn_of_findings
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED

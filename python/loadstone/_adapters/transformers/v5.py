@@ -14,7 +14,7 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
 from loadstone._adapters.patch import Hook, Hooks, set_variable
-from loadstone._adapters.sites import is_known, sites_of
+from loadstone._adapters.sites import is_supported_or_warn, sites_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import (
     cache,
@@ -230,7 +230,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
         return f"quantization_config ({method}: the library's quantizer reads it on its own{hint})"
-    if method == "bitsandbytes" and not is_known("bitsandbytes"):
+    if method == "bitsandbytes" and not is_supported_or_warn("bitsandbytes"):
         sites = sites_of("bitsandbytes")
         return f"quantization_config (bitsandbytes {sites.version()}; known: {sites.tested})"
     if not quantizer.pre_quantized and not kernels.is_known(_quantize_operation(quantizer)):
