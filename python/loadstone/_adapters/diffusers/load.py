@@ -29,12 +29,12 @@ from loadstone._plan.recipes import LibraryRecipes
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 # The default dtype that diffusers requested for the next construction.
 WANTED_DTYPE: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
-CURRENT_LOAD: ContextVar[DiffusersLoad | None] = ContextVar(
+CURRENT_SESSION: ContextVar[DiffusersSession | None] = ContextVar(
     "loadstone_diffusers_load", default=None
 )
 
 
-class DiffusersLoad(LoadSession):
+class DiffusersSession(LoadSession):
     """One call of a loader. Single-threaded.
 
     Attributes:
@@ -111,13 +111,13 @@ class DiffusersLoad(LoadSession):
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[DiffusersLoad]:
+def loading() -> Iterator[DiffusersSession]:
     with (
         ordinary_tensors(),
         set_variable(WANTED_DTYPE, None),  # a failed call leaves its own
-        set_variable(CURRENT_LOAD, DiffusersLoad(OPTIONS.get())) as load,
+        set_variable(CURRENT_SESSION, DiffusersSession(OPTIONS.get())) as session,
     ):
-        yield load
+        yield session
 
 
 def skip_keys(model: Any) -> Any:

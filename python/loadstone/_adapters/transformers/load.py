@@ -13,9 +13,9 @@ from transformers.modeling_utils import _load_parameter_into_model
 from loadstone import _core
 from loadstone._adapters.transformers import cache, quantized, releases
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
-from loadstone._adapters.transformers.from_pretrained_call import (
+from loadstone._adapters.transformers.from_pretrained_session import (
     DEFAULTS,
-    FromPretrainedCall,
+    FromPretrainedSession,
     mismatch,
 )
 from loadstone._base.adapters import quantized_layers_of
@@ -38,7 +38,7 @@ from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import LibraryRecipes
 
 
-class V5Call(FromPretrainedCall):
+class TransformersV5Session(FromPretrainedSession):
     def __init__(self, options: LoadOptions) -> None:
         super().__init__(options)
         self._config: Any = None  # the library's LoadStateDictConfig

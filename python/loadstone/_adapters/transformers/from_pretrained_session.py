@@ -33,7 +33,7 @@ from loadstone._skeleton.unwritten import fill_value, is_unwritten
 DEFAULTS = LoadOptions(missing="initialise")
 
 
-class FromPretrainedCall(LoadSession):
+class FromPretrainedSession(LoadSession):
     """One call of ``from_pretrained``, without its reading. For one thread.
 
     Attributes:
@@ -143,7 +143,7 @@ class FromPretrainedCall(LoadSession):
             provenance[name] = dataclasses.replace(provenance[name], reason=OFFLOADED)
 
 
-CURRENT_CALL: ContextVar[FromPretrainedCall | None] = ContextVar(
+CURRENT_SESSION: ContextVar[FromPretrainedSession | None] = ContextVar(
     "loadstone_transformers_load", default=None
 )
 
@@ -154,7 +154,7 @@ HookedFunction = tuple[Any, str, Callable[..., Any]]
 def hooks_in_calls(functions: Iterable[HookedFunction]) -> list[Hook]:
     """Return hooks that run inside a call; outside, the library's own functions run."""
     return [
-        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_CALL, replacement)))
+        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_SESSION, replacement)))
         for owner, name, replacement in functions
     ]
 
