@@ -47,9 +47,9 @@ def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
             and target.name in listed
         ):
             listed[target.name] = target.tie_of
-    for found in plan.findings:
-        if found.code == "merge.tie" and found.severity == "warning":
-            warn(found.message, UserWarning, stacklevel=users_level())
+    for finding in plan.findings:
+        if finding.code == "merge.tie" and finding.severity == "warning":
+            warn(finding.message, UserWarning, stacklevel=users_level())
 
 
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:

@@ -126,8 +126,8 @@ def _before_state_dict(
     """Note which marked tensors the state dict has intact."""
     marks = module.__dict__.get(HALF_WRITTEN, {})
     tensors = {name: _registered_tensor(module, name) for name in marks}
-    own = (_range(tensor) for tensor in tensors.values() if tensor is not None)
-    ranges = _by_storage([*_ranges, *filter(None, own)])
+    tensor_ranges = (_range(tensor) for tensor in tensors.values() if tensor is not None)
+    ranges = _by_storage([*_ranges, *filter(None, tensor_ranges)])
     for name, mark in marks.items():
         tensor, value = tensors[name], state.get(prefix + name)
         is_intact = hasattr(value, "untyped_storage") and not _overlaps(value, ranges)

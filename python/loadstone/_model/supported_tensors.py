@@ -32,8 +32,8 @@ def _is_supported_class(cls: type) -> bool:
         return True
     # A subclass that overrides no operation behaves like an ordinary tensor.
     behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")
-    own = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
-    return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in own)
+    subclasses = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in subclasses)
 
 
 def require_supported_class(cls: type, owner: str) -> None:

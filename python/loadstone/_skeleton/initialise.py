@@ -29,8 +29,8 @@ from loadstone._skeleton.unwritten import fill_value, is_unwritten
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
     missing = [target for target in targets if target.origin == "initialiser"]
-    whole = [target.name for target in missing if not target.slice_begin]
-    bare = [name for name in whole if not _has_initialiser(owner_of(model, name))]
+    whole_names = [target.name for target in missing if not target.slice_begin]
+    bare = [name for name in whole_names if not _has_initialiser(owner_of(model, name))]
     constructed = _constructed_values(model, bare)
     return [
         *(_slice_finding(target.name) for target in missing if target.slice_begin),

@@ -150,8 +150,8 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     return record
 
 
-def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
-    """Compute the tensors that follow from parameters again, except ``given``; return their names.
+def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
+    """Compute the tensors that follow from parameters again, except ``written``; return names.
 
     Views of a parameter become views of the current one. Later loads compute the others again.
     """
@@ -162,7 +162,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
         fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
         if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue
-        if slot.name in given:
+        if slot.name in written:
             continue
         tensor = computed.get(id(slot.tensor))
         if tensor is None:

@@ -268,12 +268,12 @@ def _load_model_dict(
 
 
 def _read(session: DiffusersSession, request: ModelRequest) -> None:
-    loads = DEFERRED.get()
-    if loads is None:
+    sessions = DEFERRED.get()
+    if sessions is None:
         session.read(request)
     else:
         session.trace(request)
-        loads[""] = session
+        sessions[""] = session
 
 
 def _dispatch_model(session: DiffusersSession, original: Any, model: Any, **kwargs: Any) -> Any:

@@ -203,16 +203,16 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     if device_map is not None:
         device_map = PipelineDeviceMap(device_map, memory, folder)
     with ordinary_tensors():
-        with set_variable(DEFERRED, {}) as loads:
+        with set_variable(DEFERRED, {}) as sessions:
             pipe = original(cls, *args, **kwargs)
-        _read_components(pipe, loads, device_map, kwargs)
+        _read_components(pipe, sessions, device_map, kwargs)
     return pipe
 
 
 def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    component, loads = original(*args, **kwargs), DEFERRED.get()
-    if loads is not None and "" in loads:
-        loads[kwargs["name"]] = loads.pop("")
+    component, sessions = original(*args, **kwargs), DEFERRED.get()
+    if sessions is not None and "" in sessions:
+        sessions[kwargs["name"]] = sessions.pop("")
     return component
 
 
@@ -240,7 +240,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _read_components(
     pipe: Any,
-    loads: Mapping[str, DiffusersSession],
+    sessions: Mapping[str, DiffusersSession],
     device_map: PipelineDeviceMap | None,
     passed: Mapping[str, Any],
 ) -> None:
@@ -250,31 +250,31 @@ def _read_components(
         others = {name: "it is not a loaded model" for name in pipe.components}
         dtypes = {
             f"{name}.{target}": torch_dtype(dtype)
-            for name, session in loads.items()
+            for name, session in sessions.items()
             if session.recipes is not None
             for target, dtype in session.recipes.dtypes.items()
         }
         device_map.resolve(list(models), others, models, dtypes)
-        for name, session in loads.items():
+        for name, session in sessions.items():
             session.options = dataclasses.replace(
                 session.options, offload_folder=device_map.folder_of(name)
             )
             if name in device_map.components:
                 session.device_map = expanded(session.model, device_map.components[name])
     failures: dict[str, PlanError] = {}
-    for name, session in loads.items():
+    for name, session in sessions.items():
         try:
             session.plan_for(session.device_map).require_ok()
         except PlanError as failure:
             failures[name] = failure
     if failures:
         raise _joined(failures)
-    for session in loads.values():
+    for session in sessions.values():
         session.carry_out()
         session.dispatch()
         session.finish(session.model)
     if device_map is not None:
-        device_map.dispatch_others(pipe, loads)
+        device_map.dispatch_others(pipe, sessions)
         device_map.add_missing_hooks(pipe)
         pipe.hf_device_map = device_map.reported
 

@@ -175,10 +175,10 @@ class PackedWeights(TargetExtension):
         scales = {name: part for name, part in parts.items() if name != "data"}
         is_wide = self.mode != "modelopt-compat"
         for index, path in enumerate(weight.quantizers):
-            own = (
+            matrix_scales = (
                 {name: part[index] for name, part in scales.items()} if weight.is_stack else scales
             )
-            buffers = formats.quantizer_buffers(weight.form, own, dtype, is_wide)
+            buffers = formats.quantizer_buffers(weight.form, matrix_scales, dtype, is_wide)
             self.states.append((weight, path, buffers))
         metadata = {
             "shape": torch.Size(target.shape),

@@ -84,8 +84,9 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 
 def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
     wanted = quantization_config(plan_conversion(str(model_config.model), changes))
-    found = getattr(model_config.hf_config, "quantization_config", None)
-    if isinstance(found, dict) and _has_fields(found, wanted or {}):  # vLLM adds some fields
+    quantization = getattr(model_config.hf_config, "quantization_config", None)
+    # vLLM adds some fields.
+    if isinstance(quantization, dict) and _has_fields(quantization, wanted or {}):
         return
     text = json.dumps(changes.quantize)
     raise new_error(
@@ -94,7 +95,7 @@ def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
         "and exclude",
         field="quantize",
-        found=json.dumps(found),
+        found=json.dumps(quantization),
         expected=json.dumps(wanted),
         path=str(model_config.model),
     )
