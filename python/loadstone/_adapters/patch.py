@@ -367,11 +367,11 @@ def patches_for(libraries: Iterable[str]) -> list[Hooks]:
             raise _refusal("this library is not installed", name)
     supported = list(filter(is_supported_or_warn, names))
     with _lock:
-        return [_patches_for(name) for name in supported]
+        return [_library_hooks(name) for name in supported]
 
 
 @functools.cache
-def _patches_for(name: str) -> Hooks:
+def _library_hooks(name: str) -> Hooks:
     hooks: Hooks = importlib.import_module(f"loadstone.{name}").patches()
     return hooks
 

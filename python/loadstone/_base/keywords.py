@@ -61,7 +61,7 @@ def refuse_misspelled(
         OptionError: ``plan.options``, which names the nearest keyword.
     """
     own = list(ours)
-    known = set(own).union(*map(_accepted_by, takers))
+    known = set(own).union(*map(_accepted_keywords, takers))
     if config is not None:
         known.update(dir(config), _parameters(config) if isinstance(config, type) else ())
     for name in names:
@@ -79,9 +79,9 @@ def _nearest(name: str, own: list[str], known: Iterable[str]) -> list[str]:
     return near or (own if _core.did_you_mean(name, own) else [])
 
 
-def _accepted_by(taker: Any) -> set[str]:
+def _accepted_keywords(taker: Any) -> set[str]:
     if isinstance(taker, type):
-        return set().union(*map(_accepted_by, _constructors(taker)))
+        return set().union(*map(_accepted_keywords, _constructors(taker)))
     function = inspect.unwrap(getattr(taker, "__func__", taker))
     code = getattr(function, "__code__", None)
     constants = () if code is None else code.co_consts

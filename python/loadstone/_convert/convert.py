@@ -205,7 +205,7 @@ def _convert_in_parts(
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
         "target": _absolute(arguments["target"]),
-        "rules": _as_text(arguments["rules"]),
+        "rules": _serialize_rules(arguments["rules"]),
         "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
         "block_dtype": str(arguments["block_dtype"]),
         "imatrix": _absolute(arguments["imatrix"]),
@@ -289,7 +289,7 @@ def _rules_or_recipes(
     return "", rules.recipes
 
 
-def _as_text(rules: Rules | None) -> RulesText | None:
+def _serialize_rules(rules: Rules | None) -> RulesText | None:
     if isinstance(rules, TracedRecipes):
         message = "cluster= requires saved rules: save them with save_recipes, and pass the file"
         raise new_error("plan.options", message, field="rules")

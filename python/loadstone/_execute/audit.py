@@ -235,7 +235,7 @@ def audit(
     result = Audit()
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
-    lent = {id(record): _by_storage(record) for record in loads.values()}
+    lent = {id(record): _names_by_storage(record) for record in loads.values()}
     paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
         record, name = _load_of(loads, paths, slot.name)
@@ -367,7 +367,7 @@ def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
     return before if before in record.report.provenance else name
 
 
-def _by_storage(record: _LoadRecord) -> dict[int, str]:
+def _names_by_storage(record: _LoadRecord) -> dict[int, str]:
     """Map the storages that the load filled, and that still exist, to names of tensors."""
     return {
         int(state.storage.cdata): name

@@ -147,10 +147,10 @@ class LoadHookTracer:
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
             if _attributes(module) != attributes.get(path):
-                return self._finding_at(path, "it would change the model itself")
+                return self._make_finding(path, "it would change the model itself")
         for path, module in modules.items():
             if _attributes(module) != before[path]:
-                return self._finding_at(path, "it would change the module")
+                return self._make_finding(path, "it would change the module")
         if failure is not None:
             return failure
         self._note_unused(keys)
@@ -193,9 +193,9 @@ class LoadHookTracer:
             path = prefix.rstrip(".") if isinstance(prefix, str) else path
             frames = frames.tb_next
         reason = f"it cannot be carried out without values ({type(error).__name__}: {error})"
-        return self._finding_at(path, reason)
+        return self._make_finding(path, reason)
 
-    def _finding_at(self, path: str, reason: str) -> _core.Finding:
+    def _make_finding(self, path: str, reason: str) -> _core.Finding:
         try:
             module = self.model.get_submodule(path)
             return refusal(saved_path(self.model, path), module, reason)
@@ -208,7 +208,7 @@ class LoadHookTracer:
             changed = self._add_recipes(effect)
         except Error as error:
             reason = f"{error.tensor}: {error.message}"
-            return Effect([self._finding_at(parent_name(error.tensor), reason)])
+            return Effect([self._make_finding(parent_name(error.tensor), reason)])
         extra, findings = self._extra_state(missing)
         effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
         absent = {finding.target for finding in self._reported("plan.missing")}
@@ -245,12 +245,12 @@ class LoadHookTracer:
                 effect.kept |= {name}
             for symbol in symbols:
                 effect.dropped += self.symbols.sources_of(symbol)
-        changed |= self._read_by(changed.values(), plain)
+        changed |= self._shared_sources(changed.values(), plain)
         for name, value in changed.items():
             self.trace.add(name, value)
         return set(changed)
 
-    def _read_by(
+    def _shared_sources(
         self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
     ) -> dict[str, Symbol]:
         """Return unchanged tensors whose sources recipes read: the core would not match them."""

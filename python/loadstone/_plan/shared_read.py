@@ -30,10 +30,10 @@ class SharedReadPlan:
     def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
         self.core = core
         self.targets = planned_targets(core)
-        self.exchanged = self._in_file_order(catalog)
+        self.exchanged = self._sort_by_file(catalog)
         self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
 
-    def _in_file_order(self, catalog: Catalog) -> list[int]:
+    def _sort_by_file(self, catalog: Catalog) -> list[int]:
         places = {name: (info.shard, info.offset_begin) for name, info in catalog.tensors.items()}
         none = ("", 0)  # adapters and empty tensors
 

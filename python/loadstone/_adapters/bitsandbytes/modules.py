@@ -106,7 +106,7 @@ def _moved(weight: Any, fn: Callable[[Any], Any]) -> Any:
     if moved.dtype != weight.dtype:
         return weight  # `half()` and the like on bytes stored as floats
     empty = functools.partial(torch.empty_like, device=moved.device)  # `to_empty`
-    return weight._with(moved, mapped(weight._scales, empty))
+    return weight._rebuild(moved, mapped(weight._scales, empty))
 
 
 def _moved_in_place(weight: Any, moved: Any) -> Any:

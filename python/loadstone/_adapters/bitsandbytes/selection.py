@@ -53,21 +53,21 @@ def extend(
         return
     for extension in recipes.extensions:
         if isinstance(extension, QuantizedWeights):
-            extension.quantize |= _without(requested, extension.installed_targets())
+            extension.quantize |= _subtract(requested, extension.installed_targets())
             return
     paths = {parent_name(name) for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
     required = _required(model, sorted(blank - stored.names), {})
     _require_agreement(requested, required)
-    quantize = _without(requested | required, stored.names)
+    quantize = _subtract(requested | required, stored.names)
     weights = QuantizedWeights(catalog, stored, quantize, dtype=dtype)
     weights.aliases = _aliases(model, stored.weights.keys() | quantize.keys())
     weights.problems = [*_wrong_shapes(model, stored), *_disagreements(stored, requested)]
     recipes.extensions.append(weights)
 
 
-def _without(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
+def _subtract(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
     return {name: quantize[name] for name in quantize if name not in names}
 
 

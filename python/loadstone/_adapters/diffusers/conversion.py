@@ -200,7 +200,7 @@ class _MissingKeySearch:
         """Add a tensor to the file under a name from which the converter may derive the key."""
         if key != self._looked_up or not self._candidate:
             self._looked_up = key
-            self._candidates = self._names_for(key)
+            self._candidates = self._find_candidates(key)
         else:  # the last candidate was wrong
             self.missing_keys.pop(self._candidate)
         if not self._candidates:
@@ -208,7 +208,7 @@ class _MissingKeySearch:
         self._candidate = self._candidates.pop(0)
         self.missing_keys[self._candidate] = self.conversion.missing_key(key, is_iterated=True)
 
-    def _names_for(self, key: str) -> list[str]:
+    def _find_candidates(self, key: str) -> list[str]:
         """Return the key with each prefix of the file's names, most likely first."""
         module = key.partition(".")[0] + "."
         names = self.conversion.checkpoint.catalog.tensors
@@ -236,7 +236,7 @@ class _MissingKeySearch:
                     uses.setdefault(key, []).append(shapes)
         has_target_shapes = True
         for key, targets in uses.items():
-            shape = _shape_for(self.missing_keys[key].shape, targets)
+            shape = _find_shape(self.missing_keys[key].shape, targets)
             if shape is not None:  # else the shapes conflict, and the target is missing
                 has_target_shapes &= shape == self.missing_keys[key].shape
                 self._set_shape(key, shape)
@@ -246,7 +246,7 @@ class _MissingKeySearch:
         self.missing_keys[key] = self.missing_keys[key]._replace(shape=shape, is_guess=False)
 
 
-def _shape_for(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
+def _find_shape(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
     """Return the shape of a key that gives its targets the model's shapes."""
     if all(converted == expected for converted, expected in targets):
         return shape

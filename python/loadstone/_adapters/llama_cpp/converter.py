@@ -27,7 +27,7 @@ from loadstone._base.errors import new_error
 _PACKAGES = ("conversion", "gguf")
 _MARK = Path("conversion", "base.py")
 # The location of llama.cpp in a checkout, and in the source package of llama-cpp-python.
-_INSIDE = (Path(), Path("vendor", "llama.cpp"))
+_SUBFOLDERS = (Path(), Path("vendor", "llama.cpp"))
 _ADVICE = (
     "pass converter= (on the command line --converter), a checkout of llama.cpp or the unpacked "
     "source package that `pip download --no-deps --no-binary :all: llama-cpp-python` gets"
@@ -100,9 +100,9 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
     """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
     if path is not None:
         folder = Path(os.fsdecode(path)).expanduser().absolute()
-        for inside in _INSIDE:
-            if (folder / inside / _MARK).is_file():
-                return Converter(folder / inside)
+        for subfolder in _SUBFOLDERS:
+            if (folder / subfolder / _MARK).is_file():
+                return Converter(folder / subfolder)
         raise _missing(f"llama.cpp's converter is not in this folder: no {_MARK}", folder)
     for entry in sys.path:
         if (Path(entry) / _MARK).is_file():

@@ -215,10 +215,12 @@ class _Run:
         except Exception as reason:
             model = self.architecture or self.folder.name
             text = f"{type(reason).__name__}: {reason}".removesuffix(": ")
-            message = f"llama.cpp's converter fails for {model}: {text} ({self._place_of(reason)})"
+            message = (
+                f"llama.cpp's converter fails for {model}: {text} ({self._locate_error(reason)})"
+            )
             raise new_error("plan.conversion", message, path=str(self.folder)) from reason
 
-    def _place_of(self, reason: Exception) -> str:
+    def _locate_error(self, reason: Exception) -> str:
         """Return the innermost line of the converter's own code in a traceback."""
         folder = self.converter.folder
         for frame in reversed(traceback.extract_tb(reason.__traceback__)):

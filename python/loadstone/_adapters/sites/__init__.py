@@ -93,7 +93,7 @@ class Site:
             return f"{self}()"
         absent = [name for name in self.parameters if name not in signature]
         if self.is_called:
-            required = (name for name, each in signature.items() if _is_required(each))
+            required = (name for name, parameter in signature.items() if _is_required(parameter))
             absent += [f"without {name}" for name in required if name not in self.parameters]
         if absent:
             return f"{self}({', '.join(absent)})"

@@ -69,8 +69,8 @@ class _Derivation:
         self.undecodable: set[str] = set()  # first targets with a source that cannot be decoded
         self.missing_keys: list[MissingKeys] = []
         self.result = ConversionResult()
-        self.renamings = self._of_type(library.WeightRenaming)
-        self.converters = self._of_type(library.WeightConverter)
+        self.renamings = self._select_type(library.WeightRenaming)
+        self.converters = self._select_type(library.WeightConverter)
         self.keys = self._keys()
         # The first match counts.
         self.converters = self._single_expert_converters() + self.converters
@@ -102,7 +102,7 @@ class _Derivation:
         ]
         return result
 
-    def _of_type(self, cls: type) -> list[Any]:
+    def _select_type(self, cls: type) -> list[Any]:
         return [item for item in self.conversion.conversions if isinstance(item, cls)]
 
     # --- which key goes where --------------------------------------------------------------------

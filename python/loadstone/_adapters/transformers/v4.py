@@ -200,7 +200,7 @@ def hooks() -> Hooks:
         (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
         (PreTrainedModel, "_load_from_tf", _load_from_another),
         (PreTrainedModel, "_load_from_flax", _load_from_another),
-        (modeling_utils, "load_shard_files_with_threadpool", _in_this_thread),
+        (modeling_utils, "load_shard_files_with_threadpool", _load_shards),
     ]
     return Hooks(hooks_in_calls(functions), "transformers")
 
@@ -270,7 +270,7 @@ def _load_state_dict(
     return None if session.model is model else original(model, *args, **kwargs)
 
 
-def _in_this_thread(session: TransformersV4Session, original: Any, shards: Any) -> Any:
+def _load_shards(session: TransformersV4Session, original: Any, shards: Any) -> Any:
     """Read in this thread: the library's threads do not inherit the context variable."""
     load_shard: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_shard(shard) for shard in shards]
