@@ -175,10 +175,10 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.transformers import hooks as encoders
 
     if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
-        own = inspect.signature(globals()[function]).parameters
+        accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
-        refuse_misspelled(kwargs, own, (*library, cls), fields=fields)
+        refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"

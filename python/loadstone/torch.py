@@ -141,13 +141,13 @@ def load_model(
             ``plan.unexpected``); a tensor on meta in any case (``plan.no_value``).
         RuntimeError: shapes differ, see ``torch.nn.Module.load_state_dict``.
     """
-    own = model.state_dict()
-    for name, tensor in own.items():
+    current_state = model.state_dict()
+    for name, tensor in current_state.items():
         if tensor.is_meta:
             message = "the tensor is on meta and cannot be copied into; use loadstone.load()"
             raise new_error("plan.no_value", message, tensor=name)
     tensors = load_file(filename, device, backend=backend)
-    removed = [name for names in find_duplicates(own, tensors).values() for name in names]
+    removed = [name for names in find_duplicates(current_state, tensors).values() for name in names]
     result = model.load_state_dict(tensors, strict=False)
     missing = [name for name in result.missing_keys if name not in removed]
     unexpected = list(result.unexpected_keys)

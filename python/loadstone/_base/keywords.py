@@ -60,23 +60,23 @@ def refuse_misspelled(
     Raises:
         OptionError: ``plan.options``, which names the nearest keyword.
     """
-    own = list(ours)
-    known = set(own).union(*map(_accepted_keywords, takers))
+    own_keywords = list(ours)
+    known = set(own_keywords).union(*map(_accepted_keywords, takers))
     if config is not None:
         known.update(dir(config), _parameters(config) if isinstance(config, type) else ())
     for name in names:
         is_numbered = re.sub(r"_?\d+$", "", name) in known  # tokenizer_2
-        near = [] if name in known or is_numbered else _nearest(name, own, known)
+        near = [] if name in known or is_numbered else _nearest(name, own_keywords, known)
         if near and name not in fields():
             raise unknown_word_error(name, "argument", name, near)
 
 
-def _nearest(name: str, own: list[str], known: Iterable[str]) -> list[str]:
+def _nearest(name: str, own_keywords: list[str], known: Iterable[str]) -> list[str]:
     """Return the nearest keywords; loadstone's own match regardless of case."""
-    if name.lower() in own:
+    if name.lower() in own_keywords:
         return [name.lower()]
     near = difflib.get_close_matches(name, known, 1, LIKENESS_MIN)
-    return near or (own if _core.did_you_mean(name, own) else [])
+    return near or (own_keywords if _core.did_you_mean(name, own_keywords) else [])
 
 
 def _accepted_keywords(taker: Any) -> set[str]:

@@ -115,8 +115,8 @@ class LoadHookTracer:
         self.targets = {target.name: target for target in planned_targets(core)}
         for slot in slots_of(model):  # code sees whole tensors; the plan cuts them
             if slot.shard is not None and slot.name in self.targets:
-                whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
-                self.targets[slot.name] = whole
+                target = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
+                self.targets[slot.name] = target
         self.trace = Trace(catalog)
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}

@@ -50,9 +50,9 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
     """
     parameters = [pair for model in models for pair in model.named_parameters()]
     names = [name for name, parameter in parameters if parameter.is_meta]
-    own = _NONE if not names else _ALL if len(names) == len(parameters) else _SOME
+    meta_share = _NONE if not names else _ALL if len(names) == len(parameters) else _SOME
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (own, names[:1]))
+    dist.all_gather_object(ranks, (meta_share, names[:1]))
     first, first_names = ranks[0]
     if first == _NONE:
         return False

@@ -248,10 +248,10 @@ def _no_split_classes(models: Iterable[Any]) -> list[str]:
     """Return module classes that accelerate must not split; default: the component's class."""
     classes: set[str] = set()
     for model in models:
-        own = [
+        unsplit = [
             name
             for module in model.modules()
             for name in getattr(type(module), "_no_split_modules", None) or ()
         ]
-        classes.update(own or [type(model).__name__])
+        classes.update(unsplit or [type(model).__name__])
     return sorted(classes)

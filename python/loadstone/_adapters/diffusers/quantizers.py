@@ -118,9 +118,12 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     layers: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for library in quantized_layers_of(model):
-        own = _quantizing_layers(library, model)
-        layers |= own
-        sizes |= {path: library.quantized_bytes(model, join_name(path, "weight")) for path in own}
+        library_layers = _quantizing_layers(library, model)
+        layers |= library_layers
+        sizes |= {
+            path: library.quantized_bytes(model, join_name(path, "weight"))
+            for path in library_layers
+        }
     weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
     try:
         for path, layer in layers.items():

@@ -75,10 +75,10 @@ class ModelRequest:
             SymbolicCheckpoint(old.catalog, old.missing_keys, "gguf_half", old.trace)
         )
 
-    def dtype_of(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the final dtype of a tensor that has the dtype ``own``."""
-        if self.dtype is None or not own.is_floating_point:
-            return own
+    def dtype_of(self, name: str, current_dtype: torch.dtype) -> torch.dtype:
+        """Return the final dtype of a tensor that has the dtype ``current_dtype``."""
+        if self.dtype is None or not current_dtype.is_floating_point:
+            return current_dtype
         return torch.float32 if is_inside(name, self.float32_modules) else self.dtype
 
 
@@ -210,8 +210,8 @@ def _final(request: ModelRequest, name: str, value: Any, target: torch.Tensor) -
         return request.half_converted[name].to(dtype)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
-    own = target.dtype if request.dtype is None else value.dtype
-    return value.to(request.dtype_of(name, own))
+    current_dtype = target.dtype if request.dtype is None else value.dtype
+    return value.to(request.dtype_of(name, current_dtype))
 
 
 def _replace_parameter(model: Any, name: str, symbol: Any) -> None:
