@@ -62,8 +62,8 @@ def from_single_file(
         max_memory, offload_folder: for a ``device_map``; bytes or a size such as ``"6GiB"`` by
             device, and a folder that is made; the library's function has neither.
         lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. For a
-        pipeline, pass each model with its own adapters. progress, threads, receipt: see
-        :meth:`loadstone.Plan.execute`.
+            pipeline, pass each model with its own adapters.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 

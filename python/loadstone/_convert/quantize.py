@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from loadstone import _core
-from loadstone._base.dtypes import BLOCK_SIZES, dtype_name
+from loadstone._base.dtypes import BLOCK_SIZES, dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize_scaled
@@ -52,9 +52,30 @@ class Quantized:
         """The component tensors by name: an alias of ``parts``."""
         return self.parts
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Decode into a new tensor; ``dtype``: default that of the original tensor."""
-        return _decode(self, self.dtype if dtype is None else dtype)
+    def dequantize(self, dtype: torch.dtype | str | None = None) -> torch.Tensor:
+        """Decode into a new tensor.
+
+        Args:
+            dtype: as for :func:`loadstone.dequantize`; ``None``: that of the original tensor.
+
+        Raises:
+            FormatError, PlanError, AuditError: see :func:`loadstone.dequantize`.
+        """
+        return _decode(self, decoded_dtype(self.dtype if dtype is None else dtype))
+
+
+def decoded_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the dtype of this name, if encodings can be decoded to it; else ``plan.dtype``."""
+    target = torch_dtype(dtype_argument(dtype))
+    if target not in (torch.float32, torch.bfloat16, torch.float16):
+        raise make(
+            "plan.dtype",
+            "cannot decode to this dtype",
+            field="dtype",
+            found=str(dtype),
+            expected="float32, bfloat16 or float16",
+        )
+    return target
 
 
 @names_keywords
@@ -127,9 +148,6 @@ def quantize(
 
 def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     parts, encoding = quantized.parts, quantized.encoding
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        expected = "float32, bfloat16 or float16"
-        raise make("plan.dtype", "cannot decode to this dtype", found=str(dtype), expected=expected)
     extents = tuple(int(extent) for extent in quantized.shape)
     if min(extents, default=0) < 0:
         raise make("q.shape", "a dimension is negative", found=str(list(extents)))

@@ -412,6 +412,8 @@ def test_a_shape_that_lies_costs_no_memory() -> None:
     [
         ({"dialect": "exact"}, "usage"),
         ({"dtype": torch.float64}, "plan.dtype"),
+        ({"dtype": "float64"}, "plan.dtype"),
+        ({"dtype": "bf17"}, "plan.dtype"),
         ({"block_size": 48}, "q.group_size"),
         ({"block_size": 32}, "q.scale_shape"),
     ],
@@ -455,3 +457,14 @@ def test_the_kernels_take_no_buffer_of_another_size() -> None:
             bnb.decode_nested(given[1], given[2], octets(1024), 0.5, given[0])
     with pytest.raises(loadstone.Error, match="usage"):
         bnb.decode_nested(octets(300), octets(8), octets(1020), 0.5, octets(1200))
+
+
+def test_a_dtype_may_be_a_name() -> None:
+    unit = loadstone.quantize(torch.ones(2, 64), "nf4")
+    for name in ("bfloat16", "BF16"):
+        assert torch.equal(unit.dequantize(name), unit.dequantize(torch.bfloat16))
+        found = loadstone.dequantize(unit.parts, "nf4", (2, 64), name)
+        assert found.dtype is torch.bfloat16
+    with pytest.raises(loadstone.PlanError) as caught:
+        unit.dequantize("int8")
+    assert caught.value.code == "plan.dtype" and caught.value.found == "int8"

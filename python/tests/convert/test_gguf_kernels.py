@@ -159,7 +159,9 @@ def test_dequantize_gives_a_tensor(dtype: torch.dtype) -> None:
     rows = quants.quantize(values, GGMLQuantizationType.Q8_0)
     data = torch.from_numpy(rows)
     expected = torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType.Q8_0)).to(dtype)
-    assert torch.equal(loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], dtype), expected)
+    for asked in (dtype, str(dtype).removeprefix("torch.")):
+        found = loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], asked)
+        assert torch.equal(found, expected) and found.dtype is dtype
     # Not contiguous, and in a different shape: only the blocks count.
     apart = torch.stack([data, data])[:, :, :].transpose(0, 1)[:, 0]
     flat = {"data": apart.reshape(-1)}
@@ -190,7 +192,9 @@ def test_dequantize_in_the_arithmetic_of_diffusers() -> None:
         ({"shape": [2, 16]}, "plan.shape"),
         ({"shape": [64]}, "plan.shape"),
         ({"shape": [-1, -32]}, "plan.shape"),
-        ({"dtype": torch.float64}, "plan.encoding"),
+        ({"dtype": torch.float64}, "plan.dtype"),
+        ({"dtype": "float64"}, "plan.dtype"),
+        ({"dtype": "bf17"}, "plan.dtype"),
         ({"dialect": "bnb-cpu"}, "usage"),
         ({"encoding": "tq2_0", "dialect": "diffusers-compatible", "shape": [256]}, "plan.encoding"),
     ],
