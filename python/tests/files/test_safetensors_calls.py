@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import errno
 import os
 from collections.abc import Callable
@@ -242,6 +243,22 @@ def test_none_of_the_shared_is_all() -> None:
     model.register_buffer("b", whole[2:])
     with pytest.raises(RuntimeError, match="a, b"):
         ours.save_model(model, "nowhere")
+
+
+def test_links_out_of_the_folder_are_followed_on_request(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ours.save_file({"w": torch.ones(3)}, tmp_path / "real")
+    (folder / "part.safetensors").symlink_to(tmp_path / "real")
+    index = {"weight_map": {"w": "part.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for read in (ours.load_file, loadstone.safe_open):
+        with pytest.raises(loadstone.FormatError) as caught:
+            read(folder)
+        assert caught.value.code == "ix.path_escape"
+    assert same(ours.load_file(folder, allow_links=True)["w"], torch.ones(3))
+    with loadstone.safe_open(folder, allow_links=True) as file:
+        assert same(file.get_tensor("w"), torch.ones(3))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
