@@ -9,10 +9,12 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
 from loadstone._model.tensor_memory import bytes_of
+
+_GGUF_DIALECTS = ("exact", "diffusers-compatible")  # the default first
 
 
 @names_keywords
@@ -51,7 +53,7 @@ def dequantize(
     Raises:
         PlanError: the encoding is unknown (``plan.encoding``), the dtype is unknown or unsupported
             (``plan.dtype``), or the bytes do not fit the shape (``plan.shape``).
-        OptionError: parts or dialect are unsupported (``usage``).
+        OptionError: parts or dialect are unsupported (``plan.options``).
         FormatError: the encoding is removed from GGUF (``gg.type``) or has no values
             (``gg.no_dequant``); a component of bitsandbytes is missing, unknown, or does not fit
             (``q.scale_missing``, ``q.scale_unused``, ``q.shape``, ``q.scale_shape``, ``q.dtype``,
@@ -65,16 +67,24 @@ def dequantize(
         return quantize.Quantized(
             name, tuple(shape), target_dtype, parts, block_size, dialect, allow_non_finite
         ).dequantize()
-    dialect = "exact" if dialect is None else dialect
+    dialect = _GGUF_DIALECTS[0] if dialect is None else dialect
+    if dialect not in _GGUF_DIALECTS:
+        raise unknown("dialect", "dialect", dialect, _GGUF_DIALECTS)
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
         raise make(
-            "usage", "a GGUF encoding has one component", found=", ".join(parts), expected="data"
+            "plan.options",
+            "a GGUF encoding has one component",
+            found=", ".join(parts),
+            expected="data",
         )
     data = parts["data"].detach().cpu().contiguous()
     if data.dtype is not torch.uint8:
         raise make(
-            "usage", "the blocks must be bytes", found=str(data.dtype), expected="torch.uint8"
+            "plan.options",
+            "the blocks must be bytes",
+            found=str(data.dtype),
+            expected="torch.uint8",
         )
     extents = tuple(int(extent) for extent in shape)
     count = math.prod(extents)

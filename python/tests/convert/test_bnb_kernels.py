@@ -301,14 +301,14 @@ def test_a_number_too_large_for_int8_is_named() -> None:
         ({"block_size": 48}, "q.group_size"),
         ({"block_size": 0}, "q.group_size"),
         ({"block_size": 8192}, "q.group_size"),
-        ({"dialect": "exact"}, "usage"),
-        ({"encoding": "int8", "nested": True}, "usage"),
-        ({"nested_offset": 0.5}, "usage"),
+        ({"dialect": "exact"}, "plan.options"),
+        ({"encoding": "int8", "nested": True}, "plan.options"),
+        ({"nested_offset": 0.5}, "plan.options"),
         ({"nested": True, "nested_offset": float("nan")}, "q.nan"),
         ({"tensor": torch.zeros(4, 4, dtype=torch.float64)}, "plan.dtype"),
         ({"tensor": torch.zeros(4, 4, dtype=torch.uint8)}, "plan.dtype"),
-        ({"tensor": torch.zeros(4, 4, device="meta")}, "usage"),
-        ({"tensor": torch.zeros(4, 4).to_sparse()}, "usage"),
+        ({"tensor": torch.zeros(4, 4, device="meta")}, "plan.options"),
+        ({"tensor": torch.zeros(4, 4).to_sparse()}, "plan.options"),
         ({"tensor": torch.zeros(4), "encoding": "int8"}, "q.shape"),
         (
             {"tensor": torch.full((64,), torch.inf), "nested": True, "allow_non_finite": True},
@@ -410,7 +410,7 @@ def test_a_shape_that_lies_costs_no_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"dialect": "exact"}, "usage"),
+        ({"dialect": "exact"}, "plan.options"),
         ({"dtype": torch.float64}, "plan.dtype"),
         ({"dtype": "float64"}, "plan.dtype"),
         ({"dtype": "bf17"}, "plan.dtype"),

@@ -186,8 +186,8 @@ def test_dequantize_in_the_arithmetic_of_diffusers() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"parts": {"weight": torch.zeros(18, dtype=torch.uint8)}}, "usage"),
-        ({"parts": {"data": torch.zeros(18)}}, "usage"),
+        ({"parts": {"weight": torch.zeros(18, dtype=torch.uint8)}}, "plan.options"),
+        ({"parts": {"data": torch.zeros(18)}}, "plan.options"),
         ({"parts": {"data": torch.zeros(17, dtype=torch.uint8)}}, "plan.shape"),
         ({"shape": [2, 16]}, "plan.shape"),
         ({"shape": [64]}, "plan.shape"),
@@ -195,7 +195,7 @@ def test_dequantize_in_the_arithmetic_of_diffusers() -> None:
         ({"dtype": torch.float64}, "plan.dtype"),
         ({"dtype": "float64"}, "plan.dtype"),
         ({"dtype": "bf17"}, "plan.dtype"),
-        ({"dialect": "bnb-cpu"}, "usage"),
+        ({"dialect": "bnb-cpu"}, "plan.options"),
         ({"encoding": "tq2_0", "dialect": "diffusers-compatible", "shape": [256]}, "plan.encoding"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, type[Exception]]] = {
     "no tensor": (lambda: {"w": 1}, "save.tensor", "int", ValueError),
     "no name": (lambda: {1: torch.ones(2)}, "save.tensor", "1", ValueError),
     "half a letter": (lambda: {"\ud800": torch.ones(2)}, "save.tensor", "UTF-8", ValueError),
-    "kept name": (lambda: {"__metadata__": torch.ones(2)}, "save.tensor", "keeps", ValueError),
+    "kept name": (lambda: {"__metadata__": torch.ones(2)}, "save.tensor", "reserved", ValueError),
     "dtype": (
         lambda: {"w": torch.ones(2, dtype=torch.complex128)}, "save.tensor", "complex128",
         ValueError,
