@@ -32,7 +32,7 @@ def parameters(owner: Function | ast.ClassDef) -> set[str]:
 
 
 def undeclared(source: str) -> Iterator[str]:
-    """Yield the entries under "Args:" that are not parameters, and lines that are no entries."""
+    """Yield the entries under "Args:" that are not parameters, and unknown lines."""
     for owner in ast.walk(ast.parse(source)):
         if not isinstance(owner, Function | ast.ClassDef):
             continue
