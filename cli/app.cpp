@@ -67,7 +67,7 @@ int guarded(const Program& program, const Chosen& chosen) {
     if (error.code() != "usage") return fail(with_option(program, error), chosen.json);
     return fail(usage_error(program.command_so_far(), error.message(), error.where()), chosen.json);
   } catch (const std::bad_alloc&) {
-    return fail(Error("memory.host", "the machine has not enough memory for this"), chosen.json);
+    return fail(Error("memory.host", "the machine does not have enough memory"), chosen.json);
   } catch (const std::exception& defect) {
     return fail(Error("internal", defect.what()), chosen.json);
   }

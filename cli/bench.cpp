@@ -281,9 +281,8 @@ void add_bench(Program& program, Chosen& chosen) {
   add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers");
   command
-      .add_option(
-          "--seconds", args->seconds, "S",
-          "About so long: rounds are measured until then, at least one" + default_text("30"))
+      .add_option("--seconds", args->seconds, "S",
+                  "Approximate duration in seconds; at least one round" + default_text("30"))
       .in_range(0.0, 86'400.0);
   command.add_option("--sample", args->sample, "SIZE",
                      "Bytes of tensors that are measured, from the first one on; never more than\n"

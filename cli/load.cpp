@@ -56,7 +56,8 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   for (const std::string& name : typed) {
     // The user must confirm a path that a plan names.
     if (name == "--offload-folder") continue;
-    throw Error("usage", fmt::format("--plan has decided all; {} comes too late", name));
+    throw Error("usage",
+                fmt::format("{} cannot be combined with --plan, which already contains it", name));
   }
   // One for each checkpoint of the plan: adapters follow the model.
   std::vector<std::string> roots = open.paths;
@@ -157,7 +158,7 @@ std::string load_json(const Plan& plan, const Outcome& outcome) {
 
 int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
-    throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
+    throw Error("usage", "--receipt KIND and --receipt-file FILE need each other");
   }
   require_document(args.receipt_path);
   Plan plan = planned(args, typed);
@@ -201,7 +202,7 @@ void add_load(Program& program, Chosen& chosen) {
                      "page cache lacks; 0: never" +
                          default_text(human_bytes(defaults::read_ahead_bytes)));
   command.add_flag("--interleave", args->options.interleave,
-                   "Take memory from all memory nodes of the machine in turns");
+                   "Allocate memory from all NUMA nodes in turn");
   add_html_option(command, args->plan.html_path);
   add_receipt_option(command, args->receipt,
                      "Write digests of all bytes read and of every tensor in memory, by KIND, to\n"

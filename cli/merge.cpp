@@ -68,10 +68,10 @@ void add_merge(Program& program, Chosen& chosen) {
   command.add_flag("--normalise", args->normalise,
                    "Divide by the sum of the weights (ties and dare-ties always do)");
   command.add_option("--scale", args->options.scale, "S",
-                     "Of all differences from the base together");
+                     "Factor for all differences from the base");
   command.add_option("--density", args->options.density, "P",
                      "Share of each difference that is kept, of ties and dare");
-  command.add_option("--seed", args->options.seed, "N", "Of what dare draws at random");
+  command.add_option("--seed", args->options.seed, "N", "Seed of the random choices of dare");
   add_write_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);

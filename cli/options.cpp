@@ -160,7 +160,7 @@ void add_open_options(Command command, OpenArgs& args) {
                      "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)");
   command.add_option("--proxy", args.remote.proxy, "URL",
                      "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)");
-  command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
+  command.add_flag("--strict", args.strict, "Treat warnings as errors (exit status 3)");
 }
 
 std::shared_ptr<const Catalog> open_paths(const OpenArgs& args) {
@@ -215,7 +215,7 @@ Command add_plan_options(Command command, PlanArgs& args) {
                       "What the model needs, as JSON (default: the checkpoint's tensors)");
   plan.add_option("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
   plan.add_option("--strip-prefix", args.strip_prefixes, "P",
-                  "Taken from names where all have it; repeatable" +
+                  "Prefix to remove from names if all have it; repeatable" +
                       default_text(fmt::format("{}", fmt::join(defaults::strip_prefixes, " and "))))
       .needs(skeleton);
   plan.add_option("--dtype", args.dtype, "T",
@@ -235,7 +235,7 @@ Command add_plan_options(Command command, PlanArgs& args) {
       "--staging", args.staging, "SIZE",
       "Memory for bytes in flight" + default_text(exact_bytes(defaults::staging_bytes_max)));
   plan.add_flag("--allow-non-finite", args.options.allow_non_finite,
-                "Go on where merged or quantized numbers are NaN or infinite");
+                "Continue if merged or quantized values are NaN or infinite");
   add_adapter_options(plan, args.lora);
   return plan;
 }

@@ -28,11 +28,10 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
   for (const WrittenEncoding* const each : written_encodings()) {
     encodings += std::string(each->name) + ", ";
   }
-  group.add_option(
-      "--quantize", args.formats, "[REGEX=]E",
-      "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
-          "\nwith a pattern of names: of these only. Repeatable, the first that fits wins."
-          "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
+  group.add_option("--quantize", args.formats, "[REGEX=]E",
+                   "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
+                       "\nwith a pattern of names: of these only. Repeatable, the first match wins."
+                       "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
   group.add_option("--include", args.options.include, "REGEX", "Quantize these too. Repeatable");
   group.add_option("--exclude", args.options.exclude, "REGEX",
                    "Leave these as they are. Repeatable");
@@ -43,9 +42,9 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
       .one_of(names_of<QuantizeStyle>());
   group.add_choice("--mode", args.mode, "MODE", "exact (default), or the bytes of ModelOpt itself");
   group.add_option("--imatrix", args.imatrix, "FILE",
-                   "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)");
+                   "GGUF: an importance matrix of llama-imatrix (.gguf or .dat)");
   group.add_flag("--allow-non-finite", args.options.allow_non_finite,
-                 "Go on where numbers are NaN or inf, or become so in the dtype that is written");
+                 "Continue if values are NaN or infinite, or become so in the output's dtype");
 }
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
@@ -53,10 +52,10 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   options.style = from_name<QuantizeStyle>(args.style);
   if (args.formats.empty()) {
     if (args.mode != QuantizeMode::exact) {
-      throw Error("usage", "--mode applies to --quantize, which is missing");
+      throw Error("usage", "--mode needs --quantize");
     }
     if (!args.imatrix.empty()) {
-      throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
+      throw Error("usage", "--imatrix needs --quantize");
     }
     return options;
   }

@@ -158,7 +158,7 @@ void add_verify(Program& program, Chosen& chosen) {
   command.add_option("B", args->second, "", "Another one, to be compared tensor by tensor");
   command.add_flag(
       "--digests", args->digests,
-      "Compare the files of A, in a hub's cache, with the SHA-256 that it has them by");
+      "Compare the files of A, in a hub's cache, with the SHA-256 in the cache's file names");
   command.add_flag("--receipt", args->receipt,
                    "Compare A with the receipt next to it: every byte, by digests");
   command.add_option("--receipt-file", args->receipt_path, "FILE",

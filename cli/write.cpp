@@ -92,7 +92,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
 // After Ctrl-C: reports the remaining work, and how to resume it.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("nothing is left of the output");
-  print_hint(run.resume ? "finished shards are kept; the same command goes on with the others"
+  print_hint(run.resume ? "finished shards are kept; the same command continues with the others"
                         : "nothing is left of the output; begun with --resume, a conversion keeps "
                           "its finished shards");
 }
@@ -126,7 +126,7 @@ void add_write_options(Command command, WriteArgs& args) {
       "What files in the folder are called (default: model,\nor diffusion_pytorch_model for a "
       "model of diffusers)");
   command.add_option("--max-memory", args.max_memory, "SIZE",
-                     "Never take more, or refuse to start");
+                     "Limit; the conversion does not start if it is too small");
   add_threads_option(command, args.options.threads, "Threads");
   command.add_flag("--resume", args.run.resume,
                    "Keep the shards that an ended run of the same conversion finished");

@@ -51,7 +51,7 @@ class Generator {
     for (std::uint64_t count = input_.below(3); count > 0; --count) {
       add_boxes(*catalog, "b" + std::to_string(count));
     }
-    // Models have no half byte at the end of a tensor.
+    // Tensors fill whole bytes, so drop 4-bit targets with an odd number of elements.
     std::erase_if(recipes.targets, [](const TargetRecipe& target) {
       return !Encoding(target.dtype).byte_count(target.shape.numel().value());
     });

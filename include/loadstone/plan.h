@@ -207,8 +207,8 @@ struct PlanPaths {
   // Folder for tensors placed on disk. The plan's own is never used: Error "plan.offload_folder" if
   // the plan needs one and this is empty.
   std::string offload_folder = {};
-  // Allow contact with the URL that the plan has as its root (default: Error "plan.remote"). A URL
-  // in `root` is always allowed.
+  // Allow contact with a URL stored in the plan (default: Error "plan.remote"). A URL passed in
+  // `root` is always allowed.
   bool allow_remote = false;
 };
 

@@ -31,8 +31,8 @@ class PythonObserver final : public Observer {
     return true;
   }
 
-  // The storage to read through; threads that wait for remote files end with the work. Null: the
-  // catalog's storage.
+  // Returns a storage whose remote reads stop waiting when the work is stopped. Null if no shard is
+  // remote: use the catalog's storage.
   [[nodiscard]] std::unique_ptr<Storage> storage_for(const Catalog& catalog) {
     const auto is_far = [](const Shard& shard) { return is_remote(shard.path); };
     if (std::ranges::none_of(catalog.shards(), is_far)) return nullptr;

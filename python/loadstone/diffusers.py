@@ -22,7 +22,7 @@ from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.progress import Progress
-from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest
+from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import Weighted
 from loadstone._plan.options import LoadOptions
@@ -45,6 +45,7 @@ def from_single_file(
     offload_folder: str | os.PathLike[str] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
+    tie: Tie = "split",
     progress: Progress = False,
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
@@ -61,9 +62,9 @@ def from_single_file(
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
         max_memory, offload_folder: for a ``device_map``; bytes or a size such as ``"6GiB"`` by
             device, and a folder that is made; the library's function has neither.
-        lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. For a
-        pipeline, pass each model with its own adapters. progress, threads, receipt: see
-        :meth:`loadstone.Plan.execute`.
+        lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
+            For a pipeline, pass each model with its own adapters.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 
@@ -90,6 +91,7 @@ def from_pretrained(
     missing: Missing = "error",
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
+    tie: Tie = "split",
     progress: Progress = False,
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
@@ -103,7 +105,8 @@ def from_pretrained(
         cls: a model or a pipeline class.
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
-        missing, lora, lora_ignore, progress, threads, receipt: as for :func:`from_single_file`.
+        missing, lora, lora_ignore, tie: as for :func:`from_single_file`.
+        progress, threads, receipt: as for :func:`from_single_file`.
         kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
             of components and modules inside them, to disk and the CPU too.
 

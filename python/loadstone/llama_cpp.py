@@ -92,8 +92,8 @@ def save_recipes(
 
     Args:
         name: the path without suffixes: ``NAME.recipes.json`` has names of tensors, and no values
-        except small constants; ``NAME.metadata.json`` has keys, values and the vocabulary.
-            model_folder, converter, dtype, computed_bytes_max, trust_code, allow_links: see
+            except small constants; ``NAME.metadata.json`` has keys, values and the vocabulary.
+        model_folder, converter, dtype, computed_bytes_max, trust_code, allow_links: see
             :func:`trace`.
 
     Returns:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from loadstone._base.errors import Error, new_error
+from loadstone._base.keywords import names_keywords
 from loadstone._convert.save import Serialized
 from loadstone._convert.shared_storages import find_duplicates
 from loadstone._files.catalog import inspect
@@ -18,12 +19,14 @@ from loadstone._files.safe_open import require_backend
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 
+@names_keywords
 def load_file(
     filename: str | os.PathLike[str],
     device: torch.device | str | int = "cpu",
     *,
     backend: str = "mmap",
     threads: int | None = None,
+    allow_links: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Read all tensors of a checkpoint as stored, like safetensors' function.
 
@@ -37,6 +40,7 @@ def load_file(
         device: of the tensors.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
         threads: readers; ``None``: few at first, then more as long as that is faster.
+        allow_links: see :func:`loadstone.inspect`.
 
     Returns:
         Tensors by name, in file order.
@@ -47,10 +51,11 @@ def load_file(
     """
     require_backend(backend)
     place = device_argument(device)
-    reader = TensorReader(inspect(filename), decodes=False)
+    reader = TensorReader(inspect(filename, allow_links=allow_links), decodes=False)
     return reader.read_all(reader.dtypes(), place, threads or 0)
 
 
+@names_keywords
 def load(data: bytes) -> dict[str, torch.Tensor]:
     """Read all tensors of a file given as bytes, to the CPU, like safetensors' function.
 
@@ -62,11 +67,13 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
         return load_file(file.name)
 
 
+@names_keywords
 def save(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the bytes that :func:`save_file` writes, like safetensors' function."""
     return Serialized(tensors, metadata).to_bytes()
 
 
+@names_keywords
 def save_file(
     tensors: Mapping[str, torch.Tensor],
     filename: str | os.PathLike[str],
@@ -88,6 +95,7 @@ def save_file(
     Serialized(tensors, metadata).write(filename)
 
 
+@names_keywords
 def save_model(
     model: torch.nn.Module,
     filename: str | os.PathLike[str],
@@ -121,6 +129,7 @@ def save_model(
         raise
 
 
+@names_keywords
 def load_model(
     model: torch.nn.Module,
     filename: str | os.PathLike[str],

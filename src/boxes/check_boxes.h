@@ -33,7 +33,7 @@ struct ElementRange {
   std::uint64_t end = 0;
 };
 [[nodiscard]] ElementRange source_range(const Box& box) noexcept;
-// Returns the place of these elements, relative to the first one; whole bytes.
+// Returns the byte range of these elements, relative to the first one; it must be whole bytes.
 [[nodiscard]] ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept;
 
 // Elements that the box moves. The box must have passed check_boxes().

@@ -50,7 +50,7 @@ std::optional<Value> typed_member(const dom::object& object, const std::string& 
 // peft also accepts 0, which adds nothing, and negative values, which subtract.
 double alpha_of(double number, const std::string& field) {
   if (std::isfinite(number)) return number;
-  refuse_adapter("alpha is a finite number", field, fmt::format("{}", number));
+  refuse_adapter("alpha must be a finite number", field, fmt::format("{}", number));
 }
 
 double rank_of(double number, const std::string& field) {
@@ -298,7 +298,7 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
                  .expected = std::move(expected)};
   };
   if (tensor.shape.numel() != 1u) {
-    throw Error(adapter_code, "alpha is one number",
+    throw Error(adapter_code, "alpha must be a single number",
                 of("shape", tensor.shape.text(), "one element"));
   }
   const DtypeKind kind_of =
@@ -306,7 +306,7 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   const bool is_number = kind_of == DtypeKind::floating || kind_of == DtypeKind::integer;
   const Cast cast = is_number ? cast_between(tensor.encoding.dtype(), Dtype::f32) : Cast();
   if (cast.run == nullptr) {
-    throw Error(adapter_code, "alpha is a float or an integer",
+    throw Error(adapter_code, "alpha must be a float or an integer",
                 of("dtype", std::string(tensor.encoding.name()), "a floating or integer dtype"));
   }
   std::array<std::byte, sizeof(double)> bytes{};

@@ -19,10 +19,10 @@ namespace loadstone {
 // Returns the encodings of the readable tensors and the name of one, or nothing.
 [[nodiscard]] std::string described(std::span<const QuantizedTensor> tensors);
 
-// Returns warnings if no tensor confirms the configs: the method; ModelOpt's algorithm and groups;
-// compressed-tensors' format, bits, type of codes, strategy, symmetry and sparsity; lists of
-// modules that exclude quantized ones. Skips methods and fields that loadstone does not know.
-// Values depend only on the tensors.
+// Returns a warning for each field of a config that no tensor confirms: the method; ModelOpt's
+// algorithm and groups; compressed-tensors' format, bits, type of codes, strategy, symmetry and
+// sparsity; lists of modules that exclude quantized ones. Skips methods and fields that loadstone
+// does not know. Decoding depends only on the tensors, never on these fields.
 [[nodiscard]] std::vector<Finding> contradictions(const TensorTable& table,
                                                   std::span<const QuantizedTensor> tensors,
                                                   const FileOpener& opener,

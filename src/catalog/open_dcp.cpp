@@ -267,7 +267,8 @@ class DcpFolder {
     }
   }
 
-  // Names all of them; `sources` are those that a conversion should not lose.
+  // Adds a finding that names every object that is not read. Its `sources` are only extra states
+  // and objects that contain tensors, because a conversion would lose them.
   void tell_ignored() {
     if (metadata_.objects.empty()) return;
     std::vector<std::string> states;

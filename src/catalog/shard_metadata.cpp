@@ -21,7 +21,7 @@ namespace {
 
 using Members = std::map<std::string, std::string, std::less<>>;
 
-// The members of a JSON object, each as JSON; nothing for another text.
+// Returns the members of a JSON object, each as JSON text; nullopt for other text.
 std::optional<Members> members_of(std::string_view text) {
   dom::parser parser;
   dom::object object;

@@ -94,7 +94,7 @@ struct WrittenEncoding {
   std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
                                     QuantizedLayout& form);
 
-  // By style; no names: files of the style cannot contain the encoding.
+  // The component names in each naming style. Empty: the style cannot store this encoding.
   std::span<const ComponentName> unified_names{};
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};

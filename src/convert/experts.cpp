@@ -48,8 +48,8 @@ std::vector<Box> cut(const std::vector<Box>& boxes, std::uint64_t begin, std::ui
   return found;
 }
 
-// Returns the rows of a product inside the rows [begin, begin + rows) of its target; nullopt if no
-// row is inside.
+// Returns the part of a low-rank product that affects the rows [begin, begin + rows) of its target;
+// nullopt if it affects none.
 std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std::uint64_t rows) {
   const std::uint64_t first = std::max(product.row_begin, begin);
   const std::uint64_t last = std::min(product.row_begin + product.rows, begin + rows);

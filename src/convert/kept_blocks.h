@@ -17,8 +17,9 @@ namespace loadstone {
 // Returns the format of a recipe's source blocks; nullopt for several formats, or values.
 [[nodiscard]] std::optional<BlockFormat> source_blocks(const Catalog& catalog,
                                                        const TargetRecipe& recipe);
-// Returns the format that a recipe can keep because it does not split blocks: the source's, or that
-// of codes whose values its boxes copy and that such files store as blocks.
+// Returns the block format in which a recipe's tensor can be copied without encoding it again;
+// nullopt if a box would split a block. It is the source's format, or `mxfp4` if the source is
+// codes with scales that form GGUF's MXFP4 blocks.
 [[nodiscard]] std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
                                                         const std::vector<Decoding>& decodings,
                                                         const TargetRecipe& recipe);

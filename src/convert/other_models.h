@@ -9,10 +9,9 @@
 
 namespace loadstone {
 
-// Adds warnings for each further model and each adapter's folder: "merge.models" for different
-// values in config.json (or, in GGUF, in the architecture's metadata), for a different vocabulary,
-// and for other files that libraries read with a model; "convert.not_copied" for lost modules.
-// `given`: the files of the output's folder, if it is one.
+// Warns for each further model and each adapter's folder: "merge.models" if config.json (or, in
+// GGUF, the architecture's metadata), the vocabulary or companion files differ;
+// "convert.not_copied" for modules that are lost. `given`: companion files of the output's folder.
 void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const ModelFolder& given,
                        std::vector<Finding>& findings);
 

@@ -22,8 +22,8 @@ namespace loadstone {
 // Returns the targets that contain the components.
 [[nodiscard]] std::set<std::string_view> repacked_targets(
     const std::vector<RepackedTensor>& repacked);
-// Returns a divisor for scales in F8_E4M3 that yields the same F32 as multiplication by `factor`
-// for every scale, and the reverse; nullopt if no divisor does.
+// same_divisor() returns the divisor that gives the same F32 as multiplication by `factor`, for
+// every scale in F8_E4M3; nullopt if there isn't one. same_factor() is the inverse.
 [[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
 [[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
 

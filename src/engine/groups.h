@@ -67,7 +67,7 @@ struct GroupSize {
 };
 [[nodiscard]] GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers);
 
-// Appends these values in the order of the files that they are made of.
+// Appends these values, ordered by the place of their source bytes in the files.
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups);
 

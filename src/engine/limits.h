@@ -158,7 +158,7 @@ class Limits {
   std::uint64_t window_bytes_ = 0;      // of all of them
   std::uint64_t device_bytes_ = 0;      // the part of these on devices
   std::uint64_t boxes_most_ = 0;        // of one of them
-  // The minimum of every form.
+  // The smallest window that suits every form.
   std::uint64_t window_least_ = window_bytes_least;
   // Maximal decoded values, right matrices and counts of merges, over all values.
   std::array<std::uint64_t, 3> merge_parts_ = {};

@@ -109,7 +109,7 @@ float* MergeReader::buffer(std::uint64_t number) const {
   return reinterpret_cast<float*>(numbers_->data()) + number * sizes_.piece;
 }
 
-// A range of an operand of the same shape.
+// Reads elements [begin, end) of an operand with the target's shape into buffer `number`.
 void MergeReader::read_operand(std::span<const Box> boxes, std::uint64_t number,
                                std::uint64_t begin, std::uint64_t end) {
   open_operand(boxes, *value_->shape, "");
@@ -248,7 +248,8 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
                .expected = "finite numbers"});
 }
 
-// Read once per value, if all of them fit the memory together.
+// Returns the right matrix of a product in panels. If all right matrices fit into the memory, each
+// is read once per value.
 const float* MergeReader::panels_of(std::size_t t) {
   const auto known = std::ranges::find(kept_, t, &Kept::term);
   if (known != kept_.end()) return known->panels;

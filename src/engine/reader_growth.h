@@ -14,7 +14,7 @@ struct WorkPeriod {
 
 // Pure: measures nothing itself. If readers wait for a disk or a network, more of them keep more
 // requests in flight; if they copy, more of them use more cores. Neither is known beforehand, so
-// one more is tried, and kept while the rate grows.
+// half as many again are tried, and kept while the rate grows.
 class ReaderGrowth {
  public:
   ReaderGrowth(unsigned first, unsigned most, unsigned cores) noexcept

@@ -74,7 +74,7 @@ class Walk {
   std::uint64_t element_bytes_ = 0;
   std::uint32_t target_ = 0;
   std::uint32_t source_ = 0;
-  std::size_t kept_from_ = 0;  // pieces contain steps of this dimension and inner ones
+  std::size_t kept_from_ = 0;  // index of the outermost dimension inside a piece
   bool decoded_ = false;
   bool direct_ = false;
   bool is_transposed_ = false;

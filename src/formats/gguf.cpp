@@ -212,7 +212,7 @@ class GgufReader {
     TensorInfo tensor;
     tensor.name = cursor_.culprit;
     tensor.encoding = encoding;
-    std::ranges::reverse(dims);  // the file stores the fastest first
+    std::ranges::reverse(dims);  // the file stores the fastest-varying dimension first
     tensor.shape = Shape(std::move(dims));
     // Begin relative to the data and a size, for now: sums are safe only after check_layout().
     tensor.offset_begin = offset;

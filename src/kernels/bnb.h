@@ -57,8 +57,8 @@ void encode_bnb_nested(BnbDialect dialect, const std::byte* absmax, std::uint64_
                        float offset, float most, std::byte* data,
                        std::byte* nested_absmax) noexcept;
 
-// Decodes the scales [begin, end): `data` starts with that of scale `begin`, `nested_absmax` with
-// its block's. `map`: 256 F32.
+// Decodes the scales [begin, end): `data` starts with the code of scale `begin`, `nested_absmax`
+// with the value of the block that contains it. `map`: 256 F32.
 void decode_bnb_nested(std::uint64_t begin, std::uint64_t end, const std::byte* data,
                        const std::byte* nested_absmax, const std::byte* map, float offset,
                        std::byte* absmax) noexcept;

@@ -28,8 +28,8 @@ class ModuleTree {
  public:
   struct Node {
     std::string_view path;
-    std::vector<std::uint32_t> modules;  // nodes, in the order of their first tensor
-    std::vector<std::uint32_t> tensors;  // nodes too, those directly in here
+    std::vector<std::uint32_t> modules;  // child nodes that are modules, by their first tensor
+    std::vector<std::uint32_t> tensors;  // child nodes that are tensors of this module itself
     std::uint64_t bytes = 0;
     std::uint64_t direct_bytes = 0;     // of `tensors`
     std::uint32_t tensor = UINT32_MAX;  // index, if the node is a tensor

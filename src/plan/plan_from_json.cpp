@@ -186,7 +186,7 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
 std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOptions& options,
                                           const PlanPaths& paths) {
   OpenOptions opening = options;
-  // A caller may have allowed that when the plan was made.
+  // The plan may have been made with a raised limit of GGUF's rank, so the highest one is accepted.
   opening.gguf_rank_max = std::max(opening.gguf_rank_max, defaults::gguf_rank_most);
   if (paths.other_roots.size() >= saved.checkpoints.size()) {
     refuse_option("root", "there are more roots than checkpoints in the plan",

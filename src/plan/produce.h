@@ -22,7 +22,7 @@ namespace loadstone {
 // A source that a rule matched. The groups are views into its name.
 struct Member {
   std::uint32_t source = 0;
-  std::string_view name;  // the tensor's, or that of the quantized tensor that it is the data of
+  std::string_view name;  // the tensor's; for codes, the name of the quantized tensor
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
   bool is_numbers = false;  // used as decoded values

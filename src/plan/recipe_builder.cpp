@@ -50,7 +50,7 @@ std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t st
   const std::uint64_t extent = view.shape[dim];
   const std::uint64_t rest = start + size * step - extent;  // of the last step, beyond the end
   const bool reaches_out = start + size * step > extent;
-  if (reaches_out && rest > start) {  // whole steps do not fit: the last index alone
+  if (reaches_out && rest > start) {  // the last step would exceed the end: append it separately
     View last = view;
     if (auto misfit = slice(last, at, start + (size - 1) * step, 1)) return misfit;
     if (auto misfit = slice_steps(view, dim, start, size - 1, step)) return misfit;

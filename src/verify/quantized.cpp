@@ -218,7 +218,7 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
                                       fmt::format("{} scales that are not", counts.not_finite),
                                       "finite"));
       }
-      // A group of zeros of GPTQ's kin has the scale 0 too.
+      // Formats with groups, such as GPTQ, store the scale 0 for a group of zeros.
       const bool can_be_zero = kernel->has_zero_scales || value.decoding.group_size != 0;
       if (counts.not_positive > 0 && !can_be_zero) {
         findings.push_back(finding_of(catalog, tensor, "q.scale_value",

@@ -203,6 +203,13 @@ def unknown_word_error(
     return error
 
 
+def wrong_kind(field: str, value: object, expected: str) -> Error:
+    """Return the error for an argument whose type is not accepted."""
+    found = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    message = "the argument is of the wrong kind"
+    return new_error("plan.options", message, field=field, found=found, expected=expected)
+
+
 def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
     """Require an integer from 0 to ``most``, of Python or numpy (else ``plan.options``)."""
     try:

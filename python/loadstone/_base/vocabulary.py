@@ -14,7 +14,7 @@ PageCache = Literal["auto", "keep", "release"]
 Experts = Literal["keep", "fused", "separate"]
 Mode = Literal["exact", "modelopt-compat"]
 ModelOptMode = Literal["exact", "modelopt-compat", "modelopt-export"]
-Style = Literal["modelopt", "compressed-tensors", "gguf"]
+Style = Literal["modelopt", "compressed-tensors"]
 MergeMethod = Literal["linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"]
 
 # Bytes, or a size such as "8GiB", by device: a name, a number or a `torch.device`. The key of a

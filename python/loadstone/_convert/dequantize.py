@@ -9,10 +9,12 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import new_error
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
 from loadstone._model.tensor_memory import bytes_of
+
+_GGUF_DIALECTS = ("exact", "diffusers-compatible")  # the default first
 
 
 @names_keywords
@@ -20,7 +22,7 @@ def dequantize(
     parts: Mapping[str, torch.Tensor],
     encoding: str,
     shape: Sequence[int],
-    dtype: torch.dtype,
+    dtype: torch.dtype | str,
     dialect: str | None = None,
     *,
     block_size: int = 64,
@@ -38,7 +40,7 @@ def dequantize(
         encoding: the name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
             ``"int8"``, ``"fp8"``, ``"nvfp4"`` and the others of :func:`loadstone.quantize`.
         shape: of the result; for GGUF the last dimension must be a multiple of the block.
-        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``, or its name.
         dialect: for GGUF ``"exact"`` (the default: the bits of gguf-py's F32, rounded to nearest
             even) or ``"diffusers-compatible"`` (the F16 arithmetic of diffusers, for the formats
             that it supports). It has no effect on other encodings.
@@ -49,9 +51,9 @@ def dequantize(
         A new tensor on the CPU.
 
     Raises:
-        PlanError: the encoding is unknown (``plan.encoding``), or the bytes do not fit the shape
-            (``plan.shape``).
-        OptionError: parts, dialect or dtype are unsupported (``usage``).
+        PlanError: the encoding is unknown (``plan.encoding``), the dtype is unknown or unsupported
+            (``plan.dtype``), or the bytes do not fit the shape (``plan.shape``).
+        OptionError: parts or dialect are unsupported (``plan.options``).
         FormatError: the encoding is removed from GGUF (``gg.type``) or has no values
             (``gg.no_dequant``); a component of bitsandbytes is missing, unknown, or does not fit
             (``q.scale_missing``, ``q.scale_unused``, ``q.shape``, ``q.scale_shape``, ``q.dtype``,
@@ -59,21 +61,30 @@ def dequantize(
         AuditError: a component has no memory (``audit.on_meta``).
     """
     name = encoding.lower()
+    target_dtype = quantize.decoded_dtype(dtype)
     if name in quantize.ENCODINGS:
         dialect = _core.DIALECTS[name][0] if dialect is None else dialect
         return quantize.Quantized(
-            name, tuple(shape), dtype, parts, block_size, dialect, allow_non_finite
+            name, tuple(shape), target_dtype, parts, block_size, dialect, allow_non_finite
         ).dequantize()
-    dialect = "exact" if dialect is None else dialect
+    dialect = _GGUF_DIALECTS[0] if dialect is None else dialect
+    if dialect not in _GGUF_DIALECTS:
+        raise unknown_word_error("dialect", "dialect", dialect, _GGUF_DIALECTS)
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
         raise new_error(
-            "usage", "a GGUF encoding has one component", found=", ".join(parts), expected="data"
+            "plan.options",
+            "a GGUF encoding has one component",
+            found=", ".join(parts),
+            expected="data",
         )
     data = parts["data"].detach().cpu().contiguous()
     if data.dtype is not torch.uint8:
         raise new_error(
-            "usage", "the blocks must be bytes", found=str(data.dtype), expected="torch.uint8"
+            "plan.options",
+            "the blocks must be bytes",
+            found=str(data.dtype),
+            expected="torch.uint8",
         )
     extents = tuple(int(extent) for extent in shape)
     count = math.prod(extents)
@@ -86,6 +97,6 @@ def dequantize(
             found=str(list(extents)),
             expected=f"rows of whole blocks, {elements} values in {size} bytes",
         )
-    result = torch.empty(extents, dtype=dtype)
-    _core.decode_gguf(encoding, data.view(-1), bytes_of(result), dtype_name(dtype), dialect)
+    result = torch.empty(extents, dtype=target_dtype)
+    _core.decode_gguf(encoding, data.view(-1), bytes_of(result), dtype_name(target_dtype), dialect)
     return result

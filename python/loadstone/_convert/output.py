@@ -6,17 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, new_error, unknown_word_error
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
+from loadstone._base.vocabulary import Style
 from loadstone._files.lora import pattern_list
 
 Quantize = str | Mapping[str, str]
-STYLES = ("modelopt", "compressed-tensors")
+STYLES = get_args(Style)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from loadstone import _core
-from loadstone._base.dtypes import BLOCK_SIZES, dtype_name
+from loadstone._base.dtypes import BLOCK_SIZES, dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize_scaled
@@ -52,9 +52,30 @@ class Quantized:
         """The component tensors by name: an alias of ``parts``."""
         return self.parts
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Decode into a new tensor; ``dtype``: default that of the original tensor."""
-        return _decode(self, self.dtype if dtype is None else dtype)
+    def dequantize(self, dtype: torch.dtype | str | None = None) -> torch.Tensor:
+        """Decode into a new tensor.
+
+        Args:
+            dtype: as for :func:`loadstone.dequantize`; ``None``: that of the original tensor.
+
+        Raises:
+            FormatError, PlanError, AuditError: see :func:`loadstone.dequantize`.
+        """
+        return _decode(self, decoded_dtype(self.dtype if dtype is None else dtype))
+
+
+def decoded_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the dtype of this name, if encodings can be decoded to it; else ``plan.dtype``."""
+    target = torch_dtype(dtype_argument(dtype))
+    if target not in (torch.float32, torch.bfloat16, torch.float16):
+        raise new_error(
+            "plan.dtype",
+            "cannot decode to this dtype",
+            field="dtype",
+            found=str(dtype),
+            expected="float32, bfloat16 or float16",
+        )
+    return target
 
 
 @names_keywords
@@ -100,7 +121,7 @@ def quantize(
             ``q.shape``: int8 without rows.
         PlanError: ``plan.dtype``, ``plan.encoding``: an unsupported dtype or encoding;
             ``plan.quantize``: a shape that the encoding does not support.
-        OptionError: ``usage``: others.
+        OptionError: ``plan.options``: others.
     """
     name = encoding.lower()
     dialect = _check_options(name, block_size, nested, nested_offset, dialect)
@@ -110,7 +131,10 @@ def quantize(
         parts, first_wrong = quantize_scaled.encode(numbers, name, dialect, amax)
     elif amax is not None:
         raise new_error(
-            "usage", "amax applies only to fp8 and nvfp4", found=name, expected="fp8 or nvfp4"
+            "plan.options",
+            "amax applies only to fp8 and nvfp4",
+            found=name,
+            expected="fp8 or nvfp4",
         )
     elif name == "int8":
         parts, first_wrong = _encode_rows(numbers, dialect)
@@ -127,11 +151,6 @@ def quantize(
 
 def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     parts, encoding = quantized.parts, quantized.encoding
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        expected = "float32, bfloat16 or float16"
-        raise new_error(
-            "plan.dtype", "cannot decode to this dtype", found=str(dtype), expected=expected
-        )
     extents = tuple(int(extent) for extent in quantized.shape)
     if min(extents, default=0) < 0:
         raise new_error("q.shape", "a dimension is negative", found=str(list(extents)))
@@ -219,9 +238,11 @@ def _check_options(
             "q.group_size", "no such block size", found=str(block_size), expected=expected
         )
     if nested and encoding not in ("nf4", "fp4"):
-        raise new_error("usage", f"{encoding} has no nested statistics")
+        raise new_error("plan.options", f"{encoding} has no nested statistics")
     if nested_offset is not None and not nested:
-        raise new_error("usage", "nested_offset requires nested=True", expected="nested=True")
+        raise new_error(
+            "plan.options", "nested_offset requires nested=True", expected="nested=True"
+        )
     if nested_offset is not None and not math.isfinite(nested_offset):
         raise new_error("q.nan", "the offset is not finite", found=str(float(nested_offset)))
     return dialect
@@ -232,15 +253,15 @@ def _choose_dialect(encoding: str, dialect: str | None) -> str:
     if dialect is None:
         return dialects[0]
     if dialect not in dialects:
-        raise unknown_word_error("dialect", "dialect", dialect, dialects, "usage")
+        raise unknown_word_error("dialect", "dialect", dialect, dialects)
     return dialect
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise new_error("usage", "the tensor must be on the CPU", found=str(tensor.device))
+        raise new_error("plan.options", "the tensor must be on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:
-        raise new_error("usage", "the tensor must be dense", found=str(tensor.layout))
+        raise new_error("plan.options", "the tensor must be dense", found=str(tensor.layout))
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise new_error(

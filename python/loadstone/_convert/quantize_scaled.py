@@ -113,7 +113,7 @@ def _check_magnitudes(
     if encoding not in WHOLE:
         expected = " or ".join(WHOLE)
         raise new_error(
-            "usage", "amax applies only to fp8 and nvfp4", found=encoding, expected=expected
+            "plan.options", "amax applies only to fp8 and nvfp4", found=encoding, expected=expected
         )
     stack = math.prod(shape[:-2])
     values = torch.as_tensor(amax, dtype=torch.float32).reshape(-1).tolist()
@@ -122,11 +122,17 @@ def _check_magnitudes(
     if len(values) != stack:
         expected = f"one, or one for each of {stack} matrices"
         raise new_error(
-            "usage", "the number of amax values is wrong", found=str(len(values)), expected=expected
+            "plan.options",
+            "the number of amax values is wrong",
+            found=str(len(values)),
+            expected=expected,
         )
     for value in values:
         if not math.isfinite(value) or value < 0:
             raise new_error(
-                "usage", "an amax value is invalid", found=str(value), expected="finite, from 0 on"
+                "plan.options",
+                "an amax value is invalid",
+                found=str(value),
+                expected="finite, from 0 on",
             )
     return [float(value) for value in values]

@@ -21,7 +21,7 @@ from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
-from loadstone._model.modules import saved_path
+from loadstone._model.modules import require_module, saved_path
 from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
@@ -225,8 +225,10 @@ def audit(
             memory of every tensor and compares it, which detects overwrites of any kind.
 
     Raises:
-        OptionError: ``plan.options``: ``receipt=True``, but the load made no receipt.
+        OptionError: ``plan.options``: ``model`` is not a module; or ``receipt=True``, but the load
+            made no receipt.
     """
+    require_module(model)
     if isinstance(receipt, bool):
         receipt = _own_receipt(model, report) if receipt else None
     elif receipt is not None and not isinstance(receipt, Receipt):

@@ -21,6 +21,7 @@ from loadstone._execute.report import Report
 from loadstone._files.catalog import CheckpointPath
 from loadstone._files.lora import Weighted
 from loadstone._model.model_lock import model_lock
+from loadstone._model.modules import require_module
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.rules import Rules
@@ -75,6 +76,7 @@ def load(
     Thread safety: loads into one model wait for each other.
     """
     keywords = dict(locals())
+    require_module(model)
     execution = {name: keywords.pop(name) for name in _EXECUTE_OPTIONS}
     with model_lock(model), session(read_once):
         checked = plan(**keywords)

@@ -26,6 +26,7 @@ from loadstone._files import remote
 from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.lora import Weighted, open_adapters
 from loadstone._model.model_lock import model_lock
+from loadstone._model.modules import require_module
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.library_recipes import trace
 from loadstone._plan.placement import Device, DeviceMap
@@ -142,6 +143,7 @@ class Plan:
             target_model = self._model()
         if target_model is None:
             raise new_error("plan.options", "this plan has no model: pass model=", field="model")
+        require_module(target_model)
         in_place = True if into is not None else None
         report = execute.execute_plan(self._planned, target_model, options, in_place=in_place)
         warn_of_replaced(target_model)
@@ -359,6 +361,8 @@ def _planned(
     allow_links: bool,
     **options: Any,
 ) -> PlannedLoad:
+    if not isinstance(model, str | os.PathLike):
+        require_module(model)
     if strict is not None:
         if options["missing"] != "error" or options["unexpected"] != "warn":
             message = "strict replaces missing and unexpected: pass strict, or the other two"

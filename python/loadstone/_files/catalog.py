@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import FormatError, new_error
+from loadstone._base.errors import FormatError, new_error, wrong_kind
 from loadstone._base.keywords import names_keywords
 from loadstone._files import hub, remote
 
@@ -153,6 +153,7 @@ def inspect(
         FormatError: a rule of the format is broken; the error names file, tensor, offset, found and
             expected.
         LoadError: the path does not exist or cannot be read.
+        OptionError: ``plan.options``: the argument is not a path.
     """
     if isinstance(path, Mapping):
         message = (
@@ -160,10 +161,18 @@ def inspect(
         )
         raise new_error("plan.options", message, field="checkpoint", found=type(path).__name__)
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
-    names = [hub.resolve_hub_id(os.fsdecode(name)) for name in paths]
+    if not isinstance(paths, Iterable):
+        raise wrong_kind("checkpoint", path, "a path, or a sequence of paths")
+    names = [hub.resolve_hub_id(_path_text(name)) for name in paths]
     core = _core.open_checkpoint(names, allow_links, gguf_rank_max, remote.storage())
     absolute = [remote.absolute(name) for name in names]
     return Catalog(core, (absolute, allow_links, gguf_rank_max))
+
+
+def _path_text(path: Any) -> str:
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise wrong_kind("checkpoint", path, "a path")
+    return os.fsdecode(path)
 
 
 def open_catalog(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:

@@ -48,6 +48,7 @@ class safe_open:  # noqa: N801
         framework: ``"pt"`` or ``"numpy"``, or any other safetensors name for these.
         device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
+        allow_links: see :func:`loadstone.inspect`.
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
@@ -62,6 +63,7 @@ class safe_open:  # noqa: N801
         device: torch.device | str | int = "cpu",
         *,
         backend: str = "mmap",
+        allow_links: bool = False,
     ) -> None:
         if framework not in _FRAMEWORKS:
             raise unknown_word_error("framework", "framework", framework, _FRAMEWORKS)
@@ -75,7 +77,8 @@ class safe_open:  # noqa: N801
                 field="device",
                 found=str(device),
             )
-        self._reader: TensorReader | None = TensorReader(inspect(filename), decodes=False)
+        catalog = inspect(filename, allow_links=allow_links)
+        self._reader: TensorReader | None = TensorReader(catalog, decodes=False)
 
     def keys(self) -> list[str]:
         """Return the names, in alphabetical order."""

@@ -53,7 +53,7 @@ def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
     reason = str(error).partition("\n")[0]
-    message = "the device has not enough memory for this tensor"
+    message = "the device does not have enough memory for this tensor"
     raise new_error("memory.device", message, tensor=name, field=device, found=reason) from error
 
 

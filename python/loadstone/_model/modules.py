@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loadstone._base.errors import wrong_kind
+from loadstone._base.lazy_torch import torch
 from loadstone._base.names import parent_name
 
 # The attribute in which torch's activation checkpointing wraps a module. That wrapper class leaves
 # it out of state-dict names; other classes keep it.
 _WRAPPED = "_checkpoint_wrapped_module"
 _WRAPPER = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
+
+
+def require_module(model: Any) -> None:
+    """Require a module as ``model`` (else ``plan.options``)."""
+    if not isinstance(model, torch.nn.Module):
+        raise wrong_kind("model", model, "a torch.nn.Module")
 
 
 def is_left_out(module: Any, name: str) -> bool:

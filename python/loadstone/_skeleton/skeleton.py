@@ -19,7 +19,7 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import new_error
 from loadstone._base.text import write_text
 from loadstone._model.model_lock import slots_of
-from loadstone._model.modules import named_modules
+from loadstone._model.modules import named_modules, require_module
 from loadstone._model.ranks import LocalShard
 from loadstone._model.tensor_memory import storage_key
 from loadstone._model.walk import walk
@@ -184,8 +184,10 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
             tensors that the model's state dict lacks and that keep their values are left out.
 
     Raises:
+        OptionError: ``plan.options``: ``model`` is not a module.
         PlanError: ``plan.tensor_class``: a parameter or buffer is of an unknown tensor subclass.
     """
+    require_module(model)
     slots = [slot for slot in walk(model) if not slot.may_be_kept]
     for slot in slots:
         if slot.obstacle:

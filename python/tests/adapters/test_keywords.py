@@ -150,6 +150,24 @@ def test_other_functions_suggest_the_nearest_keyword(name: str) -> None:
     assert right in inspect.signature(function).parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "misspelled", "right"),
+    [
+        ("load_file", "bakend", "backend"),
+        ("load", "dtaa", "data"),
+        ("save", "metdata", "metadata"),
+        ("save_file", "metdata", "metadata"),
+        ("save_model", "force_contigous", "force_contiguous"),
+        ("load_model", "strcit", "strict"),
+    ],
+)
+def test_functions_of_torch_suggest_the_nearest_keyword(
+    name: str, misspelled: str, right: str
+) -> None:
+    with pytest.raises(TypeError, match=f"argument '{misspelled}'; did you mean '{right}'"):
+        getattr(loadstone.torch, name)(**{misspelled: None})
+
+
 def test_keywords_of_configs_and_unlike_ones_are_the_library_s(llama: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 

@@ -94,7 +94,7 @@ def test_quiet_shows_no_progress(command, big):
     ("target", "more", "hint"),
     [
         ("out", [], "begun with --resume, a conversion keeps its finished shards"),
-        ("out", ["--resume"], "the same command goes on with the others"),
+        ("out", ["--resume"], "the same command continues with the others"),
         ("out.safetensors", [], "nothing is left of the output"),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import loadstone
 from loadstone import _core
@@ -57,13 +59,63 @@ LIBRARIES = {
 def test_words_are_those_of_the_command(run, subcommand: str, option: str, words: Any) -> None:
     text = run(subcommand, "--help", status=0).stdout
     (listed,) = re.findall(rf"^ +{option} \S+?:\{{(.*?)\}}", text, re.MULTILINE)
-    assert set(listed.split(",")) == set(get_args(words))
+    # The command also takes "gguf", the style of every GGUF file.
+    known = {*listed.split(",")} - ({"gguf"} if words is vocabulary.Style else set())
+    assert known == set(get_args(words))
 
 
 def test_words_are_those_of_the_core() -> None:
     policies = {*_core.MISSING_POLICIES, "initialize"}
     assert set(get_args(vocabulary.MissingPolicy)) == policies
     assert set(get_args(vocabulary.ModelOptMode)) == set(_core.DIALECTS["fp8"])
+
+
+def file_of_one_tensor(folder: Path) -> Path:
+    save_file({"weight": torch.ones(2, 2)}, folder / "in.safetensors")
+    return folder / "in.safetensors"
+
+
+def convert(folder: Path, **options: Any) -> None:
+    loadstone.convert(file_of_one_tensor(folder), folder / "out.safetensors", **options)
+
+
+def merge(folder: Path, **options: Any) -> None:
+    loadstone.merge(file_of_one_tensor(folder), folder / "out.safetensors", **options)
+
+
+def plan(folder: Path, **options: Any) -> None:
+    loadstone.plan(torch.nn.Linear(2, 2, bias=False), file_of_one_tensor(folder), **options)
+
+
+# A function, its keyword and the type of that.
+ACCEPTED = [
+    (plan, "missing", vocabulary.MissingPolicy),
+    (plan, "unexpected", vocabulary.Unexpected),
+    (plan, "tie", vocabulary.Tie),
+    (convert, "unexpected", vocabulary.Unexpected),
+    (convert, "receipt", vocabulary.ReceiptDigest),
+    (convert, "page_cache", vocabulary.PageCache),
+    (convert, "experts", vocabulary.Experts),
+    (convert, "style", vocabulary.Style),
+    (convert, "mode", vocabulary.Mode),
+    (merge, "method", vocabulary.MergeMethod),
+    (merge, "tie", vocabulary.Tie),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "words"),
+    ACCEPTED,
+    ids=[f"{function.__name__}-{keyword}" for function, keyword, _ in ACCEPTED],
+)
+def test_words_are_those_that_the_function_accepts(
+    tmp_path: Path, function: Callable[..., None], keyword: str, words: Any
+) -> None:
+    with pytest.raises(loadstone.OptionError) as caught:
+        function(tmp_path, **{keyword: "nonsense"})
+    assert caught.value.field == keyword
+    (listed,) = re.findall(r"expected (.*?)(?: \[|$)", str(caught.value))
+    assert {*re.split(", | or ", listed)} == {*get_args(words)} - {"initialize"}
 
 
 def assert_types(function: Callable[..., Any], types: dict[str, str]) -> None:

@@ -301,14 +301,14 @@ def test_a_number_too_large_for_int8_is_named() -> None:
         ({"block_size": 48}, "q.group_size"),
         ({"block_size": 0}, "q.group_size"),
         ({"block_size": 8192}, "q.group_size"),
-        ({"dialect": "exact"}, "usage"),
-        ({"encoding": "int8", "nested": True}, "usage"),
-        ({"nested_offset": 0.5}, "usage"),
+        ({"dialect": "exact"}, "plan.options"),
+        ({"encoding": "int8", "nested": True}, "plan.options"),
+        ({"nested_offset": 0.5}, "plan.options"),
         ({"nested": True, "nested_offset": float("nan")}, "q.nan"),
         ({"tensor": torch.zeros(4, 4, dtype=torch.float64)}, "plan.dtype"),
         ({"tensor": torch.zeros(4, 4, dtype=torch.uint8)}, "plan.dtype"),
-        ({"tensor": torch.zeros(4, 4, device="meta")}, "usage"),
-        ({"tensor": torch.zeros(4, 4).to_sparse()}, "usage"),
+        ({"tensor": torch.zeros(4, 4, device="meta")}, "plan.options"),
+        ({"tensor": torch.zeros(4, 4).to_sparse()}, "plan.options"),
         ({"tensor": torch.zeros(4), "encoding": "int8"}, "q.shape"),
         (
             {"tensor": torch.full((64,), torch.inf), "nested": True, "allow_non_finite": True},
@@ -410,8 +410,10 @@ def test_a_shape_that_lies_costs_no_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"dialect": "exact"}, "usage"),
+        ({"dialect": "exact"}, "plan.options"),
         ({"dtype": torch.float64}, "plan.dtype"),
+        ({"dtype": "float64"}, "plan.dtype"),
+        ({"dtype": "bf17"}, "plan.dtype"),
         ({"block_size": 48}, "q.group_size"),
         ({"block_size": 32}, "q.scale_shape"),
     ],
@@ -455,3 +457,14 @@ def test_the_kernels_take_no_buffer_of_another_size() -> None:
             bnb.decode_nested(given[1], given[2], octets(1024), 0.5, given[0])
     with pytest.raises(loadstone.Error, match="usage"):
         bnb.decode_nested(octets(300), octets(8), octets(1020), 0.5, octets(1200))
+
+
+def test_a_dtype_may_be_a_name() -> None:
+    unit = loadstone.quantize(torch.ones(2, 64), "nf4")
+    for name in ("bfloat16", "BF16"):
+        assert torch.equal(unit.dequantize(name), unit.dequantize(torch.bfloat16))
+        found = loadstone.dequantize(unit.parts, "nf4", (2, 64), name)
+        assert found.dtype is torch.bfloat16
+    with pytest.raises(loadstone.PlanError) as caught:
+        unit.dequantize("int8")
+    assert caught.value.code == "plan.dtype" and caught.value.found == "int8"

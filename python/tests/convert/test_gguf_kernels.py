@@ -159,7 +159,9 @@ def test_dequantize_gives_a_tensor(dtype: torch.dtype) -> None:
     rows = quants.quantize(values, GGMLQuantizationType.Q8_0)
     data = torch.from_numpy(rows)
     expected = torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType.Q8_0)).to(dtype)
-    assert torch.equal(loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], dtype), expected)
+    for asked in (dtype, str(dtype).removeprefix("torch.")):
+        found = loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], asked)
+        assert torch.equal(found, expected) and found.dtype is dtype
     # Not contiguous, and in a different shape: only the blocks count.
     apart = torch.stack([data, data])[:, :, :].transpose(0, 1)[:, 0]
     flat = {"data": apart.reshape(-1)}
@@ -184,14 +186,16 @@ def test_dequantize_in_the_arithmetic_of_diffusers() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"parts": {"weight": torch.zeros(18, dtype=torch.uint8)}}, "usage"),
-        ({"parts": {"data": torch.zeros(18)}}, "usage"),
+        ({"parts": {"weight": torch.zeros(18, dtype=torch.uint8)}}, "plan.options"),
+        ({"parts": {"data": torch.zeros(18)}}, "plan.options"),
         ({"parts": {"data": torch.zeros(17, dtype=torch.uint8)}}, "plan.shape"),
         ({"shape": [2, 16]}, "plan.shape"),
         ({"shape": [64]}, "plan.shape"),
         ({"shape": [-1, -32]}, "plan.shape"),
-        ({"dtype": torch.float64}, "plan.encoding"),
-        ({"dialect": "bnb-cpu"}, "usage"),
+        ({"dtype": torch.float64}, "plan.dtype"),
+        ({"dtype": "float64"}, "plan.dtype"),
+        ({"dtype": "bf17"}, "plan.dtype"),
+        ({"dialect": "bnb-cpu"}, "plan.options"),
         ({"encoding": "tq2_0", "dialect": "diffusers-compatible", "shape": [256]}, "plan.encoding"),
     ],
 )

@@ -291,11 +291,11 @@ def test_amax_is_checked() -> None:
     for amax in (math.nan, math.inf, -1.0, [1.0, 2.0]):
         with pytest.raises(loadstone.Error) as caught:
             loadstone.quantize(normal(), "nvfp4", amax=amax)
-        assert caught.value.code == "usage"
+        assert caught.value.code == "plan.options"
     for encoding in ("mxfp8", "nf4"):
         with pytest.raises(loadstone.Error) as caught:
             loadstone.quantize(normal(), encoding, amax=1.0)
-        assert caught.value.code == "usage"
+        assert caught.value.code == "plan.options"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -378,7 +378,7 @@ def test_what_is_no_weight_is_refused_by_name() -> None:
         assert str(dtype) in str(caught.value)
     with pytest.raises(loadstone.Error) as caught:
         loadstone.quantize(normal(), "nvfp4", dialect="modelopt-export")
-    assert caught.value.code == "usage"
+    assert caught.value.code == "plan.options"
 
 
 def test_parts_are_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str, type[Exception]]] = {
     "no tensor": (lambda: {"w": 1}, "save.tensor", "int", ValueError),
     "no name": (lambda: {1: torch.ones(2)}, "save.tensor", "1", ValueError),
     "half a letter": (lambda: {"\ud800": torch.ones(2)}, "save.tensor", "UTF-8", ValueError),
-    "kept name": (lambda: {"__metadata__": torch.ones(2)}, "save.tensor", "keeps", ValueError),
+    "kept name": (lambda: {"__metadata__": torch.ones(2)}, "save.tensor", "reserved", ValueError),
     "dtype": (
         lambda: {"w": torch.ones(2, dtype=torch.complex128)}, "save.tensor", "complex128",
         ValueError,
@@ -242,6 +243,22 @@ def test_none_of_the_shared_is_all() -> None:
     model.register_buffer("b", whole[2:])
     with pytest.raises(RuntimeError, match="a, b"):
         ours.save_model(model, "nowhere")
+
+
+def test_links_out_of_the_folder_are_followed_on_request(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ours.save_file({"w": torch.ones(3)}, tmp_path / "real")
+    (folder / "part.safetensors").symlink_to(tmp_path / "real")
+    index = {"weight_map": {"w": "part.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for read in (ours.load_file, loadstone.safe_open):
+        with pytest.raises(loadstone.FormatError) as caught:
+            read(folder)
+        assert caught.value.code == "ix.path_escape"
+    assert same(ours.load_file(folder, allow_links=True)["w"], torch.ones(3))
+    with loadstone.safe_open(folder, allow_links=True) as file:
+        assert same(file.get_tensor("w"), torch.ones(3))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])

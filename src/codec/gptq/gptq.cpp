@@ -194,8 +194,8 @@ class Recogniser {
     return true;
   }
 
-  // Zero points of symmetric codes are all equal, and determine the version. A stored one of all
-  // ones means 0 to some readers of the first version, and is beyond the codes for others.
+  // In symmetric models all zero points are equal, and determine the version. Some readers of
+  // version 1 take a stored zero point of all ones for 0, others for 2^bits, which no code reaches.
   bool check_zeros() {
     const std::uint32_t half = 1u << (bits_ - 1);
     const std::string name = table_[module_.zeros].name;

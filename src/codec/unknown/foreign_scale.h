@@ -9,8 +9,8 @@
 
 namespace loadstone {
 
-// Recognises codes of no known codec by a name of a scale or zero point next to them: those of MLX,
-// HQQ, TensorRT-LLM, ModelOpt's quantizers and others. nullopt: plain values.
+// Recognises codes in formats without a codec (MLX, HQQ, TensorRT-LLM, ModelOpt's quantizers ...),
+// by the name of a scale or zero point next to them. nullopt: plain values.
 [[nodiscard]] std::optional<QuantizedTensor> unknown_codes(const TensorTable& table,
                                                            std::uint32_t data);
 

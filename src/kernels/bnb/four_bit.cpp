@@ -271,7 +271,7 @@ HWY_INLINE std::uint64_t look_up_halves(const BlockTable<target>& table, const s
 #endif
 }
 
-// For 32-bit values, if a vector fits at least half of the table.
+// Looks up 32-bit values, with vectors that fit at least 8 of the 16 table entries.
 HWY_INLINE std::uint64_t look_up_singles(const BlockTable<Dtype::f32>& table, const std::byte* from,
                                          std::uint64_t count, std::byte* to) {
 #if HWY_MAX_BYTES == 32 || HWY_MAX_BYTES == 64

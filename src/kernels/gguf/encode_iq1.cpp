@@ -217,7 +217,7 @@ constexpr int choice_of(std::size_t first, std::size_t second, int shifts) {
   return static_cast<int>(first | second << 8) | shifts << 16;
 }
 
-// One shift for all of the run.
+// Tries all splits of the 32 sorted values, with the same shift for the whole run.
 HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& weights,
                             const LaneWords<32>& ranks, std::size_t lane, VF& scale, VI& chosen) {
   constexpr std::size_t run = 32;

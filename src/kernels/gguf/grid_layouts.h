@@ -37,7 +37,7 @@ struct GridCodes {
   alignas(64) LaneWords<groups> indices;
 };
 
-// ---- what formats differ in
+// ---- Constants of each format; GridFormat has the defaults
 
 struct GridFormat {
   static constexpr std::size_t elements = 256;

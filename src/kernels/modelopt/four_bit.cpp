@@ -78,7 +78,7 @@ void Decode(FourBit type, float scale, const std::byte* from, std::uint64_t begi
       target, [&]<Dtype dtype>() { return decode_run<dtype>(type, scale, from, begin, end, to); });
 }
 
-// `count` bytes of two rows.
+// Decodes `count` packed bytes of two rows: low halves go to `first`, high halves to `second`.
 template <Dtype target>
 void decode_two_rows(float upper, float lower, const std::byte* from, std::uint64_t count,
                      std::byte* first, std::byte* second) {

@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// Sets the sign for values that are not above 0, including both zeros.
+// Returns E2M1 codes. The sign bit is set for every value that is not above 0, including +0.
 HWY_INLINE V codes_of(VF values) {
   const auto is_positive = hn::RebindMask(U32(), hn::Gt(values, hn::Zero(F32())));
   const V sign = hn::IfThenElse(is_positive, all(0), all(8));

@@ -407,7 +407,7 @@ void decode_tiles(const Decoded& cut, Dtype target) {
             });
 }
 
-// Blocks of rows, the last of which may be short.
+// Calls each(begin, size, matrix) for the blocks of each row; the last block of a row may be short.
 template <class Each>
 void by_row_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                    std::uint64_t block, Each each) {

@@ -42,6 +42,8 @@ def dispatch_model(
     The hooks are accelerate's own. They find values on disk through ``offload_dir``, which may be
     the offload folder of :func:`loadstone.load`.
 
+    Arguments: see accelerate's function.
+
     Returns:
         The same model, with hooks.
 

@@ -74,6 +74,8 @@ def load_checkpoint_in_model(
             ``strict``), or one that :func:`loadstone.plan` lists.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
+    Other arguments: see accelerate's function.
+
     Raises:
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
@@ -147,6 +149,8 @@ def load_checkpoint_and_dispatch(
         device_map: also ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or ``"sequential"``, from
             which accelerate computes one.
         max_memory: for these: bytes, or a size such as ``"6GiB"``, by device.
+
+    Other arguments: see :func:`load_checkpoint_in_model` and accelerate's function.
 
     Returns:
         The same model, with hooks if a device map is given.

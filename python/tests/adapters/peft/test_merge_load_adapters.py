@@ -109,12 +109,20 @@ def test_diffusers(tmp_path: Path, single_file: bool) -> None:
     (tmp_path / "adapter").mkdir()
     save_file(adapter, tmp_path / "adapter" / "pytorch_lora_weights.safetensors")
     lora = {tmp_path / "adapter": 0.5}
-    if single_file:
+
+    def load(tie: Any) -> Any:
+        if not single_file:
+            folder = tmp_path / "base"
+            return loadstone.diffusers.from_pretrained(case.cls, folder, lora=lora, tie=tie)
         path = str(tmp_path / "single.safetensors")
-        model = loadstone.diffusers.from_single_file(case.cls, path, config=config, lora=lora)
-    else:
-        model = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "base", lora=lora)
-    assert_close(model, expected, changed=3)
+        return loadstone.diffusers.from_single_file(
+            case.cls, path, config=config, lora=lora, tie=tie
+        )
+
+    assert_close(load("keep"), expected, changed=3)
+    with pytest.raises(loadstone.OptionError) as caught:
+        load("nonsense")
+    assert caught.value.field == "tie"
 
 
 # Module names in a single file, keyed by the model's name in that layout.

@@ -1,0 +1,53 @@
+"""Arguments of a wrong kind are errors that name the argument, its kind and the accepted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import loadstone
+
+MODULE = "a torch.nn.Module"
+CALLS: dict[str, tuple[Callable[[Any, Path], object], str]] = {
+    "audit": (lambda value, _: loadstone.audit(value), MODULE),
+    "plan": (lambda value, file: loadstone.plan(value, file), MODULE),
+    "load": (lambda value, file: loadstone.load(value, file), MODULE),
+    "save_skeleton": (lambda value, file: loadstone.save_skeleton(value, file), MODULE),
+    "execute": (lambda value, file: planned(file).execute(model=value), MODULE),
+    "inspect": (lambda value, _: loadstone.inspect(value), "a path, or a sequence of paths"),
+    "load_file": (lambda value, _: loadstone.load_file(value), "a path, or a sequence of paths"),
+    "parts": (lambda value, file: loadstone.inspect([file, value]), "a path"),
+}
+
+
+def planned(file: Path) -> loadstone.Plan:
+    return loadstone.plan(torch.nn.Linear(2, 2, bias=False), file)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_kind_is_named(tmp_path: Path, name: str) -> None:
+    call, expected = CALLS[name]
+    file = tmp_path / "in.safetensors"
+    save_file({"weight": torch.ones(2, 2)}, file)
+    field = "model" if expected == MODULE else "checkpoint"
+    with pytest.raises(loadstone.OptionError) as caught:
+        call(3, file)
+    assert caught.value.code == "plan.options"
+    assert str(caught.value) == (
+        f"{field}: the argument is of the wrong kind; found int; expected {expected} [plan.options]"
+    )
+
+
+def test_a_model_may_be_a_skeleton_and_a_checkpoint_any_iterable(tmp_path: Path) -> None:
+    file = tmp_path / "in.safetensors"
+    save_file({"weight": torch.ones(2, 2)}, file)
+    model = torch.nn.Linear(2, 2, bias=False)
+    loadstone.save_skeleton(model, tmp_path / "skeleton.json")
+    assert loadstone.plan(tmp_path / "skeleton.json", file).ok
+    assert loadstone.load(model, (path for path in [file])).provenance.keys() == {"weight"}
+    assert loadstone.audit(model).ok
