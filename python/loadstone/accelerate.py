@@ -25,7 +25,7 @@ from loadstone._adapters.accelerate.loading import (
     load_checkpoint_in_model,
 )
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 __all__ = ["dispatch_model", "load_checkpoint_and_dispatch", "load_checkpoint_in_model"]
 
@@ -56,7 +56,7 @@ def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         for argument in kwargs:
             if argument not in known:
-                raise make(
+                raise new_error(
                     "plan.options",
                     f"this argument of accelerate {accelerate.__version__} is not supported",
                     field=argument,

@@ -19,7 +19,7 @@ from loadstone._adapters.bitsandbytes.parameters import Int8Params as Int8Params
 from loadstone._adapters.bitsandbytes.parameters import Params4bit as Params4bit
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.patch import Hooks
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 __all__ = ["QuantizedWeight", "heal"]
 
@@ -56,7 +56,7 @@ def heal(model: _Model) -> _Model:
 def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     components = getattr(pipeline, "components", None)
     if not isinstance(components, dict):
-        raise make(
+        raise new_error(
             "plan.options",
             "the model must be a torch.nn.Module or a pipeline",
             field="model",

@@ -19,7 +19,7 @@ import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie
@@ -154,7 +154,7 @@ def trace(
 
     if not isinstance(model, diffusers.ModelMixin):
         name = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make(
+        raise new_error(
             "plan.options",
             "rules='diffusers' requires a model of diffusers",
             field="rules",
@@ -178,14 +178,14 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.transformers import hooks as encoders
 
     if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
-        own = inspect.signature(globals()[function]).parameters
+        accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
-        refuse_misspelled(kwargs, own, (*library, cls), fields=fields)
+        refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
-        raise make("plan.options", message, field="lora", found=cls.__name__)
+        raise new_error("plan.options", message, field="lora", found=cls.__name__)
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt
     )

@@ -20,7 +20,7 @@ from loadstone._adapters.llama_cpp.metadata import MetadataEntry as MetadataEntr
 from loadstone._adapters.llama_cpp.model_folder import is_model_folder
 from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
 from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import inspect
 
 __all__ = ["GgufTraced", "MetadataEntry", "save_recipes", "trace"]
@@ -68,7 +68,7 @@ def trace(
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):
         message = "llama.cpp's converter requires a folder with a language model's config.json"
-        raise make("plan.options", message, path=str(folder), field="model_folder")
+        raise new_error("plan.options", message, path=str(folder), field="model_folder")
     entered = converter_at(converter)
     if not trust_code:
         require_no_code(folder)

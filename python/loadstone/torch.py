@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert.save import Serialized
 from loadstone._convert.shared_storages import find_duplicates
@@ -150,13 +150,13 @@ def load_model(
             ``plan.unexpected``); a tensor on meta in any case (``plan.no_value``).
         RuntimeError: shapes differ, see ``torch.nn.Module.load_state_dict``.
     """
-    own = model.state_dict()
-    for name, tensor in own.items():
+    current_state = model.state_dict()
+    for name, tensor in current_state.items():
         if tensor.is_meta:
             message = "the tensor is on meta and cannot be copied into; use loadstone.load()"
-            raise make("plan.no_value", message, tensor=name)
+            raise new_error("plan.no_value", message, tensor=name)
     tensors = load_file(filename, device, backend=backend)
-    removed = [name for names in find_duplicates(own, tensors).values() for name in names]
+    removed = [name for names in find_duplicates(current_state, tensors).values() for name in names]
     result = model.load_state_dict(tensors, strict=False)
     missing = [name for name in result.missing_keys if name not in removed]
     unexpected = list(result.unexpected_keys)
@@ -169,5 +169,5 @@ def load_model(
                 lines.append(f"    {kind} key(s) in state_dict: {listed}")
         code = "plan.missing" if missing else "plan.unexpected"
         message = f"Error(s) in loading state_dict for {type(model).__name__}:"
-        raise make(code, message, lines, path=os.fsdecode(filename))
+        raise new_error(code, message, lines, path=os.fsdecode(filename))
     return missing, unexpected

@@ -18,7 +18,7 @@ import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import Missing, ReceiptDigest, Tie
 from loadstone._files.catalog import Catalog
@@ -122,7 +122,7 @@ def trace(
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make(
+        raise new_error(
             "plan.options",
             "rules='transformers' requires a model of transformers",
             field="rules",

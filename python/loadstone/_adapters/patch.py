@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._adapters.sites import LIBRARIES, is_known
-from loadstone._base.errors import make, unknown
+from loadstone._adapters.sites import LIBRARIES, is_supported_or_warn
+from loadstone._base.errors import new_error, unknown_word_error
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -267,7 +267,7 @@ def with_hooks(library: str) -> Callable[..., Any]:
     """Return a replacement that calls the original with the hooks of another library, if usable."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if importlib.util.find_spec(library) is None or not is_known(library):
+        if importlib.util.find_spec(library) is None or not is_supported_or_warn(library):
             return original(*args, **kwargs)
         with hooked(patches_for([library])[0]):
             return original(*args, **kwargs)
@@ -362,20 +362,20 @@ def patches_for(libraries: Iterable[str]) -> list[Hooks]:
         raise _refusal("no library is given", "")
     for name in names:
         if name not in LIBRARIES:
-            raise unknown("patch", "library", name, LIBRARIES)
+            raise unknown_word_error("patch", "library", name, LIBRARIES)
         if importlib.util.find_spec(name) is None:
             raise _refusal("this library is not installed", name)
-    supported = list(filter(is_known, names))
+    supported = list(filter(is_supported_or_warn, names))
     with _lock:
-        return [_patches_for(name) for name in supported]
+        return [_library_hooks(name) for name in supported]
 
 
 @functools.cache
-def _patches_for(name: str) -> Hooks:
+def _library_hooks(name: str) -> Hooks:
     hooks: Hooks = importlib.import_module(f"loadstone.{name}").patches()
     return hooks
 
 
 def _refusal(message: str, name: str) -> Exception:
     expected = ", ".join(LIBRARIES)
-    return make("plan.options", message, field="patch", found=repr(name), expected=expected)
+    return new_error("plan.options", message, field="patch", found=repr(name), expected=expected)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.lazy_torch import torch
 
 # Elements per scale in nf4 and fp4.
@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
     try:
         return _by_name()[name]
     except KeyError:
-        raise make("plan.dtype", "torch does not have this dtype", found=name) from None
+        raise new_error("plan.dtype", "torch does not have this dtype", found=name) from None
 
 
 def element_dtype(name: str) -> torch.dtype:
@@ -69,7 +69,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     try:
         return _by_dtype()[dtype]
     except KeyError:
-        raise make(
+        raise new_error(
             "plan.dtype", "no checkpoint format supports this dtype", found=str(dtype)
         ) from None
 
@@ -78,7 +78,7 @@ def dtype_argument(dtype: object) -> str:
     """Return the safetensors name for ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``."""
     name = _core.parse_dtype(str(dtype))
     if name is None or not is_dtype(name):
-        raise make("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")
+        raise new_error("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")
     return name
 
 

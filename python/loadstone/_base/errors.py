@@ -181,7 +181,7 @@ def from_core(
     return error_class(code)(text, code, message, path, tensor, *rest)
 
 
-def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Error:
+def new_error(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Error:
     """Make an error in the core's format; ``lines`` are printed below the message."""
     parts = (where.get(key) for key in ("path", "tensor", "field"))
     head = "".join(f"{printable(part)}: " for part in parts if part and f"'{part}'" not in message)
@@ -193,12 +193,12 @@ def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Er
     return error_class(code)(f"{head}{body}{tail} [{code}]", code, message, **where)
 
 
-def unknown(
+def unknown_word_error(
     field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
 ) -> Error:
     """Return an error that names the nearest known word; ``what`` is its kind: ``"library"``."""
     words = list(known)
-    error = make(code, _core.unknown_word(what, str(word), words), field=field)
+    error = new_error(code, _core.unknown_word(what, str(word), words), field=field)
     error.found, error.expected = _public(str(word)), ", ".join(words)
     return error
 
@@ -207,7 +207,7 @@ def wrong_kind(field: str, value: object, expected: str) -> Error:
     """Return the error for an argument whose type is not accepted."""
     found = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     message = "the argument is of the wrong kind"
-    return make("plan.options", message, field=field, found=found, expected=expected)
+    return new_error("plan.options", message, field=field, found=found, expected=expected)
 
 
 def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
@@ -218,7 +218,7 @@ def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
         count = -1
     if 0 <= count <= most:
         return count
-    raise make(
+    raise new_error(
         "plan.options",
         "expected an integer in range",
         field=field,
@@ -233,11 +233,11 @@ def counted(count: int, one: str, several: str) -> str:
 
 def listed(
     items: Sequence[Any],
-    most: int = 8,
-    shown: Callable[[Any], str] = str,
-    by: str = ", ",
+    limit: int = 8,
+    format_item: Callable[[Any], str] = str,
+    separator: str = ", ",
     more: str = " and {} more",
 ) -> str:
-    """Join the first ``most`` items, and count the others: ``"a, b and 3 more"``."""
-    left = len(items) - most
-    return by.join(map(shown, items[:most])) + (more.format(left) if left > 0 else "")
+    """Join the first ``limit`` items, and count the others: ``"a, b and 3 more"``."""
+    left = len(items) - limit
+    return separator.join(map(format_item, items[:limit])) + (more.format(left) if left > 0 else "")

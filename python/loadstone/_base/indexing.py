@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.lazy_torch import torch
 
 
@@ -120,4 +120,4 @@ def _check_integer(item: Any, extent: int, dim: int, name: str) -> int:
 
 
 def _index_error(message: str, name: str, found: str, expected: str = "") -> Error:
-    return make("open.index", message, tensor=name, found=found, expected=expected)
+    return new_error("open.index", message, tensor=name, found=found, expected=expected)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from loadstone import _core
-from loadstone._base.errors import unknown
+from loadstone._base.errors import unknown_word_error
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -60,28 +60,28 @@ def refuse_misspelled(
     Raises:
         OptionError: ``plan.options``, which names the nearest keyword.
     """
-    own = list(ours)
-    known = set(own).union(*map(_accepted_by, takers))
+    own_keywords = list(ours)
+    known = set(own_keywords).union(*map(_accepted_keywords, takers))
     if config is not None:
         known.update(dir(config), _parameters(config) if isinstance(config, type) else ())
     for name in names:
         is_numbered = re.sub(r"_?\d+$", "", name) in known  # tokenizer_2
-        near = [] if name in known or is_numbered else _nearest(name, own, known)
+        near = [] if name in known or is_numbered else _nearest(name, own_keywords, known)
         if near and name not in fields():
-            raise unknown(name, "argument", name, near)
+            raise unknown_word_error(name, "argument", name, near)
 
 
-def _nearest(name: str, own: list[str], known: Iterable[str]) -> list[str]:
+def _nearest(name: str, own_keywords: list[str], known: Iterable[str]) -> list[str]:
     """Return the nearest keywords; loadstone's own match regardless of case."""
-    if name.lower() in own:
+    if name.lower() in own_keywords:
         return [name.lower()]
     near = difflib.get_close_matches(name, known, 1, LIKENESS_MIN)
-    return near or (own if _core.did_you_mean(name, own) else [])
+    return near or (own_keywords if _core.did_you_mean(name, own_keywords) else [])
 
 
-def _accepted_by(taker: Any) -> set[str]:
+def _accepted_keywords(taker: Any) -> set[str]:
     if isinstance(taker, type):
-        return set().union(*map(_accepted_by, _constructors(taker)))
+        return set().union(*map(_accepted_keywords, _constructors(taker)))
     function = inspect.unwrap(getattr(taker, "__func__", taker))
     code = getattr(function, "__code__", None)
     constants = () if code is None else code.co_consts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.lazy_torch import torch
 
 MODES = _core.DEVICE_MAP_MODES
@@ -36,7 +36,7 @@ def byte_count(size: int | str, field: str = "max_memory") -> int:
             count = float(match[1]) * _UNITS[match[2].upper()]
     if 0 <= count <= _BYTES_MAX:
         return int(count)
-    raise make("plan.options", "not a size in bytes", field=field, found=repr(size))
+    raise new_error("plan.options", "not a size in bytes", field=field, found=repr(size))
 
 
 def device_name(device: Any) -> str:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 _CODES = {
     errno.ENOENT: "io.not_found",
@@ -26,7 +26,7 @@ def code_of(number: int | None, otherwise: str) -> str:
 
 def require_local(path: str) -> None:
     if _core.is_remote(path):
-        raise make("io.remote", "the file must be on a local file system", path=path)
+        raise new_error("io.remote", "the file must be on a local file system", path=path)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -37,7 +37,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return Path(name).read_bytes().decode("utf-8", "surrogateescape")
     except OSError as reason:
         message = f"cannot be read: {reason.strerror}"
-        raise make(code_of(reason.errno, "io.read"), message, path=name) from reason
+        raise new_error(code_of(reason.errno, "io.read"), message, path=name) from reason
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

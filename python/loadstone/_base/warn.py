@@ -1,17 +1,22 @@
-"""Warn about loads at the line of the user's code that requested the load."""
+"""Warnings of loads, if possible at the line of the user's code that requested the load."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable
 
 from loadstone import _core
 from loadstone._base.adapters import ADAPTERS
 from loadstone._base.errors import counted
-from loadstone._base.terminal import warn
+from loadstone._base.terminal import printable
 
 # Packages whose frames are skipped to find the user's line, besides the registered libraries.
 _LOADING = ("loadstone", "huggingface_hub", "contextlib", "functools")
+
+
+def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    warnings.warn(printable(message), category, stacklevel=stacklevel + 1)
 
 
 def users_level() -> int:

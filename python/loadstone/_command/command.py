@@ -22,7 +22,7 @@ from pathlib import Path
 
 from loadstone._adapters.llama_cpp import model_folder
 from loadstone._base import adapters
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 
 # The command's exit statuses: docs/cli.md.
 _USAGE = 2
@@ -108,5 +108,5 @@ def _command() -> str:
     installed = Path(sysconfig.get_path("scripts"), name)
     path = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
     if path is None:
-        raise make("io.not_found", "the command is not installed", path=str(installed))
+        raise new_error("io.not_found", "the command is not installed", path=str(installed))
     return path

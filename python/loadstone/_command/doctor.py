@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     with _silenced():
-        facts = _without_secrets(report(again=options.again))
+        facts = _redact_secrets(report(again=options.again))
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts)))
     return 0 if facts["ok"] else 1
 
@@ -133,12 +133,12 @@ def _find_gpus() -> dict[str, Any]:
     }
 
 
-def _without_secrets(value: Any) -> Any:
+def _redact_secrets(value: Any) -> Any:
     """Remove tokens, secrets of URLs, and paths in the user's home."""
     if isinstance(value, dict):
-        return {name: _without_secrets(item) for name, item in value.items()}
+        return {name: _redact_secrets(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
+        return [_redact_secrets(item) for item in value]
     if not isinstance(value, str):
         return value
     home = re.escape(os.path.expanduser("~").rstrip("/") or "~")  # noqa: PTH111  (it never fails)

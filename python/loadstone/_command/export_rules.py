@@ -8,7 +8,7 @@ import json
 import sys
 
 from loadstone._base.adapters import adapters_with, resolve
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.text import write_text
 
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-o", dest="output", metavar="FILE", help="default: standard output")
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("transformers") is None:
-        raise make("plan.options", "transformers is not installed", field="library")
+        raise new_error("plan.options", "transformers is not installed", field="library")
     export = resolve(adapters_with("rules")[options.library].rules)
     text = json.dumps(export(options.model_type, options.config), indent=1) + "\n"
     if options.output is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from loadstone import _core
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
@@ -93,7 +93,9 @@ def _find_engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> t
         slots = slots if isinstance(slots, int) and slots > 0 else max(_SLOTS, os.cpu_count() or 1)
         return lambda count: _submit_parts(convert, cluster, arguments, count), slots
     message = '"ray", or an object with submit() such as concurrent.futures have'
-    raise make("plan.options", "the cluster cannot run tasks", field="cluster", expected=message)
+    raise new_error(
+        "plan.options", "the cluster cannot run tasks", field="cluster", expected=message
+    )
 
 
 def _submit_parts(
@@ -116,7 +118,7 @@ def _start_ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int
         ray: Any = importlib.import_module("ray")
     except ImportError:
         message = "Ray is not installed: pip install 'loadstone[ray]'"
-        raise make("plan.options", message, field="cluster") from None
+        raise new_error("plan.options", message, field="cluster") from None
     if not ray.is_initialized():
         ray.init()
     threads = arguments["threads"]
@@ -144,4 +146,4 @@ def plain_source(source: Any) -> str | list[str]:
     if isinstance(source, Sequence):
         return [absolute(os.fsdecode(path)) for path in source]
     message = "the tasks of a cluster open the checkpoint: pass its path, not a catalog"
-    raise make("plan.options", message, field="source")
+    raise new_error("plan.options", message, field="source")

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
 from loadstone._base.adapters import adapters_with, resolve
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
@@ -166,7 +166,7 @@ def convert(
         return _convert_in_parts(**arguments)
     if parts is not None:
         message = "parts requires cluster="
-        raise make("plan.options", message, field="parts", found=repr(parts))
+        raise new_error("plan.options", message, field="parts", found=repr(parts))
     options = OutputOptions.from_arguments(arguments)
     target = os.fsdecode(target)
     core_arguments = options.core_arguments(source, target)
@@ -197,7 +197,7 @@ def _convert_in_parts(
     """Run the parts as tasks; keep the shards of earlier runs."""
     begin = time.perf_counter()
     if part is not None or finish or (parts is not None and parts < 1):
-        raise make(
+        raise new_error(
             "plan.options",
             "a cluster runs and finishes all parts: pass no part=, finish= or parts below 1",
             field="cluster",
@@ -205,7 +205,7 @@ def _convert_in_parts(
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
         "target": _absolute(arguments["target"]),
-        "rules": _as_text(arguments["rules"]),
+        "rules": _serialize_rules(arguments["rules"]),
         "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
         "block_dtype": str(arguments["block_dtype"]),
         "imatrix": _absolute(arguments["imatrix"]),
@@ -262,7 +262,7 @@ def _open_source(
                 message = (
                     "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
                 )
-                raise make("plan.options", message, field=field, found=str(value))
+                raise new_error("plan.options", message, field=field, found=str(value))
         catalog = open_catalog(source, allow_links=allow_links)._core
         rules_json, recipes = _rules_or_recipes(rules, source, catalog)
     return {
@@ -284,15 +284,15 @@ def _rules_or_recipes(
         return rules_or_recipes(rules, catalog)
     if not isinstance(source, Catalog):
         message = "traced recipes require the catalog that they were traced with: pass that catalog"
-        raise make("plan.options", message, field="source")
+        raise new_error("plan.options", message, field="source")
     require_no_errors(rules.findings)
     return "", rules.recipes
 
 
-def _as_text(rules: Rules | None) -> RulesText | None:
+def _serialize_rules(rules: Rules | None) -> RulesText | None:
     if isinstance(rules, TracedRecipes):
         message = "cluster= requires saved rules: save them with save_recipes, and pass the file"
-        raise make("plan.options", message, field="rules")
+        raise new_error("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):
         return rules
     return RulesText(rules_text(rules))

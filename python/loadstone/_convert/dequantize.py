@@ -9,7 +9,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
 from loadstone._model.tensor_memory import bytes_of
@@ -69,10 +69,10 @@ def dequantize(
         ).dequantize()
     dialect = _GGUF_DIALECTS[0] if dialect is None else dialect
     if dialect not in _GGUF_DIALECTS:
-        raise unknown("dialect", "dialect", dialect, _GGUF_DIALECTS)
+        raise unknown_word_error("dialect", "dialect", dialect, _GGUF_DIALECTS)
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
-        raise make(
+        raise new_error(
             "plan.options",
             "a GGUF encoding has one component",
             found=", ".join(parts),
@@ -80,7 +80,7 @@ def dequantize(
         )
     data = parts["data"].detach().cpu().contiguous()
     if data.dtype is not torch.uint8:
-        raise make(
+        raise new_error(
             "plan.options",
             "the blocks must be bytes",
             found=str(data.dtype),
@@ -91,7 +91,7 @@ def dequantize(
     blocks = count // elements
     row = extents[-1] if extents else 1
     if min(extents, default=1) < 0 or row % elements or data.numel() != blocks * size:
-        raise make(
+        raise new_error(
             "plan.shape",
             f"{data.numel()} bytes of {encoding.upper()} do not decode to this shape",
             found=str(list(extents)),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from loadstone import _core
-from loadstone._base.errors import count_argument, make
+from loadstone._base.errors import count_argument, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress
@@ -101,7 +101,7 @@ def merge(
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
     target = os.fsdecode(target)
     if not sources:
-        raise make("plan.options", "a merge begins with a model", field="models")
+        raise new_error("plan.options", "a merge begins with a model", field="models")
     core_arguments = options.core_arguments(sources[0][0], target)
     merge_options = _core.merge_options(
         [weight for _, weight in sources],

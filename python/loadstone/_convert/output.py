@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from loadstone import _core
 from loadstone._base import machine
-from loadstone._base.errors import PlanError, count_argument, make, unknown
+from loadstone._base.errors import PlanError, count_argument, new_error, unknown_word_error
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
 from loadstone._base.vocabulary import Style
@@ -100,9 +100,9 @@ class OutputOptions:
         is_split = format == "gguf" and self.shard_size is not None
         if format is not None and self.shard_size is not None and not is_split:
             message = "shard_size requires several files: pass a folder"
-            raise make("plan.options", message, field="shard_size")
+            raise new_error("plan.options", message, field="shard_size")
         if self.style is not None and self.style not in STYLES:
-            raise unknown("style", "style", self.style, STYLES)
+            raise unknown_word_error("style", "style", self.style, STYLES)
         return {
             "format": format or "safetensors",
             "one_file": format is not None and not is_split,
@@ -182,7 +182,7 @@ def require_no_errors(findings: list[_core.Finding]) -> None:
     """Raise the first error among the findings, with all of them."""
     for finding in findings:
         if finding.severity == "error":
-            error = make(finding.code, finding.message)
+            error = new_error(finding.code, finding.message)
             error.findings = findings
             raise error
 
@@ -200,7 +200,7 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     if not isinstance(quantize, Mapping) or not all(
         isinstance(text, str) for pair in quantize.items() for text in pair
     ):
-        raise make(
+        raise new_error(
             "plan.options",
             "quantize must be the name of an encoding or a mapping of patterns to names",
             field="quantize",

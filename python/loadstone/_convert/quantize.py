@@ -13,7 +13,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import BLOCK_SIZES, dtype_argument, dtype_name, torch_dtype
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize_scaled
 from loadstone._model.tensor_memory import bytes_of
@@ -68,7 +68,7 @@ def decoded_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Return the dtype of this name, if encodings can be decoded to it; else ``plan.dtype``."""
     target = torch_dtype(dtype_argument(dtype))
     if target not in (torch.float32, torch.bfloat16, torch.float16):
-        raise make(
+        raise new_error(
             "plan.dtype",
             "cannot decode to this dtype",
             field="dtype",
@@ -130,7 +130,7 @@ def quantize(
     if name in quantize_scaled.ENCODINGS:
         parts, first_wrong = quantize_scaled.encode(numbers, name, dialect, amax)
     elif amax is not None:
-        raise make(
+        raise new_error(
             "plan.options",
             "amax applies only to fp8 and nvfp4",
             found=name,
@@ -153,7 +153,7 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     parts, encoding = quantized.parts, quantized.encoding
     extents = tuple(int(extent) for extent in quantized.shape)
     if min(extents, default=0) < 0:
-        raise make("q.shape", "a dimension is negative", found=str(list(extents)))
+        raise new_error("q.shape", "a dimension is negative", found=str(list(extents)))
     _choose_dialect(encoding, quantized.dialect)
     allow_non_finite = quantized.allow_non_finite
     if encoding in quantize_scaled.ENCODINGS:
@@ -161,7 +161,7 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
     block_size = quantized.block_size if encoding in ("nf4", "fp4") else 64
     for name, part in parts.items():
         if part.device.type == "meta":
-            raise make(
+            raise new_error(
                 "audit.on_meta", "a component of the weight is on meta and has no data", field=name
             )
     rows = [(name, dtype_name(part.dtype), tuple(part.shape)) for name, part in parts.items()]
@@ -189,7 +189,7 @@ def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
 def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
     """Return the components, and the index of the first non-finite value."""
     if numbers.dim() < 2:
-        raise make(
+        raise new_error(
             "q.shape",
             "int8 requires at least one dimension, as it has one scale per row",
             found=str(list(numbers.shape)),
@@ -230,17 +230,21 @@ def _check_options(
     dialect: str | None,
 ) -> str:
     if encoding not in ENCODINGS:
-        raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
+        raise unknown_word_error("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
     dialect = _choose_dialect(encoding, dialect)
     if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
-        raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)
+        raise new_error(
+            "q.group_size", "no such block size", found=str(block_size), expected=expected
+        )
     if nested and encoding not in ("nf4", "fp4"):
-        raise make("plan.options", f"{encoding} has no nested statistics")
+        raise new_error("plan.options", f"{encoding} has no nested statistics")
     if nested_offset is not None and not nested:
-        raise make("plan.options", "nested_offset requires nested=True", expected="nested=True")
+        raise new_error(
+            "plan.options", "nested_offset requires nested=True", expected="nested=True"
+        )
     if nested_offset is not None and not math.isfinite(nested_offset):
-        raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
+        raise new_error("q.nan", "the offset is not finite", found=str(float(nested_offset)))
     return dialect
 
 
@@ -249,18 +253,18 @@ def _choose_dialect(encoding: str, dialect: str | None) -> str:
     if dialect is None:
         return dialects[0]
     if dialect not in dialects:
-        raise unknown("dialect", "dialect", dialect, dialects)
+        raise unknown_word_error("dialect", "dialect", dialect, dialects)
     return dialect
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise make("plan.options", "the tensor must be on the CPU", found=str(tensor.device))
+        raise new_error("plan.options", "the tensor must be on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:
-        raise make("plan.options", "the tensor must be dense", found=str(tensor.layout))
+        raise new_error("plan.options", "the tensor must be dense", found=str(tensor.layout))
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
-        raise make(
+        raise new_error(
             "plan.dtype",
             "the dtype of the tensor cannot be quantized",
             found=str(tensor.dtype),
@@ -275,7 +279,7 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
     reason = f"{encoding} has no code for it"
     if encoding in BNB_ENCODINGS:
         reason = f"{encoding} would damage all values that share its scale"
-    raise make("q.nan", f"a value is {fault}: {reason}", found=f"{value} at {index}")
+    raise new_error("q.nan", f"a value is {fault}: {reason}", found=f"{value} at {index}")
 
 
 def _nest(
@@ -293,7 +297,7 @@ def _nest(
     target, nested_absmax = parts["absmax"], bytes_of(parts["nested_absmax"])
     _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
     if not torch.isfinite(parts["nested_absmax"]).all():
-        raise make("q.nan", "nested_offset is too far from the scales", found=str(rounded))
+        raise new_error("q.nan", "nested_offset is too far from the scales", found=str(rounded))
     return parts
 
 

@@ -9,7 +9,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.tensor_memory import bytes_of
 
 ENCODINGS = tuple(name for name, dialects in _core.DIALECTS.items() if "exact" in dialects)
@@ -71,27 +71,27 @@ def _check_parts(
     for name in parts:
         if name not in names:
             message = "the encoding has no such component"
-            raise make("q.scale_unused", message, expected=", ".join(names), found=name)
+            raise new_error("q.scale_unused", message, expected=", ".join(names), found=name)
     components = {}
     for name, extents, dtype in rows:
         text = f"{dtype} {extents}"
         if name not in parts:
-            raise make(
+            raise new_error(
                 "q.scale_missing", "a component of the weight is missing", field=name, expected=text
             )
         part = parts[name].detach()
         if part.device.type == "meta":
-            raise make(
+            raise new_error(
                 "audit.on_meta", "a component of the weight is on meta and has no data", field=name
             )
         found = dtype_name(part.dtype)
         if found != dtype:
             message = "a component of the weight has the wrong dtype"
-            raise make("q.dtype", message, field=name, found=found, expected=dtype)
+            raise new_error("q.dtype", message, field=name, found=found, expected=dtype)
         if part.numel() != math.prod(extents):
             code = "q.shape" if name == "data" else "q.scale_shape"
             message = "the size of a component does not match the shape of the weight"
-            raise make(code, message, field=name, found=str(list(part.shape)), expected=text)
+            raise new_error(code, message, field=name, found=str(list(part.shape)), expected=text)
         components[name] = part.cpu().contiguous()
     return components
 
@@ -104,7 +104,7 @@ def _check_scales(name: str, scales: torch.Tensor) -> None:
     if bool(wrong.any()):
         index = int(wrong.int().argmax())
         found = f"{scales.reshape(-1)[index].float().item()} at {index}"
-        raise make("q.nan", "a scale is not finite", field=name, found=found)
+        raise new_error("q.nan", "a scale is not finite", field=name, found=found)
 
 
 def _check_magnitudes(
@@ -112,7 +112,7 @@ def _check_magnitudes(
 ) -> list[float]:
     if encoding not in WHOLE:
         expected = " or ".join(WHOLE)
-        raise make(
+        raise new_error(
             "plan.options", "amax applies only to fp8 and nvfp4", found=encoding, expected=expected
         )
     stack = math.prod(shape[:-2])
@@ -121,7 +121,7 @@ def _check_magnitudes(
         values *= stack
     if len(values) != stack:
         expected = f"one, or one for each of {stack} matrices"
-        raise make(
+        raise new_error(
             "plan.options",
             "the number of amax values is wrong",
             found=str(len(values)),
@@ -129,7 +129,7 @@ def _check_magnitudes(
         )
     for value in values:
         if not math.isfinite(value) or value < 0:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "an amax value is invalid",
                 found=str(value),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.text import write_text
@@ -41,7 +41,7 @@ def save_recipes(
     traced = trace(rules, model, catalog, dtype)
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
-        raise make(
+        raise new_error(
             "plan.options", "no recipes are needed: all names match unchanged", field="rules"
         )
     write_text(path, traced.recipes.to_json(catalog._core))

@@ -17,7 +17,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, has_name, value_shape
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.text import code_of
 from loadstone._convert.shared_storages import find_shared
 
@@ -77,13 +77,15 @@ class Serialized:
         """
         name = os.fsdecode(filename)
         if _core.is_remote(name):
-            raise make("io.remote", "loadstone writes to this machine only", path=name)
+            raise new_error("io.remote", "loadstone writes to this machine only", path=name)
         try:
             path = os.path.realpath(name)
             if name.endswith(os.sep):
-                raise make("io.not_regular", "the target is a folder", path=name)
+                raise new_error("io.not_regular", "the target is a folder", path=name)
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
-                raise make("io.not_regular", "only regular files are replaced", path=str(filename))
+                raise new_error(
+                    "io.not_regular", "only regular files are replaced", path=str(filename)
+                )
             with _replacing(path) as descriptor:
                 for chunk in self.chunks():
                     while chunk:
@@ -93,7 +95,9 @@ class Serialized:
                 raise
             number = getattr(reason, "errno", None) or 0
             message = getattr(reason, "strerror", None) or str(reason)
-            raise make(code_of(number, "io.write"), message, path=name, errno=number) from reason
+            raise new_error(
+                code_of(number, "io.write"), message, path=name, errno=number
+            ) from reason
 
 
 @contextlib.contextmanager
@@ -127,7 +131,7 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
     dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
     if dtype not in _ORDER:
         message = "safetensors does not support this dtype"
-        raise make("save.tensor", message, tensor=name, found=str(tensor.dtype))
+        raise new_error("save.tensor", message, tensor=name, found=str(tensor.dtype))
     return dtype
 
 
@@ -136,20 +140,20 @@ def _require_writable(
 ) -> None:
     if not isinstance(tensors, Mapping):
         message = "expected a dict of [str, torch.Tensor]"
-        raise make("save.tensor", message, found=str(type(tensors)))
+        raise new_error("save.tensor", message, found=str(type(tensors)))
     if not isinstance(metadata, Mapping | None):
         message = "the metadata must be a dict of [str, str]"
-        raise make("save.tensor", message, found=str(type(metadata)))
+        raise new_error("save.tensor", message, found=str(type(metadata)))
     for key, text in (metadata or {}).items():
         _require_text(key, "a name of the metadata")
         _require_text(text, f"the metadata {key!r}")
     for name, tensor in tensors.items():
         _require_text(name, "a name")
         if name == "__metadata__":
-            raise make("save.tensor", "this name is reserved by the format", tensor=name)
+            raise new_error("save.tensor", "this name is reserved by the format", tensor=name)
         if not isinstance(tensor, torch.Tensor):
             message = "expected torch.Tensor"
-            raise make("save.tensor", message, tensor=name, found=str(type(tensor)))
+            raise new_error("save.tensor", message, tensor=name, found=str(type(tensor)))
         _require_plain(name, tensor)
     shared = find_shared(tensors)
     if shared:
@@ -158,29 +162,29 @@ def _require_writable(
             "some tensors share memory, and would be written twice and loaded apart; save_model() "
             "keeps one of each group"
         )
-        raise make("save.shared", message, found=groups)
+        raise new_error("save.shared", message, found=groups)
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             message = "the tensor is non contiguous; call .contiguous() before saving it"
-            raise make("save.layout", message, tensor=name, found=f"strides {tensor.stride()}")
+            raise new_error("save.layout", message, tensor=name, found=f"strides {tensor.stride()}")
 
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided:
         message = "the tensor is sparse; .to_dense() makes it dense, and perhaps much larger"
-        raise make("save.layout", message, tensor=name, found=str(tensor.layout))
+        raise new_error("save.layout", message, tensor=name, found=str(tensor.layout))
     if tensor.is_meta:
         message = "Cannot copy out of meta tensor; it has no data"
-        raise make("save.layout", message, tensor=name)
+        raise new_error("save.layout", message, tensor=name)
     if tensor.is_conj() or tensor.is_neg():
         message = "the tensor is a view that conjugates or negates; call .clone() before saving it"
-        raise make("save.layout", message, tensor=name)
+        raise new_error("save.layout", message, tensor=name)
 
 
 def _require_text(value: object, role: str) -> None:
     if not isinstance(value, str):
-        raise make("save.tensor", f"{role} must be str", found=f"{value!r} of {type(value)}")
+        raise new_error("save.tensor", f"{role} must be str", found=f"{value!r} of {type(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise make("save.tensor", f"{role} is not valid UTF-8", found=ascii(value)) from None
+        raise new_error("save.tensor", f"{role} is not valid UTF-8", found=ascii(value)) from None

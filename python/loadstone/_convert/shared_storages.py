@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.tensor_memory import byte_span
 
 
@@ -65,7 +65,7 @@ def find_duplicates(
     for group in find_shared(tensors):
         complete = [name for name in group if _covers_storage(tensors[name])]
         if not complete:
-            raise make(
+            raise new_error(
                 "save.shared",
                 "these tensors share memory, and none covers all of it; clone them",
                 found=", ".join(group),

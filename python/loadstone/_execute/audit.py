@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from loadstone._base import adapters, collector
-from loadstone._base.errors import counted, listed, make
-from loadstone._base.terminal import printable, warn
-from loadstone._base.warn import users_level
+from loadstone._base.errors import counted, listed, new_error
+from loadstone._base.terminal import printable
+from loadstone._base.warn import users_level, warn
 from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
 from loadstone._model import holders
@@ -76,7 +76,7 @@ class Audit:
                 is_held = any(name in self.held_elsewhere for name in names)
                 advice = f". {_AFTER_THE_LOAD}" if is_held else ""
                 message = f"{len(names)} tensors {defect}: {named}{advice}"
-                raise make(code, message, tensor=names[0])
+                raise new_error(code, message, tensor=names[0])
 
     def _named(self, name: str) -> str:
         holder = self.held_elsewhere.get(name)
@@ -237,7 +237,7 @@ def audit(
     result = Audit()
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
-    lent = {id(record): _by_storage(record) for record in loads.values()}
+    lent = {id(record): _names_by_storage(record) for record in loads.values()}
     paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
         record, name = _load_of(loads, paths, slot.name)
@@ -288,7 +288,7 @@ def _warn_of_holders(result: Audit) -> None:
     names = list(result.held_elsewhere)
     if not names:
         return
-    named = listed(names, shown=result._named)
+    named = listed(names, format_item=result._named)
     count = counted(len(names), "tensor of the model has a holder", "tensors have holders")
     warn(
         f"{count} without the loaded value: {named}. {_AFTER_THE_LOAD}",
@@ -314,7 +314,7 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
     report = report or (loads[""].report if "" in loads else None)
     if report is None or report.receipt is None:
-        raise make("plan.options", "the load was made without receipt=", field="receipt")
+        raise new_error("plan.options", "the load was made without receipt=", field="receipt")
     return report.receipt
 
 
@@ -369,7 +369,7 @@ def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
     return before if before in record.report.provenance else name
 
 
-def _by_storage(record: _LoadRecord) -> dict[int, str]:
+def _names_by_storage(record: _LoadRecord) -> dict[int, str]:
     """Map the storages that the load filled, and that still exist, to names of tensors."""
     return {
         int(state.storage.cdata): name

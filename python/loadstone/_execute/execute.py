@@ -13,14 +13,13 @@ import torch
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
+from loadstone._base.errors import FilledWarning, count_argument, counted, listed, new_error
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import Progress, ProgressCallback, show_progress
-from loadstone._base.terminal import warn
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.vocabulary import ReceiptDigest
-from loadstone._base.warn import users_level, warn_of_overflows
+from loadstone._base.warn import users_level, warn, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
@@ -60,7 +59,7 @@ class ExecuteOptions:
         self.read_ahead_bytes = count_argument("read_ahead_bytes", self.read_ahead_bytes, 2**63 - 1)
         self.threads = count_argument("threads", self.threads or 0)
         if self.receipt is not None and not isinstance(self.receipt, str):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "receipt must be 'xxh3-128' or 'sha256-tree'",
                 field="receipt",
@@ -76,7 +75,7 @@ class ExecuteOptions:
         }
 
 
-def run(
+def execute_plan(
     plan: PlannedLoad,
     model: Any,
     options: ExecuteOptions,
@@ -86,7 +85,7 @@ def run(
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
 
-    def install_and_report(filled: Filled) -> tuple[Report, list[str], list[str]]:
+    def install_and_report(filled: FilledValues) -> tuple[Report, list[str], list[str]]:
         splits = may_split(plan.targets, plan.findings)
         split = ties.split_names(model, filled.slots, plan.targets) if splits else []
         install(plan, model, filled)
@@ -111,10 +110,10 @@ def run(
 def carry_out(
     plan: PlannedLoad,
     model: Any,
-    install: Callable[[Filled], _Result],
+    install: Callable[[FilledValues], _Result],
     options: ExecuteOptions,
     in_place: bool | None = None,
-) -> tuple[Filled, _Result]:
+) -> tuple[FilledValues, _Result]:
     """Read all values, let ``install`` give them to the model, and replace the offload folder.
 
     The model and its records are as they were before if any of this fails or is interrupted.
@@ -151,7 +150,7 @@ class ModelState:
         self._tensors = UncountedList(slot.tensor for slot in self._slots)
         self._records = LoadRecords(model)
 
-    def restore(self, filled: Filled, error: BaseException) -> None:
+    def restore(self, filled: FilledValues, error: BaseException) -> None:
         """Restore the model, its offload folder and its records, unless the load is complete."""
         with delay_interrupts():
             if filled.offload.is_committed:
@@ -171,7 +170,7 @@ def _require_modules(plan: PlannedLoad) -> None:
     extended = plan.extension_names()
     for target in plan.targets:
         if target.encoding and target.name not in extended:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "this plan quantizes, and was read from a file, which the command line carries "
                 "out; for a model make a new plan with quantize=",
@@ -180,17 +179,18 @@ def _require_modules(plan: PlannedLoad) -> None:
             )
 
 
-class Parts(dict[str, Any]):
+class ComponentTensors(dict[str, Any]):
     """Components of a quantized tensor, by name: ``"data"``, ``"absmax"`` ..."""
 
 
 @dataclasses.dataclass
-class Filled:
+class FilledValues:
     """Values from the core, before the model has them.
 
     Attributes:
         slots: in the plan's order.
-        values: for each slot a finished tensor, :class:`Parts`, or ``None`` if no bytes move.
+        values: for each slot a finished tensor, :class:`ComponentTensors`, or ``None`` if no
+            bytes move.
         modules: their states before the plan's extensions change the model.
     """
 
@@ -211,7 +211,7 @@ def read_values(
     slots: list[TensorSlot],
     options: ExecuteOptions,
     in_place: bool | None = None,
-) -> Filled:
+) -> FilledValues:
     """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
     in_place = plan.in_place if in_place is None else in_place
     half_written.require_written(slots, plan.targets)
@@ -227,8 +227,8 @@ def read_values(
             core = _read(plan, destinations, values, callback, options)
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
-        ties.warn(core.findings, plan.findings)
-        return Filled(slots, values, core, destinations)
+        ties.warn_of_ties(core.findings, plan.findings)
+        return FilledValues(slots, values, core, destinations)
     except BaseException as error:
         destinations.report_half_written(error)
         raise
@@ -282,7 +282,7 @@ def _read(
     if plan.shared_read is not None:
         if options.receipt:
             message = "read_once does not support receipt"
-            raise make("plan.options", message, field="receipt", found=options.receipt)
+            raise new_error("plan.options", message, field="receipt", found=options.receipt)
         return read_once.read(plan, destinations, values, callback, options.for_core())
     wanted = _make_memory(plan, destinations, values)
     with devices.Copier(_written(plan, values)) as copier:
@@ -317,8 +317,8 @@ def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any
     return wanted
 
 
-def _parts(target: PlannedTarget) -> Parts:
-    return Parts(
+def _parts(target: PlannedTarget) -> ComponentTensors:
+    return ComponentTensors(
         (part, devices.empty(target.name, shape, dtype, target.device))
         for part, shape, dtype in target.parts
     )
@@ -327,7 +327,7 @@ def _parts(target: PlannedTarget) -> Parts:
 def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for target, value in zip(plan.targets, values, strict=True):
         if target.delivery == "memory":
-            tensors = value.values() if isinstance(value, Parts) else (value,)
+            tensors = value.values() if isinstance(value, ComponentTensors) else (value,)
             yield from ((target.device, tensor) for tensor in tensors)
 
 
@@ -340,7 +340,7 @@ def _addresses(
     parts = []
     for index in wanted:
         value = values[index]
-        if isinstance(value, Parts):
+        if isinstance(value, ComponentTensors):
             ranges = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
             parts.append((index, ranges))
         else:
@@ -349,7 +349,7 @@ def _addresses(
 
 
 def give_tensors(
-    plan: PlannedLoad, model: Any, filled: Filled, names: Set[str] | None = None
+    plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
     """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
     slots, values = filled.slots, filled.values
@@ -395,8 +395,8 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
 def install(
     plan: PlannedLoad,
     model: Any,
-    filled: Filled,
-    give: Callable[[PlannedLoad, Any, Filled], None] = give_tensors,
+    filled: FilledValues,
+    give: Callable[[PlannedLoad, Any, FilledValues], None] = give_tensors,
 ) -> None:
     """Give the model all tensors, those without an extension by ``give``."""
     prepared = [
@@ -421,7 +421,9 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
         return
     counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
     origins = " and ".join(f"{count} {origin}" for origin, count in counts.items())
-    named = listed(targets, shown=lambda target: f"{target.name} ({human_bytes(target.nbytes)})")
+    named = listed(
+        targets, format_item=lambda target: f"{target.name} ({human_bytes(target.nbytes)})"
+    )
     size = human_bytes(sum(target.nbytes for target in targets))
     count = counted(len(targets), "tensor of the model is", "tensors of the model are")
     warn(

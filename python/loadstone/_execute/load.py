@@ -11,9 +11,8 @@ from loadstone import _core
 from loadstone._base.errors import counted, listed
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
-from loadstone._base.terminal import warn
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie, Unexpected
-from loadstone._base.warn import users_level, warn_of_findings
+from loadstone._base.warn import users_level, warn, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan
@@ -87,7 +86,7 @@ def load(
         ignored = (finding for finding in checked.findings if finding.code == "format.ignored")
         warn_of_findings(ignored)
         options = execute.ExecuteOptions(threads=threads, **execution)
-        report = execute.run(checked._planned, model, options)
+        report = execute.execute_plan(checked._planned, model, options)
         prove(model, report)
     return report
 

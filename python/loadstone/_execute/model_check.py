@@ -6,7 +6,7 @@ from typing import Any
 
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import reshard_fsdp
 from loadstone._model.targets import SAVED
@@ -33,7 +33,7 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
         name, shape, (begin, groups) = changed[0]
         of = f"each of {list(groups)} groups" if groups else "the whole"
         place = f" at {list(begin)} of {of}: another rank's plan?" if begin else ""
-        raise make(
+        raise new_error(
             "plan.model_changed",
             f"the model is not the planned one: {len(changed)} tensors differ",
             tensor=name,
@@ -46,7 +46,7 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     _require_kept(plan, slots)
     for finding in overlap.findings(overlap.overlapping(slots), plan.targets):
         if finding.severity == "error":  # in a model other than the planned one
-            raise make(finding.code, finding.message, tensor=finding.target)
+            raise new_error(finding.code, finding.message, tensor=finding.target)
     return slots
 
 
@@ -56,7 +56,9 @@ def _slice_position(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 def _changed(change: str, slot: TensorSlot, found: str, expected: str) -> Exception:
     message = f"the model is not the planned one: {change}"
-    return make("plan.model_changed", message, tensor=slot.name, found=found, expected=expected)
+    return new_error(
+        "plan.model_changed", message, tensor=slot.name, found=found, expected=expected
+    )
 
 
 def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -79,7 +81,7 @@ def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.origin == "kept" and slot.tensor.is_meta:
-            raise make(
+            raise new_error(
                 "plan.model_changed",
                 "the plan keeps the value of a tensor that is on meta in this model",
                 tensor=target.name,

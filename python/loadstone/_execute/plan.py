@@ -14,7 +14,7 @@ import torch
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.adapters import adapters_with
-from loadstone._base.errors import count_argument, make
+from loadstone._base.errors import count_argument, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
 from loadstone._base.text import read_text, write_text
@@ -136,16 +136,16 @@ class Plan:
                 tensor and offset.
         """
         if model is not None and into is not None:
-            raise make("plan.options", "pass the model as model= or as into=", field="into")
+            raise new_error("plan.options", "pass the model as model= or as into=", field="into")
         options = execute.ExecuteOptions(progress, threads, receipt, read_ahead_bytes, interleave)
         target_model = model if into is None else into
         if target_model is None:
             target_model = self._model()
         if target_model is None:
-            raise make("plan.options", "this plan has no model: pass model=", field="model")
+            raise new_error("plan.options", "this plan has no model: pass model=", field="model")
         require_module(target_model)
         in_place = True if into is not None else None
-        report = execute.run(self._planned, target_model, options, in_place=in_place)
+        report = execute.execute_plan(self._planned, target_model, options, in_place=in_place)
         warn_of_replaced(target_model)
         return report
 
@@ -159,10 +159,10 @@ class Plan:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
             message = "a plan with read_once cannot be saved: it requires its process group"
-            raise make("plan.options", message, field="read_once")
+            raise new_error("plan.options", message, field="read_once")
         if self._planned.in_place:
             message = "a plan with in_place=True cannot be saved: it requires its model"
-            raise make("plan.options", message, field="in_place")
+            raise new_error("plan.options", message, field="in_place")
         return self._planned.core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -366,7 +366,7 @@ def _planned(
     if strict is not None:
         if options["missing"] != "error" or options["unexpected"] != "warn":
             message = "strict replaces missing and unexpected: pass strict, or the other two"
-            raise make("plan.options", message, field="strict", found=str(strict))
+            raise new_error("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
         options |= {"missing": missing, "unexpected": unexpected}
     traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.progress import ProgressCallback
 from loadstone._execute.destinations import Destinations
 from loadstone._model import devices, tensor_memory
@@ -100,7 +100,7 @@ def _agree_on_slices(
         for name, term in terms.items():
             if term != answers[0][0][name]:
                 message = f"rank {rank} loads another plan: {name} differ"
-                raise make("plan.ranks", message, expected=f"those of rank {peers.ranks[0]}")
+                raise new_error("plan.ranks", message, expected=f"those of rank {peers.ranks[0]}")
     return [rank_slices for _, rank_slices in answers]
 
 
@@ -219,7 +219,7 @@ class Peers:
         self.is_over = self.is_over or bool(failed)
         if failed and error is None:
             rank, text = failed[0]
-            raise make("plan.ranks", f"rank {rank} could not load: {text}")
+            raise new_error("plan.ranks", f"rank {rank} could not load: {text}")
         return [answer for _, answer in answers]
 
     def agree(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from loadstone import _core
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
-from loadstone._execute.execute import ExecuteOptions, Filled
+from loadstone._execute.execute import ExecuteOptions, FilledValues
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import model_lock, slots_of
@@ -63,7 +63,7 @@ class LoadSession:
         filled, _ = execute.carry_out(self.plan, self.model, self.install, options)
         self._core = filled.core
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         """Give the values to the model, which gets its old tensors back if this fails."""
         assert self.plan is not None
         execute.install(self.plan, self.model, filled, self.give_tensors)
@@ -71,7 +71,7 @@ class LoadSession:
             for extension in self.plan.extensions:
                 extension.prepare_hooks(self.model, self._device_map)
 
-    def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
+    def give_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
         """Give the model the tensors that no extension gives it."""
         execute.give_tensors(plan, model, filled)
 

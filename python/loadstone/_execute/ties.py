@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base import terminal
 from loadstone._base.adapters import adapters_with
-from loadstone._base.warn import users_level
+from loadstone._base.warn import users_level, warn
 from loadstone._model.model_lock import slots_of
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
@@ -48,9 +47,9 @@ def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
             and target.name in listed
         ):
             listed[target.name] = target.tie_of
-    for found in plan.findings:
-        if found.code == "merge.tie" and found.severity == "warning":
-            terminal.warn(found.message, UserWarning, stacklevel=users_level())
+    for finding in plan.findings:
+        if finding.code == "merge.tie" and finding.severity == "warning":
+            warn(finding.message, UserWarning, stacklevel=users_level())
 
 
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
@@ -114,7 +113,7 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
             different.append(name)
     if different:
         named = ", ".join(f"{name} (tied to {untied[name]})" for name in different)
-        terminal.warn(
+        warn(
             f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
             UserWarning,
             stacklevel=users_level(),
@@ -122,13 +121,13 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
     return equal, different + elsewhere
 
 
-def warn(findings: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
+def warn_of_ties(findings: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
     """Warn of values that differ under the names of one tie, which only the load detects."""
     known = {(finding.code, finding.message) for finding in planned}
     for finding in findings:
         is_tie = finding.code == "plan.tie" and finding.severity == "warning"
         if is_tie and (finding.code, finding.message) not in known:
-            terminal.warn(finding.message, UserWarning, stacklevel=users_level())
+            warn(finding.message, UserWarning, stacklevel=users_level())
 
 
 def split_names(

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import FormatError, make, wrong_kind
+from loadstone._base.errors import FormatError, new_error, wrong_kind
 from loadstone._base.keywords import names_keywords
 from loadstone._files import hub, remote
 
@@ -159,7 +159,7 @@ def inspect(
         message = (
             "expected a path, found tensors in memory: pass them to load_state_dict of the model"
         )
-        raise make("plan.options", message, field="checkpoint", found=type(path).__name__)
+        raise new_error("plan.options", message, field="checkpoint", found=type(path).__name__)
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     if not isinstance(paths, Iterable):
         raise wrong_kind("checkpoint", path, "a path, or a sequence of paths")
@@ -201,5 +201,5 @@ def _reopen(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str
     found = catalog.digest()
     if found != digest:
         message = "the checkpoint has changed since it was pickled"
-        raise make("io.changed", message, path=paths[0], found=found, expected=digest)
+        raise new_error("io.changed", message, path=paths[0], found=found, expected=digest)
     return catalog

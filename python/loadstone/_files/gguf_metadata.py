@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.text import read_text
 
 Metadata = Mapping[str, Any] | str | os.PathLike[str]
@@ -26,7 +26,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
         return {"key": key, "type": "bool" if isinstance(value, bool) else "string", "value": value}
     if isinstance(value, Mapping):
         return {"key": key, **value, "value": json_value(value.get("value"))}
-    raise make(
+    raise new_error(
         "plan.options",
         "the GGUF type of a number or list must be named",
         field=f"metadata[{key!r}]",

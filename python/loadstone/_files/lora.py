@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog, open_catalog
 
 Source = str | os.PathLike[str] | Catalog
@@ -21,7 +21,7 @@ def parse_weights(weighted: Weighted, field: str) -> list[tuple[Source, float]]:
     pairs = [item if isinstance(item, tuple) else (item, 1.0) for item in items]
     for pair in pairs:
         if len(pair) != 2 or not isinstance(pair[1], int | float):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "expected a checkpoint and its weight",
                 field=field,
@@ -79,7 +79,7 @@ def adapter_rows(
     """Return each adapter's factor and patterns to ignore; reject patterns without an adapter."""
     patterns = pattern_list(ignore)
     if patterns and not pairs:
-        raise make("plan.options", "lora_ignore requires lora", field="lora_ignore")
+        raise new_error("plan.options", "lora_ignore requires lora", field="lora_ignore")
     return [(float(factor), patterns) for _, factor in pairs]
 
 
@@ -87,7 +87,7 @@ def tie_argument(tie: str) -> str:
     """Check only the type; the core knows the supported words."""
     if isinstance(tie, str) and tie:
         return tie
-    raise make(
+    raise new_error(
         "plan.options",
         "tie must be 'split' or 'keep'",
         field="tie",

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_argument, element_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.warn import warn_of_findings
@@ -214,7 +214,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
     def _require_open(self, name: str) -> None:
         if self._is_closed:
-            raise make("open.closed", "the checkpoint is closed", tensor=name)
+            raise new_error("open.closed", "the checkpoint is closed", tensor=name)
 
     def _read(self, entry: Entry, dtype: Any, device: Any) -> torch.Tensor:
         self._require_open(entry.name)

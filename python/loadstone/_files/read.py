@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_shape, is_dtype, is_floating
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.indexing import Selection, index_tensor, select, select_all
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import ProgressCallback
@@ -90,7 +90,7 @@ class TensorReader:
             for codes, row in self._quantized.items():
                 if name in row.components.values():
                     message = f"the tensor belongs to the codes of {codes!r} and is read with them"
-                    raise make("open.name", message, path=path, tensor=name) from None
+                    raise new_error("open.name", message, path=path, tensor=name) from None
             raise _unknown_name(str(name), list(self.entries), path) from None
 
     def read(
@@ -202,7 +202,7 @@ class TensorReader:
                 raise
             message = "no cast exists between these"
             found = entry.dtype if not entry.is_decoded else f"values of {entry.encoding}"
-            raise make(
+            raise new_error(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error
 
@@ -261,11 +261,11 @@ def device_argument(device: Any) -> str:
         resolved = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as reason:
         text = str(reason).partition("\n")[0]
-        raise make(
+        raise new_error(
             "plan.options", f"no such device: {text}", field="device", found=str(device)
         ) from None
     if resolved.type == "meta":
-        raise make(
+        raise new_error(
             "plan.options",
             "tensors on meta hold no values; shapes and dtypes are those of the lazy tensors",
             field="device",
@@ -280,7 +280,7 @@ def _unknown_name(name: str, known: list[str], path: str) -> Error:
     nearest = difflib.get_close_matches(name, pool[:2000], NEAREST_MAX, cutoff=0.5)
     expected = " or ".join(nearest) if nearest else f"one of {len(known)} names, see keys()"
     message = "the checkpoint has no tensor of this name"
-    return make("open.name", message, path=path, tensor=name, expected=expected)
+    return new_error("open.name", message, path=path, tensor=name, expected=expected)
 
 
 def plan_for(

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import adapters
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.text import require_local, write_text
 
 
@@ -61,12 +61,12 @@ class Receipt:
         size = max(size, len(data))
         where = {"path": os.fspath(path), "expected": f"at most {size_max} bytes of UTF-8"}
         if size > size_max:
-            raise make("receipt.json", "the text is too long", found=f"{size} bytes", **where)
+            raise new_error("receipt.json", "the text is too long", found=f"{size} bytes", **where)
         try:
             text = data.decode()
         except UnicodeDecodeError as reason:
             message = "the text is not UTF-8"
-            raise make("receipt.json", message, found=str(reason), **where) from None
+            raise new_error("receipt.json", message, found=str(reason), **where) from None
         return cls(text)
 
     def to_json(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._files.catalog import CheckpointPath, inspect
@@ -66,12 +66,12 @@ class safe_open:  # noqa: N801
         allow_links: bool = False,
     ) -> None:
         if framework not in _FRAMEWORKS:
-            raise unknown("framework", "framework", framework, _FRAMEWORKS)
+            raise unknown_word_error("framework", "framework", framework, _FRAMEWORKS)
         require_backend(backend)
         self._framework = _FRAMEWORKS[framework]
         self._device = device_argument(device)
         if self._framework == "np" and self._device != "cpu":
-            raise make(
+            raise new_error(
                 "plan.options",
                 "framework='np' requires device='cpu'",
                 field="device",
@@ -120,7 +120,7 @@ class safe_open:  # noqa: N801
 
     def _open(self) -> TensorReader:
         if self._reader is None:
-            raise make("open.closed", "the checkpoint is closed")
+            raise new_error("open.closed", "the checkpoint is closed")
         return self._reader
 
     def __enter__(self) -> safe_open:
@@ -132,4 +132,4 @@ class safe_open:  # noqa: N801
 
 def require_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise unknown("backend", "backend", backend, BACKENDS)
+        raise unknown_word_error("backend", "backend", backend, BACKENDS)

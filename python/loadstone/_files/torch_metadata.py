@@ -34,7 +34,7 @@ def read_metadata(catalog: Catalog) -> tuple[dict[str, Any] | None, list[str]]:
         state = _read_state(shard)
         metadata = getattr(state, "_metadata", None)
         if isinstance(metadata, dict):
-            local = {path: own for path, own in metadata.items() if isinstance(own, dict)}
+            local = {path: fields for path, fields in metadata.items() if isinstance(fields, dict)}
             modules = (modules or {}) | local
         if isinstance(state, dict):
             objects += [name for name, value in state.items() if _is_extra_object(name, value)]

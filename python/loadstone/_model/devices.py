@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from loadstone import _core
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.lazy_torch import torch
 
 # torch loads it by this name.
@@ -28,7 +28,7 @@ def require(device: str) -> None:
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         message = f"this machine has no such device: {reason}"
-        raise make("plan.device_map", message, field="device_map", found=device) from error
+        raise new_error("plan.device_map", message, field="device_map", found=device) from error
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
         raise error
     reason = str(error).partition("\n")[0]
     message = "the device does not have enough memory for this tensor"
-    raise make("memory.device", message, tensor=name, field=device, found=reason) from error
+    raise new_error("memory.device", message, tensor=name, field=device, found=reason) from error
 
 
 class Copier:

@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone import _core
-from loadstone._base.errors import counted, listed, make
+from loadstone._base.errors import counted, listed, new_error
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.tensor_memory import (
     byte_span,
@@ -86,14 +86,14 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
             unwritten -= {_range(slot.tensor)} if unwritten else set()
         elif target.origin != "tie":
             kept.append(slot)
-    ranges = _by_storage(unwritten)
+    ranges = _group_by_storage(unwritten)
     names = [
         slot.name for slot in kept if _overlaps(slot.tensor, ranges) or _is_marked_elsewhere(slot)
     ]
     if not names:
         return
-    quoted = listed(names, shown="'{}'".format)
-    raise make(
+    quoted = listed(names, format_item="'{}'".format)
+    raise new_error(
         "audit.unaccounted",
         f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
         f"by a load that failed: {quoted}. Load a checkpoint that has them",
@@ -126,8 +126,8 @@ def _before_state_dict(
     """Note which marked tensors the state dict has intact."""
     marks = module.__dict__.get(HALF_WRITTEN, {})
     tensors = {name: _registered_tensor(module, name) for name in marks}
-    own = (_range(tensor) for tensor in tensors.values() if tensor is not None)
-    ranges = _by_storage([*_ranges, *filter(None, own)])
+    tensor_ranges = (_range(tensor) for tensor in tensors.values() if tensor is not None)
+    ranges = _group_by_storage([*_ranges, *filter(None, tensor_ranges)])
     for name, mark in marks.items():
         tensor, value = tensors[name], state.get(prefix + name)
         is_intact = hasattr(value, "untyped_storage") and not _overlaps(value, ranges)
@@ -168,7 +168,7 @@ def _range(tensor: torch.Tensor) -> _Range | None:
     return key, *byte_span(tensor)
 
 
-def _by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:
+def _group_by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:
     groups: dict[int, list[_Range]] = {}
     for span in list(ranges):
         groups.setdefault(span[0], []).append(span)

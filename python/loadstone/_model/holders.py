@@ -192,10 +192,12 @@ def _referrers(values: UncountedList) -> dict[int, UncountedList]:
 
 def _can_hold(value: Any) -> bool:
     is_namespace = isinstance(value, dict) and "__builtins__" in value
-    return not is_namespace and not isinstance(value, (UncountedList, _Suspect, _Search, *_SCOPES))
+    return not is_namespace and not isinstance(
+        value, (UncountedList, _Suspect, _OwnerSearch, *_SCOPES)
+    )
 
 
-class _Search:
+class _OwnerSearch:
     __slots__ = ("_is_in_slot", "_modules", "_owner", "_seen", "holder", "is_in_model", "level")
 
     def __init__(self, holder: Any, modules: set[int]) -> None:
@@ -234,7 +236,7 @@ class _Search:
 
 
 def _surroundings(holders: UncountedList, modules: set[int]) -> dict[int, tuple[str, bool]]:
-    searches = {id(holder): _Search(holder, modules) for holder in holders}
+    searches = {id(holder): _OwnerSearch(holder, modules) for holder in holders}
     for _ in range(_STEPS_MAX):
         level = UncountedList(value for search in searches.values() for value in search.level)
         if not level:

@@ -13,7 +13,7 @@ import torch
 
 from loadstone._base.adapters import ADAPTERS
 from loadstone._base.dtypes import has_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 ADVICE = "plain parameters: shard, quantize or wrap the model after the load"
 
@@ -32,13 +32,13 @@ def _is_supported_class(cls: type) -> bool:
         return True
     # A subclass that overrides no operation behaves like an ordinary tensor.
     behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")
-    own = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
-    return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in own)
+    subclasses = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in subclasses)
 
 
 def require_supported_class(cls: type, owner: str) -> None:
     if not _is_supported_class(cls):
-        raise make(
+        raise new_error(
             "plan.tensor_class",
             f"a parameter of {owner} is a {class_name(cls)}, a tensor subclass that loadstone does "
             "not know",

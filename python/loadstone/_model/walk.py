@@ -230,9 +230,9 @@ class _Walk:
                 for leaf, tensor in list(registry.items()):
                     if tensor is not None and getattr(tensor, "__dict__", None):
                         yield from self._enter_tensor(name.child(leaf), tensor)
-            own = module.__dict__
-            attributes = [item for item in own.items() if item[0] not in self._skipped]
-            yield from self._places(attributes, name.child, own.__setitem__)
+            fields = module.__dict__
+            attributes = [item for item in fields.items() if item[0] not in self._skipped]
+            yield from self._places(attributes, name.child, fields.__setitem__)
 
     def _add_registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
         parameters, buffers = module._parameters, module._buffers
@@ -269,9 +269,9 @@ class _Walk:
             items = enumerate(sequence.__iter__(value))
             yield from self._places(items, name.index, value.__setitem__)
         if may_hold_tensors(cls):
-            own = _instance_dict(value)
-            yield from self._places(own.items(), name.child, own.__setitem__)
-            slots = [item for item in attributes_of(value).items() if item[0] not in own]
+            fields = _instance_dict(value)
+            yield from self._places(fields.items(), name.child, fields.__setitem__)
+            slots = [item for item in attributes_of(value).items() if item[0] not in fields]
             setter = functools.partial(object.__setattr__, value)
             yield from self._places(slots, name.child, setter)
 
@@ -294,12 +294,12 @@ class _Walk:
 
     def _enter_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
         """Yield attributes set on a tensor: bitsandbytes keeps its quantization state there."""
-        own = getattr(tensor, "__dict__", None)
-        if id(tensor) in self._seen or not own:
+        fields = getattr(tensor, "__dict__", None)
+        if id(tensor) in self._seen or not fields:
             return
         self._seen.add(id(tensor))
         self._keep.append(tensor)
-        yield from self._places(own.items(), name.child, own.__setitem__)
+        yield from self._places(fields.items(), name.child, fields.__setitem__)
 
     def _add_slot(
         self,

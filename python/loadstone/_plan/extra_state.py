@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
@@ -28,7 +28,7 @@ class ExtraState(TargetExtension):
     def require_savable(self, is_pickled: bool) -> None:
         """Raise: the file of a plan cannot store extra state."""
         message = "a plan with extra state (set_extra_state) cannot be saved: it requires its model"
-        raise make("plan.extra_state", message, tensor=next(iter(self.names.values())))
+        raise new_error("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Add the tensors of modules that took extra state, but not of their submodules."""
@@ -67,4 +67,4 @@ def _set_extra_state(module: Any, path: str, state: Any) -> None:
     except Exception as error:
         failed = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
         message = f"{failed}: {type(error).__name__}: {error}"
-        raise make("plan.extra_state", message, tensor=path) from error
+        raise new_error("plan.extra_state", message, tensor=path) from error

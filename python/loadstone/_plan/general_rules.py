@@ -81,7 +81,7 @@ class Family:
                 (member, [_numbers(name) for name in member.sources if _form(name) == form])
                 for member in self.members
             ]
-            pattern = self._pattern_of(form, rows)
+            pattern = self._find_pattern(form, rows)
             # All patterns must give the same numbers to the groups that the templates use.
             if pattern is None or (templates is not None and pattern[1] != templates):
                 return None
@@ -89,7 +89,7 @@ class Family:
             templates = pattern[1]
         return {"sources": patterns, "targets": templates or []}
 
-    def _pattern_of(
+    def _find_pattern(
         self, form: str, rows: list[tuple[Member, list[list[str]]]]
     ) -> tuple[str, list[str]] | None:
         """Return the pattern of the sources of one form, and the templates of all targets."""

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from loadstone._base import adapters
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._files.catalog import Catalog
 from loadstone._plan.recipes import LibraryRecipes
 
@@ -15,9 +15,9 @@ from loadstone._plan.recipes import LibraryRecipes
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> LibraryRecipes:
     traced = adapters.adapters_with("recipes")
     if library not in traced:
-        raise unknown("rules", "library or file", library, tuple(traced))
+        raise unknown_word_error("rules", "library or file", library, tuple(traced))
     if isinstance(model, str | os.PathLike):
-        raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
+        raise new_error("plan.options", "tracing needs a model, not a skeleton file", field="rules")
     recipes: LibraryRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
     return recipes
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from loadstone import _core
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import parent_name
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._files.catalog import Catalog
@@ -115,8 +115,8 @@ class LoadHookTracer:
         self.targets = {target.name: target for target in planned_targets(core)}
         for slot in slots_of(model):  # code sees whole tensors; the plan cuts them
             if slot.shard is not None and slot.name in self.targets:
-                whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
-                self.targets[slot.name] = whole
+                target = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
+                self.targets[slot.name] = target
         self.trace = Trace(catalog)
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}
@@ -147,10 +147,10 @@ class LoadHookTracer:
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
             if _attributes(module) != attributes.get(path):
-                return self._finding_at(path, "it would change the model itself")
+                return self._make_finding(path, "it would change the model itself")
         for path, module in modules.items():
             if _attributes(module) != before[path]:
-                return self._finding_at(path, "it would change the module")
+                return self._make_finding(path, "it would change the module")
         if failure is not None:
             return failure
         self._note_unused(keys)
@@ -193,9 +193,9 @@ class LoadHookTracer:
             path = prefix.rstrip(".") if isinstance(prefix, str) else path
             frames = frames.tb_next
         reason = f"it cannot be carried out without values ({type(error).__name__}: {error})"
-        return self._finding_at(path, reason)
+        return self._make_finding(path, reason)
 
-    def _finding_at(self, path: str, reason: str) -> _core.Finding:
+    def _make_finding(self, path: str, reason: str) -> _core.Finding:
         try:
             module = self.model.get_submodule(path)
             return refusal(saved_path(self.model, path), module, reason)
@@ -208,7 +208,7 @@ class LoadHookTracer:
             changed = self._add_recipes(effect)
         except Error as error:
             reason = f"{error.tensor}: {error.message}"
-            return Effect([self._finding_at(parent_name(error.tensor), reason)])
+            return Effect([self._make_finding(parent_name(error.tensor), reason)])
         extra, findings = self._extra_state(missing)
         effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
         absent = {finding.target for finding in self._reported("plan.missing")}
@@ -228,7 +228,7 @@ class LoadHookTracer:
         plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
-            raise make(
+            raise new_error(
                 LOAD_HOOK, "it writes to a tensor that is not in the state dict", tensor=name
             )
         for name, names in groups.items():
@@ -245,12 +245,12 @@ class LoadHookTracer:
                 effect.kept |= {name}
             for symbol in symbols:
                 effect.dropped += self.symbols.sources_of(symbol)
-        changed |= self._read_by(changed.values(), plain)
+        changed |= self._shared_sources(changed.values(), plain)
         for name, value in changed.items():
             self.trace.add(name, value)
         return set(changed)
 
-    def _read_by(
+    def _shared_sources(
         self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
     ) -> dict[str, Symbol]:
         """Return unchanged tensors whose sources recipes read: the core would not match them."""
@@ -261,7 +261,7 @@ class LoadHookTracer:
                 continue
             if isinstance(symbol, WholeSymbol):
                 message = "it uses one of the several tensors that this one is made from"
-                raise make(LOAD_HOOK, message, tensor=name)
+                raise new_error(LOAD_HOOK, message, tensor=name)
             shared[name] = symbol
         return shared
 
@@ -278,14 +278,14 @@ class LoadHookTracer:
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
                 return False
-            raise make(
+            raise new_error(
                 LOAD_HOOK,
                 f"it assigns the model's own value of '{value.slot.name}'",
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
             message = f"it assigns {value!r}, which is not a tensor of the checkpoint"
-            raise make(LOAD_HOOK, message, tensor=name)
+            raise new_error(LOAD_HOOK, message, tensor=name)
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:

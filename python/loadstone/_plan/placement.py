@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import inside, named_modules, saved_map, saved_path
 from loadstone._model.walk import TensorSlot
@@ -139,7 +139,7 @@ def require_paths(
     for path, device in device_map.items():
         full = f"{component}.{path}" if component and path else component or path
         if path in known and path not in modules and str(device) == "disk":
-            raise make(
+            raise new_error(
                 "plan.device_map",
                 "no hook loads a tensor without its module: name the module",
                 field="device_map",
@@ -147,7 +147,7 @@ def require_paths(
             )
         if path not in known:
             near = difflib.get_close_matches(path, known, 1, 0)
-            raise make(
+            raise new_error(
                 "plan.device_map",
                 f"{type(model).__name__} has no module or tensor of this path",
                 field="device_map",
@@ -164,4 +164,6 @@ def require_device(device: Any, path: str) -> None:
         torch.device(device if isinstance(device, str) else "none")
     except RuntimeError:
         message = f"'{path}': {_core.unknown_device(str(device))}"
-        raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
+        raise new_error(
+            "plan.device_map", message, field="device_map", found=repr(device)
+        ) from None

@@ -80,7 +80,7 @@ def _listed_errors(findings: Iterable[_core.Finding]) -> str:
         lines.append(f"{len(errors)} errors: {kinds}")
         texts = [printable(finding.message) for finding in errors[1:]]
         more = "\n  and {} more, in the findings of this error"
-        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, by="\n  ", more=more))
+        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, separator="\n  ", more=more))
     hints = [finding.suggestion for finding in errors if finding.suggestion]
     lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
     return "".join(f"\n{line}" for line in lines)

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import collector, machine
-from loadstone._base.errors import count_argument, make
+from loadstone._base.errors import count_argument, new_error
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import MergedAdapters
 from loadstone._model import modules
@@ -175,7 +175,7 @@ def _shared_read(
     """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
         message = "read_once requires the model, not a skeleton file"
-        raise make("plan.options", message, field="read_once")
+        raise new_error("plan.options", message, field="read_once")
     whole_tensors = [target.whole() for target in model_targets.targets]
     shared_read = SharedReadPlan(make_core(whole_tensors, **arguments), catalog)
     shared_read.require_possible()
@@ -220,7 +220,7 @@ def _prefixes(values: str | Sequence[str]) -> list[str]:
     texts = [values] if isinstance(values, str) else list(values)
     for text in texts:
         if not isinstance(text, str):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "strip_prefix must be a string",
                 field="strip_prefix",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadstone import _core
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 
 _SPELLINGS = {"initialize": "initialise"}
 
@@ -16,7 +16,7 @@ def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[
         return _require_policy(missing), []
     for pattern in missing:
         if not isinstance(pattern, str):
-            raise make(
+            raise new_error(
                 "plan.options", "a pattern must be a string", field="missing", found=repr(pattern)
             )
     return "error", [(pattern, _require_policy(policy)) for pattern, policy in missing.items()]
@@ -35,5 +35,5 @@ def policies_of(
 def _require_policy(policy: object) -> str:
     name = _SPELLINGS.get(str(policy), str(policy))
     if name not in _core.MISSING_POLICIES:
-        raise unknown("missing", "policy", name, _core.MISSING_POLICIES)
+        raise unknown_word_error("missing", "policy", name, _core.MISSING_POLICIES)
     return name

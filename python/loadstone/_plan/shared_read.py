@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from loadstone import _core
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._model.targets import PlannedTarget, planned_targets
 
@@ -30,10 +30,10 @@ class SharedReadPlan:
     def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
         self.core = core
         self.targets = planned_targets(core)
-        self.exchanged = self._in_file_order(catalog)
+        self.exchanged = self._sort_by_file(catalog)
         self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
 
-    def _in_file_order(self, catalog: Catalog) -> list[int]:
+    def _sort_by_file(self, catalog: Catalog) -> list[int]:
         places = {name: (info.shard, info.offset_begin) for name, info in catalog.tensors.items()}
         none = ("", 0)  # adapters and empty tensors
 
@@ -49,7 +49,7 @@ class SharedReadPlan:
             if target.encoding or target.delivery not in ("none", "memory"):
                 message = "read_once does not support quantized, offloaded or memory-mapped tensors"
                 found = target.encoding or target.delivery
-                raise make("plan.options", message, field="read_once", found=found)
+                raise new_error("plan.options", message, field="read_once", found=found)
         require_group()
 
     def held_bytes(self) -> int:
@@ -106,7 +106,7 @@ def _identity(root: str, shard: str) -> tuple[Any, ...]:
 def require_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         message = "read_once requires the default process group of torch.distributed"
-        raise make("plan.options", message, field="read_once", found="no process group")
+        raise new_error("plan.options", message, field="read_once", found="no process group")
     group: Any = dist.group.WORLD
     try:
         group._get_backend(torch.device("cpu"))
@@ -114,4 +114,4 @@ def require_group() -> None:
         message = "read_once requires a process group that can send CPU tensors"
         expected = "a process group for it, such as 'cpu:gloo,cuda:nccl'"
         where = {"field": "read_once", "found": dist.get_backend(), "expected": expected}
-        raise make("plan.options", message, **where) from None
+        raise new_error("plan.options", message, **where) from None

@@ -47,13 +47,13 @@ def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
 
 def _is_batch_norm(module: _Module) -> bool:
     plain = type(module)._load_from_state_dict is _NormBase._load_from_state_dict
-    own = vars(module).keys() & set(_METHODS) or is_own(module, "set_extra_state")
-    return plain and not _hooks(module) and not own
+    has_own_code = vars(module).keys() & set(_METHODS) or is_own(module, "set_extra_state")
+    return plain and not _hooks(module) and not has_own_code
 
 
 def _has_code(module: _Module) -> bool:
-    own = bool(_hooks(module)) or any(is_own(module, method) for method in _METHODS)
-    return own and not is_filled(module)
+    has_own_code = bool(_hooks(module)) or any(is_own(module, method) for method in _METHODS)
+    return has_own_code and not is_filled(module)
 
 
 def is_filled(module: _Module) -> bool:

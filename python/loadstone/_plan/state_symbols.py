@@ -68,13 +68,13 @@ class StateSymbols:
 
 def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
     if json.loads(rules):
-        yield from _after_rules(catalog, rules)
+        yield from _apply_rules(catalog, rules)
         return
     for name, info in catalog.tensors.items():
         yield name, tuple(info.shape), info.encoding, [name], is_dtype(info.encoding)
 
 
-def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
+def _apply_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
     """Yield names and shapes from a conversion, and boxes from a plan for all of them."""
     conversion = _core.make_conversion(
         catalog._core,

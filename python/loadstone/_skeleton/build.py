@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.pytree import mapped, tensors_in
 from loadstone._model.supported_tensors import require_supported_class
 from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
@@ -88,7 +88,7 @@ class Build:
         histories = self.log.histories_of(tensors)
         if not histories and not self.wants_meta and self.log.histories:
             # torch itself requests meta here, to match a tensor that the log keeps on meta
-            kwargs = mapped(kwargs, lambda value: _off_meta(value, CPU))
+            kwargs = mapped(kwargs, lambda value: _replace_meta_device(value, CPU))
         if schema.name in LIKE or (schema.name in FACTORIES and not tensors):
             return self._run_factory(func, schema, args, kwargs, histories)
         if not histories:
@@ -153,7 +153,7 @@ class Build:
                 kwargs = {**kwargs, "device": wanted}
                 if schema.takes_dtype and kwargs.get("dtype") is None:
                     kwargs["dtype"] = result.dtype  # the default may differ at replay
-                forms = mapped(args, _without_content)
+                forms = mapped(args, _drop_content)
                 self.log.add(func, forms, kwargs, result, (), (), wanted, schema.random)
                 self.tracker.add_constructing_modules()
                 return result
@@ -182,7 +182,7 @@ class Build:
             self.log.add(func, new_args, kwargs, args[0], (), histories, device, schema.random)
             return args[0]
         try:
-            result = func(*mapped(args, _on_meta), **mapped(kwargs, _on_meta))
+            result = func(*mapped(args, _move_to_meta), **mapped(kwargs, _move_to_meta))
         except Exception:
             return self._run_now(func, schema, args, kwargs)
         sources = self.log.histories_of(
@@ -249,7 +249,7 @@ class Build:
 
         keep: list[torch.Tensor] = []
         new_args, new_kwargs = mapped((args, kwargs), real)
-        new_kwargs = mapped(new_kwargs, lambda value: _off_meta(value, device))
+        new_kwargs = mapped(new_kwargs, lambda value: _replace_meta_device(value, device))
         result = func(*new_args, **new_kwargs)
         if tainted and not schema.gives_tensors:
             self.random_read = True
@@ -273,7 +273,7 @@ class Build:
             self.log.materialize(history, in_use=True)
         except UnreplayableError as reason:
             message = f"the constructor reads a value, but {reason}"
-            raise make("skeleton.not_replayable", message) from None
+            raise new_error("skeleton.not_replayable", message) from None
         self.any_real = True
         return history.real, history.tainted
 
@@ -475,11 +475,11 @@ def _any_large(tensors: Iterable[torch.Tensor]) -> bool:
     return any(not tensor.is_meta and tensor.nbytes > SNAPSHOT_BYTES_MAX for tensor in tensors)
 
 
-def _without_content(value: Any) -> Any:
+def _drop_content(value: Any) -> Any:
     return meta_like(value) if isinstance(value, torch.Tensor) else value
 
 
-def _on_meta(value: Any) -> Any:
+def _move_to_meta(value: Any) -> Any:
     if isinstance(value, torch.device):
         return META
     if isinstance(value, torch.Tensor) and not value.is_meta:
@@ -487,7 +487,7 @@ def _on_meta(value: Any) -> Any:
     return value
 
 
-def _off_meta(value: Any, device: torch.device) -> Any:
+def _replace_meta_device(value: Any, device: torch.device) -> Any:
     return device if isinstance(value, torch.device) and value.type == "meta" else value
 
 

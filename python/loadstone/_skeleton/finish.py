@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.modules import named_modules
 from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
 from loadstone._skeleton.build import Build, swap
@@ -35,7 +35,7 @@ from loadstone._skeleton.op_log import (
 )
 
 
-class Derivation:
+class TensorDerivation:
     """Computes a tensor from parameters, after these have got their values."""
 
     def __init__(self, history: StorageHistory, ops: list[DeferredOp]) -> None:
@@ -71,7 +71,9 @@ class Derivation:
                 continue
             parameter = owner._parameters[name]
             if parameter.is_meta:
-                raise make("skeleton.not_replayable", "a parameter has no value yet", tensor=name)
+                raise new_error(
+                    "skeleton.not_replayable", "a parameter has no value yet", tensor=name
+                )
             loaded.append((ref, parameter.detach()))
         return loaded
 
@@ -79,7 +81,7 @@ class Derivation:
         """Return a storage in the layout of the build, with the parameters' current values."""
         loaded = self._loaded_parameters(history)
         if not loaded:
-            raise make("skeleton.not_replayable", "the module with the parameters is gone")
+            raise new_error("skeleton.not_replayable", "the module with the parameters is gone")
         if len(loaded) == 1 and _same_layout(*loaded[0]):
             return loaded[0][1].untyped_storage()
         storage = allocate(history.nbytes, loaded[0][1].device)
@@ -119,7 +121,7 @@ class Fact:
     storage: StorageWeakRef
     code: str
     reason: str = ""
-    derivation: Derivation | None = None
+    derivation: TensorDerivation | None = None
 
 
 class FactRegistry:
@@ -139,7 +141,7 @@ class FactRegistry:
             for key in [key for key, fact in self.by_storage.items() if is_expired(fact.storage)]:
                 del self.by_storage[key]
 
-    def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
+    def note_computed(self, tensor: torch.Tensor, derivation: TensorDerivation) -> None:
         """Note a computed tensor, so that the next load computes it again.
 
         A view needs no note: it shares its parameter's memory.
@@ -155,7 +157,7 @@ class FactRegistry:
         return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
 
     def add(
-        self, build: Build, derivations: dict[StorageHistory, Derivation], modules: list[Any]
+        self, build: Build, derivations: dict[StorageHistory, TensorDerivation], modules: list[Any]
     ) -> None:
         with self.lock:
             self.purge()
@@ -311,11 +313,11 @@ def _groups(build: Build, scan: _Scan) -> dict[StorageHistory, list[torch.Tensor
 
 def _materialize(
     build: Build, groups: dict[StorageHistory, list[torch.Tensor]]
-) -> dict[StorageHistory, Derivation]:
-    derivations: dict[StorageHistory, Derivation] = {}
+) -> dict[StorageHistory, TensorDerivation]:
+    derivations: dict[StorageHistory, TensorDerivation] = {}
     for history, tensors in groups.items():
         if history.is_parameter:
-            derivations[history] = Derivation(history, [])
+            derivations[history] = TensorDerivation(history, [])
             for tensor in tensors:
                 if not tensor.is_meta:
                     swap(tensor, StorageView(tensor, history).bind(history.storage))
@@ -327,7 +329,7 @@ def _materialize(
                 history.real, _ = build.log.scratch(history)
             else:
                 ops = build.log.needed(history, through_parameters=False)
-                derivations[history] = Derivation(history, ops)
+                derivations[history] = TensorDerivation(history, ops)
                 continue
         except Exception as reason:
             build.failures[history] = (
@@ -349,7 +351,7 @@ def _install(build: Build, history: StorageHistory, tensors: list[torch.Tensor])
         build.uninitialized[key] = weak_storage(tensors[0])
 
 
-def _place_parameters(derivation: Derivation, scan: _Scan) -> None:
+def _place_parameters(derivation: TensorDerivation, scan: _Scan) -> None:
     histories = {derivation.history, *(history for op in derivation.ops for history in op.reads)}
     wanted = {history.key: history for history in histories}
     for module, name, parameter in scan.parameters:

@@ -18,7 +18,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import PlannedTarget
@@ -29,8 +29,8 @@ from loadstone._skeleton.unwritten import fill_value, is_unwritten
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
     missing = [target for target in targets if target.origin == "initialiser"]
-    whole = [target.name for target in missing if not target.slice_begin]
-    bare = [name for name in whole if not _has_initialiser(owner_of(model, name))]
+    whole_names = [target.name for target in missing if not target.slice_begin]
+    bare = [name for name in whole_names if not _has_initialiser(owner_of(model, name))]
     constructed = _constructed_values(model, bare)
     return [
         *(_slice_finding(target.name) for target in missing if target.slice_begin),
@@ -71,7 +71,7 @@ def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
     for name in rest:
         if name not in constructed:
             message = "reset_parameters() left it without a value"
-            raise make("plan.no_initialiser", message, tensor=name)
+            raise new_error("plan.no_initialiser", message, tensor=name)
     return {
         index: tensors[name].to(targets[index].device, torch_dtype(targets[index].dtype))
         for name, index in missing.items()
@@ -109,7 +109,7 @@ class _Initialisers:
                 module.reset_parameters()
                 parameters = dict(module._parameters)
         except Exception as error:
-            raise make(
+            raise new_error(
                 "plan.no_initialiser",
                 f"reset_parameters() of {type(real).__name__} cannot make its missing tensors: "
                 f"{type(error).__name__}: {error}",

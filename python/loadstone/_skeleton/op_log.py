@@ -343,10 +343,10 @@ def run(op: DeferredOp, storages: dict[StorageHistory, Any]) -> None:
         result = op.func(*mapped(op.args, real), **mapped(op.kwargs, real))
     for ref, tensor in zip(op.outputs, tensors_in(result), strict=True):
         if ref is not None and ref.history not in storages:
-            storages[ref.history] = _storage_for(ref, tensor)
+            storages[ref.history] = _result_storage(ref, tensor)
 
 
-def _storage_for(ref: StorageView, tensor: torch.Tensor) -> Any:
+def _result_storage(ref: StorageView, tensor: torch.Tensor) -> Any:
     """Return the result's storage, in the layout of its stand-in on meta."""
     same = tensor.storage_offset() == ref.offset and all(
         actual == expected or extent < 2

@@ -16,7 +16,7 @@ import torch
 from loadstone import _core
 from loadstone._base import torch_modes
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.text import write_text
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, require_module
@@ -150,8 +150,8 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     return record
 
 
-def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
-    """Compute the tensors that follow from parameters again, except ``given``; return their names.
+def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
+    """Compute the tensors that follow from parameters again, except ``written``; return names.
 
     Views of a parameter become views of the current one. Later loads compute the others again.
     """
@@ -162,7 +162,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
         fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
         if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue
-        if slot.name in given:
+        if slot.name in written:
             continue
         tensor = computed.get(id(slot.tensor))
         if tensor is None:
@@ -191,7 +191,7 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
     slots = [slot for slot in walk(model) if not slot.may_be_kept]
     for slot in slots:
         if slot.obstacle:
-            raise make("plan.tensor_class", slot.obstacle, tensor=slot.name)
+            raise new_error("plan.tensor_class", slot.obstacle, tensor=slot.name)
     targets = [
         {
             "name": slot.name,

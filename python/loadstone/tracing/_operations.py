@@ -190,11 +190,13 @@ def _index(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
         raise _UnsupportedError("looks values up in a table")
     dim, index = indexed[0]
     size = args.self.shape[dim]
-    indices = [_in_bounds(number, dim, size) % size for number in index.reshape(-1).tolist()]
+    indices = [
+        _require_in_bounds(number, dim, size) % size for number in index.reshape(-1).tolist()
+    ]
     return builder.reshape(_gather(builder, args.self.value, dim, indices), list(result.shape))
 
 
-def _in_bounds(index: int, dim: int, size: int) -> int:
+def _require_in_bounds(index: int, dim: int, size: int) -> int:
     if not -size <= index < size:
         message = f"index {index} is out of bounds for dimension {dim} with size {size}"
         raise IndexError(message)

@@ -11,7 +11,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.pytree import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
@@ -172,7 +172,7 @@ class Trace:
         """Set the value of a target: a symbol, or a real tensor, which becomes a constant."""
         if isinstance(tensor, Symbol):
             if tensor.tracer is not self:
-                raise make("plan.recipe", "the value belongs to another trace", tensor=target)
+                raise new_error("plan.recipe", "the value belongs to another trace", tensor=target)
             self.builder.add(target, tensor.value)
             return
         data = tensor.detach().to("cpu").contiguous()
@@ -232,7 +232,7 @@ def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> 
         f"{caller()} calls {operation} on {', '.join(map(repr, sources)) or 'a tensor'}, "
         f"which {why or reasons[code]}"
     )
-    error = make(code, message, tensor=sources[0] if sources else "", found=operation)
+    error = new_error(code, message, tensor=sources[0] if sources else "", found=operation)
     for symbol in symbols[:1]:
         symbol.tracer.refused.append(error)
     return error

@@ -85,7 +85,7 @@ def untouched():
 def library(monkeypatch):
     """Replace the hooks of `accelerate` and `transformers` with those of the stand-ins."""
     made = {name: hooks(name) for name in ("accelerate", "transformers")}
-    monkeypatch.setattr(patch, "_patches_for", made.__getitem__)
+    monkeypatch.setattr(patch, "_library_hooks", made.__getitem__)
     return made
 
 

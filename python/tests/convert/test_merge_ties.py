@@ -225,10 +225,10 @@ def test_configs_of_parts_are_untied_too(tmp_path: Path) -> None:
 
 def test_a_server_reads_the_config_of_the_base(tmp_path: Path) -> None:
     from loadstone._adapters.serving.converted import plan_conversion
-    from loadstone._adapters.serving.options import Changes
+    from loadstone._adapters.serving.options import ConversionOptions
 
     trained(tmp_path, "embedding")
-    changes = Changes(lora={str(tmp_path / "adapter"): 1.0})
+    changes = ConversionOptions(lora={str(tmp_path / "adapter"): 1.0})
     with pytest.raises(loadstone.PlanError, match="config of the base") as caught:
         plan_conversion(str(tmp_path / "base"), changes)
     assert caught.value.code == "merge.tie"

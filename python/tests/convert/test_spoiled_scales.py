@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 import loadstone.accelerate
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 NAN, INFINITY = float("nan"), float("inf")
 SAYS, REJECTED = "because of a scale", "rejected:"
@@ -154,7 +154,7 @@ def by_command(path: Path, file: Written, folder: Path) -> None:
     loadstone.save_skeleton(model_of(file.numbers, torch.float32), folder / "skeleton.json")
     done = run("load", path, "--skeleton", folder / "skeleton.json")
     if done.returncode != 0:
-        raise make("usage", done.stderr)
+        raise new_error("usage", done.stderr)
     warnings.warn(done.stdout + done.stderr, stacklevel=1)
 
 

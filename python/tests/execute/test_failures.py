@@ -15,7 +15,7 @@ from models import Tiny, randomise, save, save_sharded
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone._base.errors import from_core, make
+from loadstone._base.errors import from_core, new_error
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ def test_policies_for_what_is_missing_go_by_name(tmp_path):
 def test_a_message_names_its_tensor_once():
     twice, once = "'w': 'w' is [7] [plan.shape]", "'w' is [7] [plan.shape]"
     assert str(from_core(twice, "plan.shape", "'w' is [7]", "", "w")) == once
-    assert str(make("plan.shape", "'w' is [7]", tensor="w")) == once
+    assert str(new_error("plan.shape", "'w' is [7]", tensor="w")) == once
     named = "'w': it is [7] [plan.shape]"  # control: a message without the name
     assert str(from_core(named, "plan.shape", "it is [7]", "", "w")) == named
-    assert str(make("plan.shape", "it is [7]", tensor="w")) == "w: it is [7] [plan.shape]"
+    assert str(new_error("plan.shape", "it is [7]", tensor="w")) == "w: it is [7] [plan.shape]"

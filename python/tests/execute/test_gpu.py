@@ -110,7 +110,7 @@ def parts(path: Path, device: str, dialect: str, nested: bool) -> list[Any]:
     plan = make_plan(skeleton(), loadstone.inspect(path), recipes, device_map=device)
     slots = planned_slots(plan, skeleton())
     values = execute.read_values(plan, slots, execute.ExecuteOptions()).values
-    return [each for each in values if isinstance(each, execute.Parts)]
+    return [each for each in values if isinstance(each, execute.ComponentTensors)]
 
 
 @pytest.mark.parametrize("nested", [False, True])

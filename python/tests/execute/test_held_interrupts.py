@@ -16,7 +16,7 @@ import loadstone
 STEPS = {
     "the first exchange": "loadstone._model.tensor_swap.TensorSwap.undo",
     "the memory": "loadstone._execute.destinations.Destinations.undo",
-    "the offload folder": "loadstone._execute.execute.Filled.offload",
+    "the offload folder": "loadstone._execute.execute.FilledValues.offload",
     "a place of the model": "loadstone._model.walk.TensorSlot.put_back",
     "the audit": "loadstone._execute.audit.LoadRecords.restore",
 }

@@ -144,10 +144,12 @@ class Folder:
 
     @classmethod
     def put_in(cls, patch, before=lambda: None, after=lambda: None):
-        from loadstone._execute.execute import Filled
+        from loadstone._execute.execute import FilledValues
 
-        real = Filled.offload.fget
-        patch.setattr(Filled, "offload", property(lambda each: cls(real(each), before, after)))
+        real = FilledValues.offload.fget
+        patch.setattr(
+            FilledValues, "offload", property(lambda each: cls(real(each), before, after))
+        )
 
 
 FAILURES = {

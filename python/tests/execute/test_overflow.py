@@ -20,7 +20,7 @@ from overflow_models import LLAMA
 from safetensors.torch import load_file, save_file
 
 import loadstone
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 F8 = torch.float8_e4m3fn
 NAME = "x.weight"
@@ -83,7 +83,7 @@ def command(source: Path, target: Path, dtype: str, allows: bool) -> Any:
         return
     error = json.loads(done.stdout)["error"]
     assert done.returncode == (1 if error["code"] == "convert.overflow" else 3)
-    raise make(error["code"], error["message"], tensor=error["tensor"])
+    raise new_error(error["code"], error["message"], tensor=error["tensor"])
 
 
 def merge(source: Path, target: Path, dtype: str, allows: bool) -> Any:

@@ -186,7 +186,7 @@ def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan,
 
     with pytest.raises(KeyboardInterrupt):
         options = execute.ExecuteOptions()
-        execute.run(plan._planned, live, options, in_place=in_place, finalize_offload=fail)
+        execute.execute_plan(plan._planned, live, options, in_place=in_place, finalize_offload=fail)
     assert loadstone.audit(live).ok is not in_place
     plan.execute(into=live)
     assert loadstone.audit(live).ok

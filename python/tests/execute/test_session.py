@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import inspect
 from loadstone._plan.extensions import TargetExtension
@@ -77,7 +77,7 @@ def test_a_load_is_proved_once(file: Path, tmp_path: Path) -> None:
 def test_a_load_that_is_not_installed_leaves_the_folder(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(filled: Filled) -> None:
+    def fail(filled: FilledValues) -> None:
         assert all(each.is_meta for each in session.model.parameters())
         raise ZeroDivisionError
 

@@ -17,7 +17,7 @@ from command import run
 
 import loadstone
 import loadstone.torch
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 # One of each kind; the core's own test covers all characters (tests/base/text_test.cpp).
 UNSAFE = {
@@ -88,7 +88,9 @@ DOORS: dict[str, Door] = {
     "save": lambda p, n: loadstone.torch.save_file({n: torch.ones(2).to_sparse()}, "x"),
     "save shared": lambda p, n: _saved_shared(n),
     "audit": lambda p, n: loadstone.audit(Named(n)).require_real(),
-    "made": lambda p, n: _raise(make("plan.options", n, [f"'{n}'"], path=n, found=n, tensor=n)),
+    "made": lambda p, n: _raise(
+        new_error("plan.options", n, [f"'{n}'"], path=n, found=n, tensor=n)
+    ),
 }
 SHOWN: dict[str, Door] = {
     "Catalog": lambda p, n: loadstone.inspect(p),
@@ -209,4 +211,4 @@ def test_the_rule_is_one() -> None:
         "tab-less",
         "'quoted' \"twice\"",
     ):
-        assert str(make("plan.options", text)) == f"{text} [plan.options]"
+        assert str(new_error("plan.options", text)) == f"{text} [plan.options]"

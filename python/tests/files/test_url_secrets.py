@@ -159,9 +159,9 @@ def test_no_function_shows_or_makes_what_a_url_holds(work: Path, name: str) -> N
 
 
 def test_errors_made_in_python_hide_what_they_are_given() -> None:
-    from loadstone._base.errors import make
+    from loadstone._base.errors import new_error
 
-    error = make(
+    error = new_error(
         "plan.options", f"'{URL}' is not one", path=URL, tensor=URL, found=URL, expected=[URL]
     )
     text = str(error) + repr(error) + str({**vars(error), "expected": ""})

@@ -104,12 +104,12 @@ def an_adapter_of_a_pipeline(file: Path) -> None:
 
 def a_gguf_file_that_a_server_quantizes(file: Path) -> None:
     from loadstone._adapters.serving.converted import plan_conversion
-    from loadstone._adapters.serving.options import Changes
+    from loadstone._adapters.serving.options import ConversionOptions
 
     gguf, folder = file.parent / "net.gguf", file.parent / "folder"
     save_file({"layer.weight": torch.randn(64, 64)}, file)
     loadstone.convert(file, gguf, metadata={"general.architecture": "llama"})
-    changes = Changes(quantize="fp8", include=("layer",))
+    changes = ConversionOptions(quantize="fp8", include=("layer",))
     refused(lambda: plan_conversion(str(gguf), changes), "while it is served: convert it first")
     loadstone.convert(gguf, folder, quantize="fp8", include="layer")
     assert load_file(folder / "model.safetensors")["layer.weight"].dtype == torch.float8_e4m3fn

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.state_dict_overrides import has_code
@@ -30,7 +30,7 @@ def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
     if path.is_dir():
         return _find_in_folder(path)
     if not path.is_file():
-        raise make("io.not_found", "no such file or folder", path=str(path))
+        raise new_error("io.not_found", "no such file or folder", path=str(path))
     return _shards_of(path) if path.suffix == ".json" else str(path)
 
 
@@ -62,7 +62,9 @@ def _shards_of(index: Path) -> str | list[str]:
         return str(index)
     names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
-        raise make("ix.path_escape", "a shard must be in the folder of its index", path=str(index))
+        raise new_error(
+            "ix.path_escape", "a shard must be in the folder of its index", path=str(index)
+        )
     return [str(index.parent / name) for name in names]
 
 

@@ -16,7 +16,7 @@ _USERS = ("diffusers", "transformers")
 
 def places(name: str) -> list[ModuleType]:
     """Return the imported modules that contain this function of accelerate."""
-    own: list[ModuleType] = [
+    owners: list[ModuleType] = [
         accelerate.hooks,
         accelerate.utils.modeling,
         accelerate.utils,
@@ -29,4 +29,4 @@ def places(name: str) -> list[ModuleType]:
         for path, module in list(sys.modules.items())
         if path.partition(".")[0] in _USERS and isinstance(module, ModuleType)
     ]
-    return [module for module in own + users if vars(module).get(name) is function]
+    return [module for module in owners + users if vars(module).get(name) is function]

@@ -15,7 +15,7 @@ from loadstone._adapters.accelerate import checkpoint as files
 from loadstone._adapters.accelerate import offload, planning
 from loadstone._adapters.accelerate.dispatch import dispatch_model, note_moved
 from loadstone._adapters.patch import suspended
-from loadstone._base.errors import counted, listed, make, unknown
+from loadstone._base.errors import counted, listed, new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
 from loadstone._base.progress import Progress
@@ -97,7 +97,7 @@ def load_checkpoint_in_model(
     if device_map is not None:
         arguments["device_map"] = device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
-            raise make(
+            raise new_error(
                 "plan.offload_folder",
                 "required, as tensors are placed on disk",
                 field="offload_folder",
@@ -116,7 +116,7 @@ def load_checkpoint_in_model(
             note_moved(model, report)
 
     options = execute.ExecuteOptions(progress, threads, receipt)
-    execute.run(plan, model, options, finalize_offload=finalize_offload)
+    execute.execute_plan(plan, model, options, finalize_offload=finalize_offload)
     _warn_unexpected(model, checkpoint, plan)
 
 
@@ -184,7 +184,7 @@ def _device_map(
     if not isinstance(device_map, str):
         return expanded(model, device_map) if device_map is not None else None
     if device_map not in MODES:
-        raise unknown("device_map", "device map", device_map, MODES)
+        raise unknown_word_error("device_map", "device map", device_map, MODES)
     common = {"no_split_module_classes": no_split_module_classes, "dtype": dtype}
     if device_map != "sequential":
         low_zero = device_map == "balanced_low_0"

@@ -12,7 +12,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import counted, listed, make
+from loadstone._base.errors import counted, listed, new_error
 from loadstone._execute.offload import add_tensor
 from loadstone._model.modules import is_wrapper
 from loadstone._model.targets import SAVED, PlannedTarget
@@ -91,7 +91,7 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
         if slot.kind == "parameter" and device_map.get(slot.name) == "disk"
     ]
     if alone:
-        raise make(
+        raise new_error(
             "plan.device_map",
             f"{counted(len(alone), 'parameter is', 'parameters are')} on disk without the module, "
             "where no hook loads them; name the module's class, or that of the block around it, in "
@@ -119,7 +119,7 @@ def require_values(
     ]
     if missing:
         some = listed(missing, 5, "'{}'".format, more=", ...")
-        raise make(
+        raise new_error(
             "plan.missing",
             f"{counted(len(missing), 'tensor is', 'tensors are')} on meta, and no hook would find "
             f"a value: {some}",
@@ -133,7 +133,7 @@ def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) 
     devices = set(map(str, device_map.values()))
     if wrapper is None or (len(devices) == 1 and "disk" not in devices):
         return
-    raise make(
+    raise new_error(
         "plan.device_map",
         f"accelerate's hooks do not find tensors inside {type(wrapper).__name__}; dispatch the "
         "model first, and put wrappers around modules afterwards",

@@ -11,7 +11,7 @@ import torch
 from loadstone import _core
 from loadstone._base.adapters import adapters_with
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.vocabulary import Missing
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
@@ -27,7 +27,7 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass
-class Adjusted(LibraryRecipes):
+class AccelerateRecipes(LibraryRecipes):
     """``cast`` maps floating-point parameters and saved buffers to dtypes, both by name."""
 
     recipes: Any = None
@@ -62,12 +62,12 @@ def plan_load(
         follows_file = any(getattr(value, "is_meta", False) for value in values)
     recipes = _trace(model, catalog, _only_dtype(catalog) if follows_file else dtype)
     if recipes is None:
-        adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
+        adjusted = AccelerateRecipes(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
         findings = [finding for finding in recipes.findings if finding.code != "plan.tie"]
         # accelerate ties these names again
-        adjusted = Adjusted(**vars(recipes) | {"untied": {}, "findings": findings})
+        adjusted = AccelerateRecipes(**vars(recipes) | {"untied": {}, "findings": findings})
     ties = recipes.ties if recipes is not None else {}
     strict = arguments["strict"]
     return make_plan(
@@ -119,7 +119,7 @@ def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
     """Reject fp32 modules for traced models, whose library chooses them itself."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "transformers itself decides which modules of its models stay in float32",
                 field="keep_in_fp32_modules",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 # A rank's parameters that are on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
@@ -50,9 +50,9 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
     """
     parameters = [pair for model in models for pair in model.named_parameters()]
     names = [name for name, parameter in parameters if parameter.is_meta]
-    own = _NONE if not names else _ALL if len(names) == len(parameters) else _SOME
+    meta_share = _NONE if not names else _ALL if len(names) == len(parameters) else _SOME
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (own, names[:1]))
+    dist.all_gather_object(ranks, (meta_share, names[:1]))
     first, first_names = ranks[0]
     if first == _NONE:
         return False
@@ -64,7 +64,7 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
     )
     states = ", ".join(f"rank {rank}: {state}" for rank, (state, _) in enumerate(ranks))
     found = f"parameters on meta: {states}"
-    raise make("plan.no_value", message, tensor=first_names[0], found=found)
+    raise new_error("plan.no_value", message, tensor=first_names[0], found=found)
 
 
 @contextlib.contextmanager

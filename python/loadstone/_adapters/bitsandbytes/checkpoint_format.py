@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import join_name
 
 FOUR_BIT = ("nf4", "fp4")
@@ -77,7 +77,9 @@ class QuantStateMetadata:
         fields = _FIELDS if offset is None else _FIELDS | _NESTED_FIELDS
         if state.keys() != fields or state.get("nested_dtype", "float32") != "float32":
             message, found, expected = "the state has other fields", str(state), sorted(fields)
-            raise make("q.quant_state", message, tensor=name, found=found, expected=str(expected))
+            raise new_error(
+                "q.quant_state", message, tensor=name, found=found, expected=str(expected)
+            )
         return metadata
 
 
@@ -103,7 +105,7 @@ def check_components(
     if "SCB" in entries or entries.get("weight", ("",))[0] == "I8":
         _check_sizes(prefix, entries, None)
         if weight_format not in (None, FORMAT_ROW):
-            raise make(
+            raise new_error(
                 "q.weight_format",
                 "the layout of the 8-bit weight is not supported",
                 tensor=join_name(prefix, "weight_format"),
@@ -117,7 +119,7 @@ def check_components(
     name = join_name(prefix, states[-1])
     if len(states) > 1 or states[0] not in STATES:
         expected = " or ".join(STATES)
-        raise make(
+        raise new_error(
             "q.quant_state",
             "expected exactly one quantization state",
             tensor=name,
@@ -138,7 +140,7 @@ def _check_sizes(prefix: str, entries: Entries, metadata: QuantStateMetadata | N
             raise missing(prefix, name)
         if name != "weight" and len(entries[name][1]) != 1:
             message, found = "a component has one dimension", str(list(entries[name][1]))
-            raise make("q.scale_shape", message, tensor=join_name(prefix, name), found=found)
+            raise new_error("q.scale_shape", message, tensor=join_name(prefix, name), found=found)
         parts[name] = (COMPONENTS[name], *entries[name])
     if metadata is None:
         layout = ("int8", entries["weight"][1], 0)
@@ -153,7 +155,7 @@ def _check_sizes(prefix: str, entries: Entries, metadata: QuantStateMetadata | N
         _core.bnb.check_parts(*layout, list(parts.values()))
     except Error as error:
         name = next((name for name, part in parts.items() if part[0] == error.field), "weight")
-        raise make(
+        raise new_error(
             error.code,
             error.message,
             tensor=join_name(prefix, name),
@@ -179,9 +181,9 @@ def require_finite_scales(name: str, scales: Any) -> None:
     bad = int((~scales.isfinite()).sum())
     if bad:
         found = f"{bad} of {scales.numel()}"
-        raise make("q.nan", "the scales are not finite", tensor=name, found=found)
+        raise new_error("q.nan", "the scales are not finite", tensor=name, found=found)
 
 
 def missing(prefix: str, name: str) -> Exception:
     message = "a component of the weight is missing"
-    return make("q.scale_missing", message, tensor=join_name(prefix, name))
+    return new_error("q.scale_missing", message, tensor=join_name(prefix, name))

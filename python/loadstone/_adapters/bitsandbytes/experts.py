@@ -147,7 +147,7 @@ def _stack(name: str) -> property:
 
 
 @functools.cache
-def _class_with(base: type, names: tuple[str, ...]) -> type:
+def _experts_class(base: type, names: tuple[str, ...]) -> type:
     body = {name: _stack(name) for name in names} | {"_stacks": names, "__doc__": base.__doc__}
     body["__module__"] = "loadstone.bitsandbytes"
     return type(base.__name__, (QuantizedExperts, base), body)
@@ -155,7 +155,7 @@ def _class_with(base: type, names: tuple[str, ...]) -> type:
 
 def rebuild_experts(base: type, names: tuple[str, ...]) -> Any:
     """Return an empty module of quantized experts; pickles name this function."""
-    cls = _class_with(base, names)
+    cls = _experts_class(base, names)
     return cls.__new__(cls)  # type: ignore[call-overload]
 
 
@@ -168,7 +168,7 @@ def put(module: Any, name: str, parameter: Any) -> None:
     if isinstance(module, QuantizedExperts):
         base, names = base.__bases__[1], {*module._stacks, name}
     module._parameters[name] = parameter
-    module.__class__ = _class_with(base, tuple(sorted(names)))
+    module.__class__ = _experts_class(base, tuple(sorted(names)))
 
 
 def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:

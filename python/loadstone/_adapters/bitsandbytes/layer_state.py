@@ -29,7 +29,7 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
     has_bias = linear.bias is not None
     with torch.device("meta"):
         if isinstance(parameter, bnb.nn.Int8Params):
-            made: Any = bnb.nn.Linear8bitLt(
+            layer: Any = bnb.nn.Linear8bitLt(
                 linear.in_features,
                 linear.out_features,
                 has_bias,
@@ -37,7 +37,7 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
                 threshold=THRESHOLD,
             )
         else:
-            made = bnb.nn.Linear4bit(
+            layer = bnb.nn.Linear4bit(
                 linear.in_features,
                 linear.out_features,
                 has_bias,
@@ -45,10 +45,10 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
                 quant_type=parameter.quant_type,
                 quant_storage=parameter.quant_storage,
             )
-    own = {name: made.__dict__[name] for name in _MODULE_STATE}
-    made.__dict__.update(vars(linear) | own)
-    put(made, "weight", parameter)
-    return made  # type: ignore[no-any-return]
+    module_state = {name: layer.__dict__[name] for name in _MODULE_STATE}
+    layer.__dict__.update(vars(linear) | module_state)
+    put(layer, "weight", parameter)
+    return layer  # type: ignore[no-any-return]
 
 
 def put(module: Any, leaf: str, parameter: Any) -> None:

@@ -146,20 +146,20 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> Any:
         ctx.data, ctx.state, ctx.inputs = data, state, x.shape[-1]
-        return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, ctx.inputs), bias)
+        return torch.nn.functional.linear(x, _decode_matrix(data, state, x.dtype, ctx.inputs), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
         to_x = to_bias = None
         if ctx.needs_input_grad[0]:
-            to_x = gradient @ _by_rows(ctx.data, ctx.state, gradient.dtype, ctx.inputs)
+            to_x = gradient @ _decode_matrix(ctx.data, ctx.state, gradient.dtype, ctx.inputs)
         if ctx.needs_input_grad[3]:
             to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0)
         return to_x, None, None, to_bias
 
 
-def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) -> torch.Tensor:
+def _decode_matrix(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) -> torch.Tensor:
     """Return the weight as ``[outputs, inputs]``; some weights were quantized transposed."""
     weight = decode(data, state, dtype)
     return weight.T if weight.shape[0] == inputs != weight.shape[1] else weight
@@ -168,5 +168,7 @@ def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) ->
 def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
     """Return ``x @ weight.T + bias`` with a 4-bit weight, for rows of any length."""
     if is_tracing():  # jit.trace records no autograd functions written in Python
-        return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, x.shape[-1]), bias)
+        return torch.nn.functional.linear(
+            x, _decode_matrix(data, state, x.dtype, x.shape[-1]), bias
+        )
     return _Linear.apply(x, data, state, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -107,11 +107,11 @@ class QuantizedWeights(TargetExtension):
                 if cast and _is_cast(target):
                     target.dtype = cast
                 entry = self.broken.get(weight)
-                result.append(target if entry is None else _as_stored(target, *entry))
+                result.append(target if entry is None else _stored_target(target, *entry))
                 continue
             for name, (dtype, shape) in stored.targets().items():
                 if name == stored.name:
-                    result.append(_as_stored(target, dtype, shape))
+                    result.append(_stored_target(target, dtype, shape))
                 elif not target.tie_of:
                     result.append(_core.Target(name, shape, dtype, "persistent_buffer"))
         return result
@@ -127,7 +127,7 @@ class QuantizedWeights(TargetExtension):
                 result.append(slot)
                 continue
             for name, (dtype, shape) in stored.targets().items():
-                tensor = _on_meta(dtype, shape)
+                tensor = _make_meta(dtype, shape)
                 if name == stored.name:
                     result.append(dataclasses.replace(slot, tensor=tensor))
                 elif slot.tie_of is None:
@@ -193,7 +193,7 @@ class QuantizedWeights(TargetExtension):
         for stored in self.stored.values():
             is_offloaded = value_of[stored.name] is None
             components = {
-                name: _on_meta(*entry) if is_offloaded else value_of[join_name(stored.path, name)]
+                name: _make_meta(*entry) if is_offloaded else value_of[join_name(stored.path, name)]
                 for name, entry in stored.entries.items()
             }
             weight = QuantizedWeight.from_components(stored.metadata, components)
@@ -211,7 +211,7 @@ class QuantizedWeights(TargetExtension):
     ) -> QuantizedWeight:
         quantization = self.quantize[target.name]
         if parts is None:
-            parts = {name: _on_meta(dtype, shape) for name, shape, dtype in target.parts}
+            parts = {name: _make_meta(dtype, shape) for name, shape, dtype in target.parts}
         data = parts["data"]
         weight = QuantizedWeight(data, parts["absmax"], quantization.encoding, target.shape)
         if quantization.encoding == "int8":
@@ -277,9 +277,9 @@ class QuantizedWeights(TargetExtension):
             elif weight in self.stored:
                 stored = self.stored[weight]
                 source = join_name(stored.path, _COMPONENTS[component] or stored.state)
-                provenance[slot.name] = _entry_for(slot, provenance[source])
+                provenance[slot.name] = _slot_entry(slot, provenance[source])
             elif weight in self.quantize:
-                entry = _entry_for(slot, provenance[weight])
+                entry = _slot_entry(slot, provenance[weight])
                 if component in _CONSTANTS and not slot.tensor.is_meta:
                     entry = dataclasses.replace(
                         entry, origin="constant", sources=(), bytes_written=0
@@ -302,15 +302,15 @@ def _is_cast(target: _core.Target) -> bool:
     return target.kind in SAVED and target.dtype in ("F64", "F32", "F16", "BF16")
 
 
-def _as_stored(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:
+def _stored_target(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:
     return _core.Target(target.name, shape, dtype, target.kind, target.tie_of)
 
 
-def _on_meta(dtype: str, shape: Shape) -> torch.Tensor:
+def _make_meta(dtype: str, shape: Shape) -> torch.Tensor:
     return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
 
 
-def _entry_for(slot: TensorSlot, entry: Provenance) -> Provenance:
+def _slot_entry(slot: TensorSlot, entry: Provenance) -> Provenance:
     return dataclasses.replace(
         entry,
         target=slot.name,

@@ -28,7 +28,7 @@ from loadstone._adapters.bitsandbytes.parameters import (
     lost_scales,
     mapped,
 )
-from loadstone._base.errors import counted, make
+from loadstone._base.errors import counted, new_error
 from loadstone._base.names import join_name
 from loadstone._model.modules import named_modules
 
@@ -106,7 +106,7 @@ def _moved(weight: Any, fn: Callable[[Any], Any]) -> Any:
     if moved.dtype != weight.dtype:
         return weight  # `half()` and the like on bytes stored as floats
     empty = functools.partial(torch.empty_like, device=moved.device)  # `to_empty`
-    return weight._with(moved, mapped(weight._scales, empty))
+    return weight._rebuild(moved, mapped(weight._scales, empty))
 
 
 def _moved_in_place(weight: Any, moved: Any) -> Any:
@@ -224,7 +224,7 @@ def _is_recording() -> bool:
 def _keep_rowwise(module: Any) -> None:
     """Mark a module as recorded; its weight must have the checkpoint layout."""
     if layout.is_rearranged(module.weight.quant_state):
-        raise make(
+        raise new_error(
             "plan.options",
             "a forward pass has rearranged this weight for the CPU, and a graph that is recorded "
             "now would read other codes later; call the model's state_dict() first, which lays "
@@ -374,7 +374,7 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
     }
     broken = [path for path, module in modules.items() if has_lost_scales(module)]
     if broken:
-        raise make(
+        raise new_error(
             "q.scale_missing",
             f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
             "lost: they were moved to meta without a copy; load the model again, and call heal() "

@@ -15,7 +15,7 @@ import torch
 from bitsandbytes.functional import QuantState
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 
 def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -30,7 +30,7 @@ def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 def lost_scales(shape: Any) -> Exception:
-    return make(
+    return new_error(
         "q.scale_missing",
         "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
         "call loadstone.bitsandbytes.heal(model) before the model is moved or offloaded, and use "
@@ -45,7 +45,7 @@ class _SelfContainedParameter:
 
     data: torch.Tensor
     _scales: Any  # a quantization state, or the SCB tensor of an 8-bit weight
-    _with: Callable[..., Any]  # the same weight with other codes and scales
+    _rebuild: Callable[..., Any]  # the same weight with other codes and scales
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the weight with its scales; a dtype does not affect codes."""
@@ -60,14 +60,14 @@ class _SelfContainedParameter:
             return tensor.to(device, non_blocking=non_blocking)
 
         data, scales = layout.rowwise(self.data, self._scales)
-        return self._with(moved(data), mapped(scales, moved))
+        return self._rebuild(moved(data), mapped(scales, moved))
 
     def detach(self) -> Any:
         """Return the same weight, sharing its memory; torch requires the same type."""
-        return self._with(self.data, self._scales, requires_grad=False)
+        return self._rebuild(self.data, self._scales, requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._with(copy.deepcopy(self.data, memo), copy.deepcopy(self._scales, memo))
+        return self._rebuild(copy.deepcopy(self.data, memo), copy.deepcopy(self._scales, memo))
 
     @property
     def __class__(self) -> type:
@@ -110,7 +110,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         weight: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
         return weight
 
-    def _with(self, data: torch.Tensor, state: Any, requires_grad: bool | None = None) -> Any:
+    def _rebuild(self, data: torch.Tensor, state: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
             data,
             requires_grad=self.requires_grad if requires_grad is None else requires_grad,
@@ -128,7 +128,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         return self.quant_state
 
     def __copy__(self) -> Any:
-        return self._with(self.data, self.quant_state)
+        return self._rebuild(self.data, self.quant_state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         weight = super().__deepcopy__(memo)
@@ -163,7 +163,7 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
             weight.CB = weight.data
         return weight
 
-    def _with(self, data: torch.Tensor, scales: Any, requires_grad: bool | None = None) -> Any:
+    def _rebuild(self, data: torch.Tensor, scales: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
             data,
             requires_grad=self.requires_grad if requires_grad is None else requires_grad,

@@ -33,8 +33,10 @@ _MODULE_METHODS = ("forward", "_apply", "_save_to_state_dict")
 
 
 def hooks() -> Hooks:
-    methods = [(cls, name, _on_parameter) for cls in _PARAMETERS for name in _PARAMETER_METHODS]
-    methods += [(cls, name, _on_module) for cls in MODULES for name in _MODULE_METHODS]
+    methods = [
+        (cls, name, _wrap_parameter_method) for cls in _PARAMETERS for name in _PARAMETER_METHODS
+    ]
+    methods += [(cls, name, _wrap_module_method) for cls in MODULES for name in _MODULE_METHODS]
     result = [
         Hook(cls, name, wrap_if_active(LIBRARY, adopting(name))) for cls, name, adopting in methods
     ]
@@ -44,7 +46,7 @@ def hooks() -> Hooks:
     return Hooks(result, LIBRARY)
 
 
-def _on_parameter(name: str) -> Callable[..., Any]:
+def _wrap_parameter_method(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], weight: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(weight, SELF_CONTAINED) or not isinstance(adopt(weight), SELF_CONTAINED):
             return original(weight, *args, **kwargs)
@@ -53,7 +55,7 @@ def _on_parameter(name: str) -> Callable[..., Any]:
     return call
 
 
-def _on_module(name: str) -> Callable[..., Any]:
+def _wrap_module_method(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         if is_self_contained(module):
             return original(module, *args, **kwargs)

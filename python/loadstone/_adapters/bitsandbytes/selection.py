@@ -19,7 +19,7 @@ from loadstone._adapters.bitsandbytes.stored_weights import (
     find_weights,
     groups_by_path,
 )
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
@@ -53,21 +53,21 @@ def extend(
         return
     for extension in recipes.extensions:
         if isinstance(extension, QuantizedWeights):
-            extension.quantize |= _without(requested, extension.installed_targets())
+            extension.quantize |= _subtract(requested, extension.installed_targets())
             return
     paths = {parent_name(name) for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
     required = _required(model, sorted(blank - stored.names), {})
     _require_agreement(requested, required)
-    quantize = _without(requested | required, stored.names)
+    quantize = _subtract(requested | required, stored.names)
     weights = QuantizedWeights(catalog, stored, quantize, dtype=dtype)
     weights.aliases = _aliases(model, stored.weights.keys() | quantize.keys())
     weights.problems = [*_wrong_shapes(model, stored), *_disagreements(stored, requested)]
     recipes.extensions.append(weights)
 
 
-def _without(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
+def _subtract(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
     return {name: quantize[name] for name in quantize if name not in names}
 
 
@@ -153,12 +153,12 @@ def _quantization(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
-        raise unknown("quantize", "encoding", value, ENCODINGS)
+        raise unknown_word_error("quantize", "encoding", value, ENCODINGS)
     return Quantization(value)
 
 
 def _refused(message: str, found: str = "", expected: str = "") -> Exception:
-    return make("plan.options", message, field="quantize", found=found, expected=expected)
+    return new_error("plan.options", message, field="quantize", found=found, expected=expected)
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -232,7 +232,7 @@ def _required_of_experts(
     """
     layer_quantization = next(iter(quantize.values()), None)
     if layer_quantization is None or layer_quantization.encoding not in FOUR_BIT:
-        raise make(
+        raise new_error(
             "plan.options",
             "quantize_experts requires that the linear layers get a 4-bit encoding",
             field="quantize_experts",

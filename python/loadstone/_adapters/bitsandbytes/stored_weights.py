@@ -22,7 +22,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     component_names,
     require_finite_scales,
 )
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
@@ -121,20 +121,22 @@ def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> S
     for path, sources in groups.items():
         inside, source = next(iter(sources.items()))
         prefix = source.removesuffix(inside).removesuffix(".")
-        own = {name: entries[source] for name, source in sources.items()}
+        group_entries = {name: entries[source] for name, source in sources.items()}
         others = {name: entries[join_name(prefix, name)] for name in components.get(prefix, ())}
         try:
-            metadata = _check(prefix, others | own, sources, values)
+            metadata = _check(prefix, others | group_entries, sources, values)
             if defect := wrong_tables.get(join_name(prefix, "weight")):
-                raise make(defect.code, defect.message)
+                raise new_error(defect.code, defect.message)
         except Error as error:
             name = join_name(path, "weight")
             message = str(error).removesuffix(f" [{error.code}]")
             finding = _core.Finding("error", error.code, name, sorted(sources.values()), message)
             result.findings.append(finding)
-            result.broken[name] = own.get("weight")
+            result.broken[name] = group_entries.get("weight")
             continue
-        kept = {name: own[name] for name in own if name in component_names(metadata)}
+        kept = {
+            name: group_entries[name] for name in group_entries if name in component_names(metadata)
+        }
         kept_sources = {name: sources[name] for name in kept}
         weight = StoredWeight(path, kept_sources, kept, metadata)
         result.weights[weight.name] = weight
@@ -149,7 +151,7 @@ def _check(
 ) -> QuantStateMetadata | None:
     state = next((name for name in sources if name.startswith(STATE)), None)
     if state is not None and sources[state] not in values:
-        raise make(
+        raise new_error(
             "q.quant_state",
             "the state blob is too large",
             tensor=join_name(prefix, state),

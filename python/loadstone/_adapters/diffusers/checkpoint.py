@@ -10,7 +10,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import is_dtype
-from loadstone._base.errors import Error, listed, make
+from loadstone._base.errors import Error, listed, new_error
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import RANK_MAX, Catalog, inspect
 from loadstone.tracing import Symbol, Trace
@@ -46,8 +46,8 @@ def missing_keys_error(keys: Iterable[str]) -> Error:
         for name in names
     ]
     reason = why if len(names) == 1 else why.replace("it", "them")
-    message = f"the checkpoint lacks {listed(names, shown=repr)}, and {reason}"
-    error = make("plan.missing", message, tensor=names[0])
+    message = f"the checkpoint lacks {listed(names, format_item=repr)}, and {reason}"
+    error = new_error("plan.missing", message, tensor=names[0])
     error.findings = findings
     return error
 
@@ -161,5 +161,5 @@ def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
         from loadstone._adapters.diffusers.packed import packed
     except ImportError as reason:  # diffusers works without it; files with blocks do not
         message = f"block formats need the package gguf, as in diffusers: {reason}"
-        raise make("plan.options", message, tensor=name) from None
+        raise new_error("plan.options", message, tensor=name) from None
     return packed(trace, catalog, name)

@@ -74,7 +74,7 @@ def compare(model_shapes: Shapes, file_shapes: Shapes) -> Counts:
 
 def try_config(cls: Any, config: Config, description: str, file_shapes: Shapes) -> Candidate | None:
     """Compare a file with the model of a config; ``None`` if the class rejects the config."""
-    shapes = _Search(cls, config).shapes({})
+    shapes = _ConfigSearch(cls, config).shapes({})
     return None if shapes is None else Candidate(description, config, compare(shapes, file_shapes))
 
 
@@ -84,7 +84,7 @@ def search_changes(cls: Any, config: Config, file_shapes: Shapes) -> Candidate |
     Search on a model with few blocks first (a tenth of the cost), then check on the full model and
     continue there if it does not fit. ``file_shapes`` uses the model's names.
     """
-    search = _Search(cls, config)
+    search = _ConfigSearch(cls, config)
     model_shapes = search.shapes({})
     if model_shapes is None:
         return None
@@ -98,7 +98,7 @@ def search_changes(cls: Any, config: Config, file_shapes: Shapes) -> Candidate |
     return Candidate(description, {**search.base, **changes}, compare(shapes, file_shapes))
 
 
-class _Search:
+class _ConfigSearch:
     def __init__(self, cls: Any, config: Config) -> None:
         self.cls = cls
         # diffusers would reset the fields in this list to the class's defaults.
@@ -164,7 +164,7 @@ class _Search:
                     break
         if not small:
             return {}
-        search = _Search(self.cls, {**self.base, **small})
+        search = _ConfigSearch(self.cls, {**self.base, **small})
         return search.improve({}, small_shapes, _first_blocks(file_shapes, prefixes))[0] | counts
 
     def _fields_of_count(self, count: int) -> list[str]:

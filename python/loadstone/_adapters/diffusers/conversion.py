@@ -22,7 +22,7 @@ from loadstone._adapters.diffusers.checkpoint import (
     missing_keys_error,
     shapes_of,
 )
-from loadstone._base.errors import Error, PlanError, make
+from loadstone._base.errors import Error, PlanError, new_error
 from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
 # Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
@@ -125,7 +125,7 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
     for name in checkpoint.catalog.tensors:
         for digits in NUMBER.findall(name):
             if len(digits) > _DIGITS_MAX or int(digits) > limit:
-                raise make(
+                raise new_error(
                     "plan.conversion",
                     "a number in the name exceeds the number of tensors, so the series has gaps",
                     tensor=name,
@@ -158,14 +158,14 @@ def find_missing_keys(conversion: Conversion, known: MissingKeys | None = None) 
 
     Raises ``plan.missing``, with all names, if the targets are unknown.
     """
-    search = _Search(conversion, {} if known is None else known)
+    search = _MissingKeySearch(conversion, {} if known is None else known)
     for _ in range(RUNS_MAX):
         if search.run():
             return search.missing_keys
     raise search.error()
 
 
-class _Search:
+class _MissingKeySearch:
     def __init__(self, conversion: Conversion, missing_keys: MissingKeys) -> None:
         self.conversion = conversion
         self.missing_keys = missing_keys
@@ -200,7 +200,7 @@ class _Search:
         """Add a tensor to the file under a name from which the converter may derive the key."""
         if key != self._looked_up or not self._candidate:
             self._looked_up = key
-            self._candidates = self._names_for(key)
+            self._candidates = self._find_candidates(key)
         else:  # the last candidate was wrong
             self.missing_keys.pop(self._candidate)
         if not self._candidates:
@@ -208,7 +208,7 @@ class _Search:
         self._candidate = self._candidates.pop(0)
         self.missing_keys[self._candidate] = self.conversion.missing_key(key, is_iterated=True)
 
-    def _names_for(self, key: str) -> list[str]:
+    def _find_candidates(self, key: str) -> list[str]:
         """Return the key with each prefix of the file's names, most likely first."""
         module = key.partition(".")[0] + "."
         names = self.conversion.checkpoint.catalog.tensors
@@ -236,7 +236,7 @@ class _Search:
                     uses.setdefault(key, []).append(shapes)
         has_target_shapes = True
         for key, targets in uses.items():
-            shape = _shape_for(self.missing_keys[key].shape, targets)
+            shape = _find_shape(self.missing_keys[key].shape, targets)
             if shape is not None:  # else the shapes conflict, and the target is missing
                 has_target_shapes &= shape == self.missing_keys[key].shape
                 self._set_shape(key, shape)
@@ -246,7 +246,7 @@ class _Search:
         self.missing_keys[key] = self.missing_keys[key]._replace(shape=shape, is_guess=False)
 
 
-def _shape_for(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
+def _find_shape(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
     """Return the shape of a key that gives its targets the model's shapes."""
     if all(converted == expected for converted, expected in targets):
         return shape

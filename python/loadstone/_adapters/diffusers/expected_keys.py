@@ -40,7 +40,7 @@ def expected_keys(
     Raises:
         IgnoredTensorsError: some targets are not missing.
     """
-    search = _Search(set(targets[:TARGETS_MAX]), conversion, missing_keys)
+    search = _KeySearch(set(targets[:TARGETS_MAX]), conversion, missing_keys)
     existing = conversion.checkpoint.catalog.tensors.keys()
     candidates = {
         target: _except(set(existing), _candidates(target, keys)) for target in search.targets
@@ -136,7 +136,7 @@ def _except(seen: set[str], names: Iterator[str]) -> Iterator[str]:
             yield name
 
 
-class _Search:
+class _KeySearch:
     """Runs of a converter on files with additional tensors, to find the keys of targets."""
 
     def __init__(
@@ -164,7 +164,7 @@ class _Search:
         if not names:
             return True
         try:
-            converted = self._conversion.run(self._with(names))
+            converted = self._conversion.run(self._add_keys(names))
         except Exception:  # the converter rejects one of the names
             return False
         for target in self.targets & converted.keys():
@@ -176,7 +176,7 @@ class _Search:
             self._retry_if_ignored(names & set(self.keys.values()))
         return True
 
-    def _with(self, names: set[str]) -> MissingKeys:
+    def _add_keys(self, names: set[str]) -> MissingKeys:
         keys = {name: self._conversion.missing_key(name, is_iterated=True) for name in names}
         return self._missing_keys | keys
 
@@ -186,7 +186,7 @@ class _Search:
 
     def _retry_if_ignored(self, names: set[str]) -> None:
         """Raise an error if these names make the converter use tensors that it ignored."""
-        missing_keys = find_missing_keys(self._conversion, self._with(names))
+        missing_keys = find_missing_keys(self._conversion, self._add_keys(names))
         if self._has_present_target(self._conversion.run(missing_keys)):
             raise IgnoredTensorsError(self._conversion, missing_keys)
 

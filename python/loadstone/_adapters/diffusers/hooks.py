@@ -24,10 +24,10 @@ from loadstone._adapters.diffusers import pipelines, quantizers
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, checkpoint_of, is_readable
 from loadstone._adapters.diffusers.conversion import conversion_of, convert, has_own_names
 from loadstone._adapters.diffusers.load import (
-    CURRENT_LOAD,
+    CURRENT_SESSION,
     OPTIONS,
     WANTED_DTYPE,
-    DiffusersLoad,
+    DiffusersSession,
     loading,
     skip_keys,
 )
@@ -39,10 +39,10 @@ from loadstone._adapters.diffusers.quantizers import (
     is_known,
     quantized_sizes,
 )
-from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
+from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
@@ -90,7 +90,10 @@ def hooks() -> Hooks:
         inner.append((single_file_model, "_determine_device_map", _determine_device_map))
     replacements = [
         *entry_points,
-        *((owner, name, within(CURRENT_LOAD, replacement)) for owner, name, replacement in inner),
+        *(
+            (owner, name, within(CURRENT_SESSION, replacement))
+            for owner, name, replacement in inner
+        ),
     ]
     return Hooks(
         [
@@ -117,14 +120,14 @@ def _defer_dtype(original: Any, cls: Any, dtype: torch.dtype) -> None:
 
 
 def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
-    dtype, load = WANTED_DTYPE.get(), CURRENT_LOAD.get()
-    if dtype is None and load is None:
+    dtype, session = WANTED_DTYPE.get(), CURRENT_SESSION.get()
+    if dtype is None and session is None:
         return original(*args, **kwargs)
     WANTED_DTYPE.set(None)
     with constructing(dtype):
         model = original(*args, **kwargs)
-    if load is not None and load.model is None and not PLACES_FILES:
-        load.model = model  # not a copy of it, built for missing values
+    if session is not None and session.model is None and not PLACES_FILES:
+        session.model = model  # not a copy of it, built for missing values
     return model
 
 
@@ -136,7 +139,9 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     refuses_unsupported = OPTIONS.get().refuses_unsupported
     if kwargs.get("device_map") is not None and not PLACES_FILES and refuses_unsupported:
         message = "this release of diffusers has no device map for single files"
-        raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
+        raise new_error(
+            "plan.options", message, field="device_map", expected="diffusers 0.36 or later"
+        )
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:
@@ -152,34 +157,34 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
 
 def _load_single_file(original: Any, cls: Any, source: Any, kwargs: dict[str, Any]) -> Any:
     quantization = kwargs.get("quantization_config")
-    with loading() as load:
-        load.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
+    with loading() as session:
+        session.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
         if quantization is not None and not is_bitsandbytes(quantization):
-            load.kernel = ""
+            session.kernel = ""
         if isinstance(source, SymbolicCheckpoint):
-            source = source.fresh(kernel=load.kernel)
+            source = source.fresh(kernel=session.kernel)
         model = original(cls, source, **kwargs)
-        load.finish(model)
+        session.finish(model)
     return model
 
 
 def _get_mapping_function_kwargs(
-    load: DiffusersLoad, original: Any, function: Any, **kwargs: Any
+    session: DiffusersSession, original: Any, function: Any, **kwargs: Any
 ) -> Any:
     arguments: dict[str, Any] = original(function, **kwargs)
-    load.converter = function, arguments
+    session.converter = function, arguments
     return arguments
 
 
-def _should_convert(load: DiffusersLoad, original: Any, state: Any, checkpoint: Any) -> Any:
+def _should_convert(session: DiffusersSession, original: Any, state: Any, checkpoint: Any) -> Any:
     """Convert the checkpoint in place, because diffusers stops at the first missing key."""
     if not isinstance(checkpoint, SymbolicCheckpoint):
         return original(state, checkpoint)
     if not has_own_names(state, checkpoint):
-        assert load.converter is not None
-        load.conversion = conversion_of(load.model, checkpoint, *load.converter)
-        load.conversion.kernel = load.kernel
-        converted = convert(load.conversion, checkpoint)
+        assert session.converter is not None
+        session.conversion = conversion_of(session.model, checkpoint, *session.converter)
+        session.conversion.kernel = session.kernel
+        converted = convert(session.conversion, checkpoint)
         checkpoint.clear()
         dict.update(checkpoint, converted)
     return False
@@ -188,15 +193,17 @@ def _should_convert(load: DiffusersLoad, original: Any, state: Any, checkpoint: 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
         if OPTIONS.get().refuses_unsupported and not isinstance(checkpoint_file, dict):
-            raise make(
+            raise new_error(
                 "plan.options",
                 "this file type is not supported: call the class's own function",
                 path=str(checkpoint_file),
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    load = CURRENT_LOAD.get()  # None: a pipeline, whose models get copies
-    return SymbolicCheckpoint.open([str(checkpoint_file)], "" if load is None else load.kernel)
+    session = CURRENT_SESSION.get()  # None: a pipeline, whose models get copies
+    return SymbolicCheckpoint.open(
+        [str(checkpoint_file)], "" if session is None else session.kernel
+    )
 
 
 def _init_empty_weights(*_: Any, **__: Any) -> Any:
@@ -204,7 +211,7 @@ def _init_empty_weights(*_: Any, **__: Any) -> Any:
 
 
 def _determine_device_map(
-    load: DiffusersLoad,
+    session: DiffusersSession,
     original: Any,
     model: Any,
     device_map: Any,
@@ -212,26 +219,26 @@ def _determine_device_map(
     *args: Any,
 ) -> Any:
     """Keep the map, which diffusers discards, in a form that hooks support."""
-    load.model = model
+    session.model = model
     if device_map is None:
         return original(model, device_map, max_memory, *args)
     if isinstance(device_map, str) and device_map in MODES:
-        if load.options.max_memory is not None:
-            max_memory = load.options.max_memory
+        if session.options.max_memory is not None:
+            max_memory = session.options.max_memory
         with quantized_sizes(model):
             computed = original(model, device_map, max_memory, *args)
-        load.device_map = gathered(model, computed)
-        return load.device_map
+        session.device_map = gathered(model, computed)
+        return session.device_map
     if not isinstance(device_map, Mapping):
         device_map = {"": device_map}
-    if load.options.refuses_unsupported:
+    if session.options.refuses_unsupported:
         require_paths(model, device_map)
-    load.device_map = expanded(model, device_map)
-    return load.device_map
+    session.device_map = expanded(model, device_map)
+    return session.device_map
 
 
 def _load_model_dict(
-    load: DiffusersLoad, original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any
+    session: DiffusersSession, original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any
 ) -> Any:
     converted = CONVERTED.get()
     if converted is not None:
@@ -240,47 +247,47 @@ def _load_model_dict(
     checkpoint = checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    if load.encoder_conversion is not None:
-        load.conversion = load.encoder_conversion(model)
+    if session.encoder_conversion is not None:
+        session.conversion = session.encoder_conversion(model)
     dtype = args[0] if args else kwargs.get("dtype")
     _read(
-        load,
-        Request(
+        session,
+        ModelRequest(
             model,
             state_dict,
             checkpoint,
             dtype=dtype,
             float32_modules=float32_modules(model, dtype),
             quantizer=kwargs.get("hf_quantizer"),
-            device_map=load.device_map or kwargs.get("device_map"),
-            conversion=load.conversion,
-            config_sources=load.config_sources,
+            device_map=session.device_map or kwargs.get("device_map"),
+            conversion=session.conversion,
+            config_sources=session.config_sources,
         ),
     )
     return None, None
 
 
-def _read(load: DiffusersLoad, request: Request) -> None:
-    loads = DEFERRED.get()
-    if loads is None:
-        load.read(request)
+def _read(session: DiffusersSession, request: ModelRequest) -> None:
+    sessions = DEFERRED.get()
+    if sessions is None:
+        session.read(request)
     else:
-        load.trace(request)
-        loads[""] = load
+        session.trace(request)
+        sessions[""] = session
 
 
-def _dispatch_model(load: DiffusersLoad, original: Any, model: Any, **kwargs: Any) -> Any:
-    if load.model is not model or (load.plan and load.device_map is None):
+def _dispatch_model(session: DiffusersSession, original: Any, model: Any, **kwargs: Any) -> Any:
+    if session.model is not model or (session.plan and session.device_map is None):
         return original(model, **kwargs)
-    load.device_map = load.device_map or kwargs["device_map"]
-    load.dispatch()
+    session.device_map = session.device_map or kwargs["device_map"]
+    session.dispatch()
     return model
 
 
-def _to(load: DiffusersLoad, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _to(session: DiffusersSession, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Skip the cast of a loaded model, which would round float32 modules."""
     is_cast = any(isinstance(argument, torch.dtype) for argument in (*args, *kwargs.values()))
-    if load.recipes is not None and load.model is model and is_cast:
+    if session.recipes is not None and session.model is model and is_cast:
         return model
     return original(model, *args, **kwargs)
 
@@ -292,25 +299,27 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
     if kwargs.get("ignore_mismatched_sizes"):
         if OPTIONS.get().refuses_unsupported:
             message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
-            raise make("plan.options", message, field="ignore_mismatched_sizes")
+            raise new_error("plan.options", message, field="ignore_mismatched_sizes")
         with suspended("diffusers"):
             return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":
         kwargs["device_map"] = {"": "disk"}
-    with loading() as load:
+    with loading() as session:
         result = original(cls, *args, **kwargs)
-        load.finish(result[0] if isinstance(result, tuple) else result)
+        session.finish(result[0] if isinstance(result, tuple) else result)
     return result
 
 
-def _dispatch_model_of_folder(load: DiffusersLoad, original: Any, model: Any, **kwargs: Any) -> Any:
+def _dispatch_model_of_folder(
+    session: DiffusersSession, original: Any, model: Any, **kwargs: Any
+) -> Any:
     """Add ``skip_keys``, which diffusers passes for pipelines but not for models."""
     kwargs.setdefault("skip_keys", skip_keys(model))
     return original(model, **kwargs)
 
 
 def _load_pretrained_model(
-    load: DiffusersLoad,
+    session: DiffusersSession,
     original: Any,
     cls: Any,
     model: Any,
@@ -325,15 +334,15 @@ def _load_pretrained_model(
         model._fix_state_dict_keys_on_load(checkpoint)
     quantizer, device_map = kwargs.get("hf_quantizer"), kwargs.get("device_map")
     if checkpoint is None or not (quantizer is None or is_known(quantizer)):
-        check_for_library(quantizer, device_map, load.options.refuses_unsupported)
+        check_for_library(quantizer, device_map, session.options.refuses_unsupported)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # the component's folder in a pipeline
-        load.options = dataclasses.replace(load.options, offload_folder=folder)
+        session.options = dataclasses.replace(session.options, offload_folder=folder)
     names = set(model.state_dict())
     _read(
-        load,
-        Request(
+        session,
+        ModelRequest(
             model,
             checkpoint,
             checkpoint,
@@ -356,4 +365,4 @@ def _load_pretrained_model(
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
     missing = sorted(names - set(checkpoint))
-    return model, missing, unexpected, [], load.offload_index or None, []
+    return model, missing, unexpected, [], session.offload_index or None, []

@@ -13,11 +13,11 @@ from accelerate import big_modeling
 from loadstone._adapters.accelerate_hooks import align_offloaded_weights
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.recipes import Request, trace
+from loadstone._adapters.diffusers.recipes import ModelRequest, trace
 from loadstone._adapters.patch import set_variable
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
@@ -29,12 +29,12 @@ from loadstone._plan.recipes import LibraryRecipes
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 # The default dtype that diffusers requested for the next construction.
 WANTED_DTYPE: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
-CURRENT_LOAD: ContextVar[DiffusersLoad | None] = ContextVar(
+CURRENT_SESSION: ContextVar[DiffusersSession | None] = ContextVar(
     "loadstone_diffusers_load", default=None
 )
 
 
-class DiffusersLoad(LoadSession):
+class DiffusersSession(LoadSession):
     """One call of a loader. Single-threaded.
 
     Attributes:
@@ -56,13 +56,13 @@ class DiffusersLoad(LoadSession):
         self.converter: tuple[Any, dict[str, Any]] | None = None
         self.recipes: LibraryRecipes | None = None
 
-    def read(self, request: Request) -> None:
+    def read(self, request: ModelRequest) -> None:
         self.trace(request)
         with model_lock(self.model):
             self.plan_for(request.device_map)
             self.carry_out()
 
-    def trace(self, request: Request) -> None:
+    def trace(self, request: ModelRequest) -> None:
         self.model, self._catalog = request.model, request.checkpoint.catalog
         self._missing_of = self._left_to_constructor()
         self.recipes = trace(request, self.options, self._missing_of)
@@ -86,7 +86,7 @@ class DiffusersLoad(LoadSession):
         buffers = [name for name, tensor in self.model.named_buffers() if not tensor.is_meta]
         return {name: "initialise" for name in buffers if name in saved}
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         super().install(filled)
         assert self.plan is not None
         _set_planned_dtypes(self.plan, self.model)
@@ -111,13 +111,13 @@ class DiffusersLoad(LoadSession):
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[DiffusersLoad]:
+def loading() -> Iterator[DiffusersSession]:
     with (
         ordinary_tensors(),
         set_variable(WANTED_DTYPE, None),  # a failed call leaves its own
-        set_variable(CURRENT_LOAD, DiffusersLoad(OPTIONS.get())) as load,
+        set_variable(CURRENT_SESSION, DiffusersSession(OPTIONS.get())) as session,
     ):
-        yield load
+        yield session
 
 
 def skip_keys(model: Any) -> Any:

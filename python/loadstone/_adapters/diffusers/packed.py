@@ -44,9 +44,9 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
 
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Accept blocks of one format with unchanged rows; other operations would split blocks."""
-        packed_parents = [each for each in parents if isinstance(each, PackedSymbol)]
-        types = {each.quant_type for each in packed_parents}
-        rows = {each.shape[-1:] for each in packed_parents}
+        packed_parents = [parent for parent in parents if isinstance(parent, PackedSymbol)]
+        types = {parent.quant_type for parent in packed_parents}
+        rows = {parent.shape[-1:] for parent in packed_parents}
         if len(types) != 1 or len(packed_parents) != len(parents):
             raise refusal(
                 "plan.untraceable", operation, parents, "joins blocks of different formats"

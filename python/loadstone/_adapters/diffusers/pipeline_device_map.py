@@ -16,7 +16,7 @@ import torch
 
 from loadstone._adapters.accelerate_hooks import align_offloaded_weights
 from loadstone._adapters.diffusers.load import skip_keys
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
 from loadstone._plan.placement import (
     gathered,
@@ -101,7 +101,7 @@ class PipelineDeviceMap:
             self.flat.update((f"{name}.{path}", device) for path, device in inner.items())
         on_disk = [path for path, device in self.flat.items() if str(device) == "disk"]
         if on_disk and self.folder is None:
-            raise make(
+            raise new_error(
                 "plan.offload_folder",
                 "required, as a component of the pipeline is placed on disk",
                 field="offload_folder",
@@ -182,7 +182,7 @@ def split(
             continue
         name, _, module = str(path).partition(".")
         if name not in names:
-            raise make(
+            raise new_error(
                 "plan.device_map",
                 others.get(name, "the pipeline has no such component"),
                 field="device_map",
@@ -195,7 +195,7 @@ def split(
             require_device(inner_device, f"{name}.{inner_path}" if inner_path else name)
             if inner_path in components[name]:
                 message = "the map places this path twice"
-                raise make("plan.device_map", message, field="device_map", found=repr(path))
+                raise new_error("plan.device_map", message, field="device_map", found=repr(path))
             components[name][inner_path] = inner_device
     default = "cpu" if default is None else default
     return {name: {"": default, **inner_map} for name, inner_map in components.items()}
@@ -248,10 +248,10 @@ def _no_split_classes(models: Iterable[Any]) -> list[str]:
     """Return module classes that accelerate must not split; default: the component's class."""
     classes: set[str] = set()
     for model in models:
-        own = [
+        unsplit = [
             name
             for module in model.modules()
             for name in getattr(type(module), "_no_split_modules", None) or ()
         ]
-        classes.update(own or [type(model).__name__])
+        classes.update(unsplit or [type(model).__name__])
     return sorted(classes)

@@ -17,7 +17,7 @@ import torch
 
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable, shapes_of
 from loadstone._adapters.diffusers.conversion import Conversion
-from loadstone._adapters.diffusers.load import OPTIONS, DiffusersLoad, loading
+from loadstone._adapters.diffusers.load import OPTIONS, DiffusersSession, loading
 from loadstone._adapters.diffusers.pipeline_device_map import (
     PipelineDeviceMap,
     accelerate_hooks,
@@ -25,7 +25,7 @@ from loadstone._adapters.diffusers.pipeline_device_map import (
 )
 from loadstone._adapters.diffusers.recipes import is_inside
 from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
-from loadstone._adapters.sites import is_known
+from loadstone._adapters.sites import is_supported_or_warn
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import PlanError
@@ -42,7 +42,7 @@ CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
     "loadstone_diffusers_converted", default=None
 )
 # The components of a file, traced but not read, "" if not named yet; None: read immediately.
-DEFERRED: ContextVar[dict[str, DiffusersLoad] | None] = ContextVar(
+DEFERRED: ContextVar[dict[str, DiffusersSession] | None] = ContextVar(
     "loadstone_diffusers_deferred", default=None
 )
 
@@ -52,7 +52,7 @@ _MODULE = "diffusers.pipelines.pipeline_utils"
 def late_hooks() -> tuple[Hook, ...]:
     """Return the hooks only if pipelines are already imported, because the import is slow."""
     is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
-    return _hooks() if is_there and is_known("diffusers") else ()
+    return _hooks() if is_there and is_supported_or_warn("diffusers") else ()
 
 
 @functools.cache
@@ -203,16 +203,16 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     if device_map is not None:
         device_map = PipelineDeviceMap(device_map, memory, folder)
     with ordinary_tensors():
-        with set_variable(DEFERRED, {}) as loads:
+        with set_variable(DEFERRED, {}) as sessions:
             pipe = original(cls, *args, **kwargs)
-        _read_components(pipe, loads, device_map, kwargs)
+        _read_components(pipe, sessions, device_map, kwargs)
     return pipe
 
 
 def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    component, loads = original(*args, **kwargs), DEFERRED.get()
-    if loads is not None and "" in loads:
-        loads[kwargs["name"]] = loads.pop("")
+    component, sessions = original(*args, **kwargs), DEFERRED.get()
+    if sessions is not None and "" in sessions:
+        sessions[kwargs["name"]] = sessions.pop("")
     return component
 
 
@@ -229,18 +229,18 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
             build(checkpoint=checkpoint)
         return converted  # type: ignore[no-any-return]
 
-    with loading() as load:
-        load.encoder_conversion = lambda model: Conversion(
+    with loading() as session:
+        session.encoder_conversion = lambda model: Conversion(
             source, convert, {}, shapes_of(model.state_dict())
         )
         model = build(checkpoint=source.fresh())
-        load.finish(model.eval())  # diffusers omits eval() for T5
+        session.finish(model.eval())  # diffusers omits eval() for T5
     return model
 
 
 def _read_components(
     pipe: Any,
-    loads: Mapping[str, DiffusersLoad],
+    sessions: Mapping[str, DiffusersSession],
     device_map: PipelineDeviceMap | None,
     passed: Mapping[str, Any],
 ) -> None:
@@ -250,31 +250,31 @@ def _read_components(
         others = {name: "it is not a loaded model" for name in pipe.components}
         dtypes = {
             f"{name}.{target}": torch_dtype(dtype)
-            for name, load in loads.items()
-            if load.recipes is not None
-            for target, dtype in load.recipes.dtypes.items()
+            for name, session in sessions.items()
+            if session.recipes is not None
+            for target, dtype in session.recipes.dtypes.items()
         }
         device_map.resolve(list(models), others, models, dtypes)
-        for name, load in loads.items():
-            load.options = dataclasses.replace(
-                load.options, offload_folder=device_map.folder_of(name)
+        for name, session in sessions.items():
+            session.options = dataclasses.replace(
+                session.options, offload_folder=device_map.folder_of(name)
             )
             if name in device_map.components:
-                load.device_map = expanded(load.model, device_map.components[name])
+                session.device_map = expanded(session.model, device_map.components[name])
     failures: dict[str, PlanError] = {}
-    for name, load in loads.items():
+    for name, session in sessions.items():
         try:
-            load.plan_for(load.device_map).require_ok()
+            session.plan_for(session.device_map).require_ok()
         except PlanError as failure:
             failures[name] = failure
     if failures:
         raise _joined(failures)
-    for load in loads.values():
-        load.carry_out()
-        load.dispatch()
-        load.finish(load.model)
+    for session in sessions.values():
+        session.carry_out()
+        session.dispatch()
+        session.finish(session.model)
     if device_map is not None:
-        device_map.dispatch_others(pipe, loads)
+        device_map.dispatch_others(pipe, sessions)
         device_map.add_missing_hooks(pipe)
         pipe.hf_device_map = device_map.reported
 

@@ -16,7 +16,7 @@ import torch
 
 from loadstone._adapters.patch import suspended
 from loadstone._base.adapters import quantized_layers_of
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name
 from loadstone._files.catalog import Catalog
 
@@ -100,7 +100,7 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
     if not is_bitsandbytes(quantizer):
         return
     if refuses_unsupported:
-        raise make(
+        raise new_error(
             "plan.options",
             "this load is not supported: call the class's own from_pretrained",
             field="quantization_config",
@@ -118,9 +118,12 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     layers: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for library in quantized_layers_of(model):
-        own = _quantizing_layers(library, model)
-        layers |= own
-        sizes |= {path: library.quantized_bytes(model, join_name(path, "weight")) for path in own}
+        library_layers = _quantizing_layers(library, model)
+        layers |= library_layers
+        sizes |= {
+            path: library.quantized_bytes(model, join_name(path, "weight"))
+            for path in library_layers
+        }
     weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
     try:
         for path, layer in layers.items():

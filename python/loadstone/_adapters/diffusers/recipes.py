@@ -29,7 +29,7 @@ from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
 from loadstone._adapters.diffusers.quantizers import component_names, quantized_weights
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
@@ -37,7 +37,7 @@ from loadstone.tracing._absent_symbol import AbsentSymbol
 
 
 @dataclasses.dataclass
-class Request:
+class ModelRequest:
     """A model to load.
 
     Attributes:
@@ -60,7 +60,7 @@ class Request:
     conversion: Conversion | None = None
     config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
 
-    def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> Request:
+    def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> ModelRequest:
         checkpoint = checkpoint_of(tensors) or self.checkpoint
         return dataclasses.replace(
             self, converted=tensors, checkpoint=checkpoint, conversion=conversion
@@ -75,10 +75,10 @@ class Request:
             SymbolicCheckpoint(old.catalog, old.missing_keys, "gguf_half", old.trace)
         )
 
-    def dtype_of(self, name: str, own: torch.dtype) -> torch.dtype:
-        """Return the final dtype of a tensor that has the dtype ``own``."""
-        if self.dtype is None or not own.is_floating_point:
-            return own
+    def dtype_of(self, name: str, current_dtype: torch.dtype) -> torch.dtype:
+        """Return the final dtype of a tensor that has the dtype ``current_dtype``."""
+        if self.dtype is None or not current_dtype.is_floating_point:
+            return current_dtype
         return torch.float32 if is_inside(name, self.float32_modules) else self.dtype
 
 
@@ -115,7 +115,7 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
     state = model.state_dict()
     name = library._get_single_file_loadable_mapping_class(type(model))
     checkpoint = SymbolicCheckpoint(catalog, kernel="gguf")
-    request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
+    request = ModelRequest(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
         conversion = conversion_of(model, checkpoint, function, {})
@@ -124,7 +124,7 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
 
 
 def trace(
-    request: Request, options: LoadOptions, missing_of: Mapping[str, str] | None = None
+    request: ModelRequest, options: LoadOptions, missing_of: Mapping[str, str] | None = None
 ) -> LibraryRecipes:
     """Return the recipes of a request, with findings about missing and unexpected tensors.
 
@@ -143,7 +143,7 @@ def trace(
 
 
 def _traced(
-    request: Request, options: LoadOptions, missing_of: Mapping[str, str]
+    request: ModelRequest, options: LoadOptions, missing_of: Mapping[str, str]
 ) -> LibraryRecipes:
     model, symbols = request.model, request.checkpoint.trace
     weights = quantized_weights(model, request.checkpoint.catalog, request.converted)
@@ -197,7 +197,7 @@ def _traced(
     return recipes
 
 
-def _final(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
+def _final(request: ModelRequest, name: str, value: Any, target: torch.Tensor) -> Any:
     """Return a symbol in the dtype or the block format of the loaded model."""
     if is_packed(value):
         unquantized = getattr(request.quantizer, "modules_to_not_convert", None) or ()
@@ -210,8 +210,8 @@ def _final(request: Request, name: str, value: Any, target: torch.Tensor) -> Any
         return request.half_converted[name].to(dtype)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
-    own = target.dtype if request.dtype is None else value.dtype
-    return value.to(request.dtype_of(name, own))
+    current_dtype = target.dtype if request.dtype is None else value.dtype
+    return value.to(request.dtype_of(name, current_dtype))
 
 
 def _replace_parameter(model: Any, name: str, symbol: Any) -> None:
@@ -222,7 +222,9 @@ def _replace_parameter(model: Any, name: str, symbol: Any) -> None:
     found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
     if found != expected:
         message = "the blocks decode to another shape"
-        raise make("plan.shape", message, tensor=name, found=str(found), expected=str(expected))
+        raise new_error(
+            "plan.shape", message, tensor=name, found=str(found), expected=str(expected)
+        )
     blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
     module = model.get_submodule(path)
     module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ import torch
 
 from loadstone._adapters.llama_cpp.weights import ConverterSymbol
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone.tracing._trace import refusal
 
 # GGUF types that are torch dtypes, by the names in ``gguf``.
@@ -74,7 +74,7 @@ def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
     """Return a real tensor for an array that the converter created itself."""
     dtype = PLAIN.get(encoding)
     if dtype is None or type(array) is not numpy.ndarray or array.dtype == object:
-        raise make(
+        raise new_error(
             "plan.untraceable",
             "llama.cpp's converter computes the bytes of a tensor, which no recipe can express",
             tensor=name,

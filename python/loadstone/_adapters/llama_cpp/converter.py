@@ -22,12 +22,12 @@ from types import ModuleType
 from typing import Any
 
 from loadstone._adapters.sites.llama_cpp import ConverterSites
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 _PACKAGES = ("conversion", "gguf")
 _MARK = Path("conversion", "base.py")
 # The location of llama.cpp in a checkout, and in the source package of llama-cpp-python.
-_INSIDE = (Path(), Path("vendor", "llama.cpp"))
+_SUBFOLDERS = (Path(), Path("vendor", "llama.cpp"))
 _ADVICE = (
     "pass converter= (on the command line --converter), a checkout of llama.cpp or the unpacked "
     "source package that `pip download --no-deps --no-binary :all: llama-cpp-python` gets"
@@ -100,9 +100,9 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
     """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
     if path is not None:
         folder = Path(os.fsdecode(path)).expanduser().absolute()
-        for inside in _INSIDE:
-            if (folder / inside / _MARK).is_file():
-                return Converter(folder / inside)
+        for subfolder in _SUBFOLDERS:
+            if (folder / subfolder / _MARK).is_file():
+                return Converter(folder / subfolder)
         raise _missing(f"llama.cpp's converter is not in this folder: no {_MARK}", folder)
     for entry in sys.path:
         if (Path(entry) / _MARK).is_file():
@@ -112,7 +112,7 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
 
 def needs(reason: ImportError, folder: Path) -> Exception:
     name = reason.name or str(reason)
-    return make(
+    return new_error(
         "plan.options",
         f"llama.cpp's converter needs the package '{name}': {reason}",
         path=str(folder),
@@ -122,7 +122,7 @@ def needs(reason: ImportError, folder: Path) -> Exception:
 
 
 def _missing(message: str, folder: Path | None) -> Exception:
-    return make(
+    return new_error(
         "plan.options",
         f"{message}; {_ADVICE}",
         field="converter",

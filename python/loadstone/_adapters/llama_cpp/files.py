@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
 from loadstone._base.dtypes import is_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 
 # The converter sees quantized weights as decoded values.
@@ -27,7 +27,7 @@ class LocalTensor:
 
     def mmap_bytes(self) -> NoReturn:
         """Reject a read: a plan reads no data."""
-        raise make(
+        raise new_error(
             "plan.data_dependent",
             "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",
             tensor=self.name,
@@ -39,7 +39,7 @@ class Files:
     def __init__(self, catalog: Catalog, weights: Weights) -> None:
         for shard in catalog.shards:
             if not shard.endswith(".safetensors"):
-                raise make(
+                raise new_error(
                     "plan.options",
                     "llama.cpp's converter requires safetensors; see `loadstone convert`",
                     path=shard,
@@ -54,7 +54,7 @@ class Files:
                 continue
             if not is_dtype(info.encoding):
                 message = "llama.cpp's converter requires tensors that are not quantized"
-                raise make("plan.encoding", message, tensor=info.name, found=info.encoding)
+                raise new_error("plan.encoding", message, tensor=info.name, found=info.encoding)
             tensor = LocalTensor(info.name, info.encoding, info.shape, weights)
             self._by_file[Path(info.shard).name][info.name] = tensor
         for name, (shape, data) in weights.quantized.readable.items():
@@ -71,7 +71,7 @@ class Files:
             def __init__(self, filename: str | os.PathLike[str]) -> None:
                 name = Path(filename).name
                 if name not in by_file:
-                    raise make(
+                    raise new_error(
                         "plan.options",
                         "llama.cpp's converter reads a file that does not belong to the checkpoint",
                         path=str(filename),

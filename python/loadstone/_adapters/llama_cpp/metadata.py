@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._files.gguf_metadata import json_value
 
 FORMAT = "loadstone-gguf-metadata"
@@ -86,7 +86,7 @@ def _entry(key: str, typed: Any, type_of: Callable[[Any], Any]) -> MetadataEntry
         types = {type_of(item) for item in value}
         items = _TYPES[next(iter(types)).name] if len(types) == 1 else ""
     if items in ("", "array"):
-        raise make(
+        raise new_error(
             "plan.conversion",
             "llama.cpp's converter writes a nested or mixed array, which is not supported",
             field=key,
@@ -127,7 +127,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _misfit(key: str, kind: str, value: Any) -> Exception:
-    return make(
+    return new_error(
         "plan.conversion",
         "llama.cpp's converter writes a value that does not match its type",
         field=key,

@@ -20,7 +20,7 @@ from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, entries_of, to_json
 from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
 from loadstone._base.dtypes import dtype_argument, dtype_name
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.text import write_text
 from loadstone._files.catalog import Catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
@@ -71,7 +71,7 @@ class GgufTraced(LibraryRecipes):
                 entries += json.loads(metadata_text(additions))["entries"]
             except (ValueError, TypeError, KeyError):
                 message = "the metadata is invalid; docs/formats/gguf.md describes it"
-                raise make("plan.options", message, field="metadata") from None
+                raise new_error("plan.options", message, field="metadata") from None
         return {entry["key"]: entry for entry in entries}
 
 
@@ -83,7 +83,7 @@ def trace_model(
     if wanted not in _FILE_TYPES:
         expected = "float32, float16, bfloat16, or None for the checkpoint's"
         message = "llama.cpp's converter does not support this dtype"
-        raise make("plan.dtype", message, field="dtype", found=wanted, expected=expected)
+        raise new_error("plan.dtype", message, field="dtype", found=wanted, expected=expected)
     with converter.entered(), torch.no_grad():
         run = _Run(folder, catalog, converter, computed_bytes_max)
         try:
@@ -169,7 +169,7 @@ class _Run:
     def _writer(self) -> Any:
         if len(self.writers) == 1 and len(self.writers[0].tensors) == 1:
             return self.writers[0]
-        raise make(
+        raise new_error(
             "plan.conversion",
             "llama.cpp's converter must write one file",
             found=f"{len(self.writers)} files",
@@ -194,7 +194,7 @@ class _Run:
         encoding = info.dtype.name
         if encoding in PLAIN and tuple(info.shape) == tuple(symbol.shape):
             return symbol.to(PLAIN[encoding])
-        raise make(
+        raise new_error(
             "plan.encoding",
             "llama.cpp's converter requires this tensor in blocks, which no recipe can express",
             tensor=name,
@@ -209,16 +209,18 @@ class _Run:
             if error.code not in ("plan.untraceable", "plan.data_dependent"):
                 raise
             message = f"{self.architecture}: {error.message}"
-            raise make(error.code, message, tensor=error.tensor, found=error.found) from error
+            raise new_error(error.code, message, tensor=error.tensor, found=error.found) from error
         except ImportError as reason:
             raise needs(reason, self.converter.folder) from reason
         except Exception as reason:
             model = self.architecture or self.folder.name
             text = f"{type(reason).__name__}: {reason}".removesuffix(": ")
-            message = f"llama.cpp's converter fails for {model}: {text} ({self._place_of(reason)})"
-            raise make("plan.conversion", message, path=str(self.folder)) from reason
+            message = (
+                f"llama.cpp's converter fails for {model}: {text} ({self._locate_error(reason)})"
+            )
+            raise new_error("plan.conversion", message, path=str(self.folder)) from reason
 
-    def _place_of(self, reason: Exception) -> str:
+    def _locate_error(self, reason: Exception) -> str:
         """Return the innermost line of the converter's own code in a traceback."""
         folder = self.converter.folder
         for frame in reversed(traceback.extract_tb(reason.__traceback__)):
@@ -254,7 +256,7 @@ def require_no_code(folder: Path) -> None:
         named = config.get("auto_map") if isinstance(config, dict) else None
         code = named.get("AutoTokenizer") if isinstance(named, dict) else named
         if code:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "llama.cpp's converter would run the tokenizer's own Python code, which this file "
                 "names; pass trust_code=True if you trust it",

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._trace import refusal, sources_of, symbols_in
@@ -77,7 +77,7 @@ class Quantized:
             self.components.update(components.values())
             if shape is None:
                 message = "llama.cpp's converter cannot read the values of a quantized tensor"
-                raise make("plan.encoding", message, tensor=name, found=encoding)
+                raise new_error("plan.encoding", message, tensor=name, found=encoding)
             self.readable[name] = (tuple(shape), next(iter(components.values())))
 
 

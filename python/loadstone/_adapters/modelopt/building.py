@@ -9,7 +9,7 @@ import modelopt.torch.quantization as mtq
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._skeleton.constructor import locked_skeleton
 
 Config = PretrainedConfig
@@ -40,7 +40,7 @@ def require_blank(model: torch.nn.Module) -> None:
     """Reject parameters that have memory, which ModelOpt would compress."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "the model holds memory already; build it under loadstone.skeleton(), or call "
                 "mtq.quantize and mtq.compress",

@@ -14,11 +14,11 @@ import torch
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
 from loadstone._adapters.modelopt.experts import PackedExperts, is_packed
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 # Encodings with scales per row, which are split with the rows of gate and up.
-_SCALES_OF_ROWS = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
-_EXPORTED = ("FP8QTensor", *_SCALES_OF_ROWS)
+_ROW_SCALED = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
+_EXPORTED = ("FP8QTensor", *_ROW_SCALED)
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def _export(name: str, module: Any, context: Any) -> None:
     for leaf in (first, "down_proj"):
         stack = module._parameters[leaf]
         if not isinstance(stack, PackedExperts) or _class_name(stack) not in _EXPORTED:
-            raise make(
+            raise new_error(
                 "plan.quantize",
                 "ModelOpt cannot export experts in this format",
                 tensor=f"{name}.{leaf}",
@@ -76,7 +76,7 @@ def _projection(
     data = stack.data[index][rows]
     _, height, width = metadata["shape"]
     quantizer = copy.deepcopy(getattr(module, f"{leaf}_weight_quantizers")[index])
-    if _class_name(stack) in _SCALES_OF_ROWS:
+    if _class_name(stack) in _ROW_SCALED:
         quantizer._buffers["_scale"] = quantizer._scale.view(height, -1)[rows].contiguous()
     linear: Any = torch.nn.Module()
     shape = torch.Size((data.shape[0], width))

@@ -89,7 +89,7 @@ def quantizer_buffers(
         buffers["_double_scale"] = scales["scale_2"].clone()
         buffers["_amax"] = _amax(buffers["_double_scale"], _BOUNDS["nvfp4"], dtype)
         if not is_wide:
-            buffers["_amax"] = _as_measured(buffers, dtype)
+            buffers["_amax"] = _measured_buffer(buffers, dtype)
     elif form.encoding == "int4":
         buffers["_amax"] = _INT4_BOUND / buffers["_scale"].float()
     elif form.encoding in _BOUNDS:
@@ -111,7 +111,7 @@ def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor
     return result
 
 
-def _as_measured(buffers: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _measured_buffer(buffers: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Return the magnitude in the weight's dtype, as ModelOpt does, if that is lossless."""
     amax = buffers["_amax"].to(dtype)
     is_lossless = torch.equal(amax.float() / _BOUNDS["nvfp4"], buffers["_double_scale"])

@@ -20,7 +20,7 @@ from modelopt.torch.quantization.plugins import accelerate as plugin
 
 from loadstone._adapters.modelopt.loading import load_into, resolved
 from loadstone._adapters.patch import Hook, Hooks, hooked, set_variable, wrap_if_active
-from loadstone._base.errors import unknown
+from loadstone._base.errors import unknown_word_error
 from loadstone._plan.options import DEFAULTS, LoadOptions
 from loadstone._skeleton.constructor import locked_skeleton
 
@@ -75,7 +75,7 @@ def _load_checkpoint_and_dispatch(
         options = replace(options, device_map="auto", max_memory=options.max_memory or sizes)
     for name, value in kwargs.items():
         if name not in _KNOWN and value is not None:
-            raise unknown(name, "argument of this load", name, _KNOWN)
+            raise unknown_word_error(name, "argument of this load", name, _KNOWN)
     load_into(model, resolved(checkpoint, kwargs.get("revision")), options)
     return model.eval()
 

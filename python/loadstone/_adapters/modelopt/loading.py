@@ -22,7 +22,7 @@ from loadstone._adapters.modelopt import export, formats, targets
 from loadstone._adapters.modelopt.experts import PackedExperts
 from loadstone._adapters.modelopt.targets import PackedTarget
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
@@ -61,7 +61,7 @@ def load_into(
     with model_lock(model):
         weights = targets.find(model, options.mode)
         catalog = inspect(checkpoint)
-        with _Blank(model) as blank:
+        with _WithoutQuantizerBuffers(model) as blank:
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])
             load.carry_out()
@@ -81,7 +81,7 @@ def _plan_in_memory(
     plan = load.make_plan(model, catalog, recipes, device_map=device_map, max_memory=max_memory)
     for target in plan.targets:
         if target.device in ("disk", "meta"):
-            raise make(
+            raise new_error(
                 "plan.device_map",
                 "packed weights must be in memory: ModelOpt has no hook that loads them with their "
                 "scales",
@@ -92,7 +92,7 @@ def _plan_in_memory(
     return plan
 
 
-class _Blank:
+class _WithoutQuantizerBuffers:
     """Removes quantizer buffers, which checkpoints lack, during a load.
 
     Always restores buffers that a config set; restores buffers measured on meta if the load fails.
@@ -103,7 +103,7 @@ class _Blank:
         self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
         self._removed: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
-    def __enter__(self) -> _Blank:
+    def __enter__(self) -> _WithoutQuantizerBuffers:
         for path, quantizer in targets.quantizers_of(self.model):
             calibrator = getattr(quantizer, "_calibrator", None)
             statistics = {} if calibrator is None else vars(calibrator)
@@ -175,10 +175,10 @@ class PackedWeights(TargetExtension):
         scales = {name: part for name, part in parts.items() if name != "data"}
         is_wide = self.mode != "modelopt-compat"
         for index, path in enumerate(weight.quantizers):
-            own = (
+            matrix_scales = (
                 {name: part[index] for name, part in scales.items()} if weight.is_stack else scales
             )
-            buffers = formats.quantizer_buffers(weight.form, own, dtype, is_wide)
+            buffers = formats.quantizer_buffers(weight.form, matrix_scales, dtype, is_wide)
             self.states.append((weight, path, buffers))
         metadata = {
             "shape": torch.Size(target.shape),

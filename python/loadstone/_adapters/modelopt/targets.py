@@ -11,7 +11,7 @@ from modelopt.torch.quantization.nn import TensorQuantizer
 from modelopt.torch.quantization.plugins.huggingface import _QuantFusedExperts
 
 from loadstone._adapters.modelopt.formats import Format, format_of, is_packing
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._model.modules import named_modules
 from loadstone._plan.quantization import Quantization
@@ -70,7 +70,7 @@ def find(model: torch.nn.Module, mode: str) -> list[PackedTarget]:
     """Return the weights to pack; call after ``mtq.compress`` has set the quantizers."""
     if mode not in MODES:
         expected = ", ".join(MODES)
-        raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
+        raise new_error("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
     weights: list[PackedTarget] = []
     for path, module in named_modules(model):
         if isinstance(module, _QuantFusedExperts):
@@ -159,7 +159,7 @@ def _set_groups(
 
 
 def _refused(name: str, found: str, expected: str = "") -> Exception:
-    return make(
+    return new_error(
         "plan.quantize",
         "this format of ModelOpt's config is not supported; exclude it with "
         '{"quantizer_name": ..., "enable": False}, or load it with ModelOpt itself',

@@ -15,7 +15,7 @@ from peft.utils import transformers_weight_conversion
 
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, offloading_hooks
-from loadstone._base.errors import Error, counted, make
+from loadstone._base.errors import Error, counted, new_error
 
 
 def hooks() -> Hooks:
@@ -144,7 +144,7 @@ def _require_read(info: Any, adapter: str) -> None:
     missing = [name for name in sorted(info.missing_keys) if adapter in name.split(".")]
     unused = sorted(info.unexpected_keys)
     if adapter and missing and unused:
-        raise make(
+        raise new_error(
             "plan.missing",
             f"the adapter's file has no value for it under a known name, and "
             f"{counted(len(unused), 'tensor', 'tensors')} that nothing uses",
@@ -161,7 +161,7 @@ def _load_peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: 
     except NotImplementedError as reason:
         if "disk" not in (getattr(model, "hf_device_map", None) or {}).values():
             raise
-        raise make(
+        raise new_error(
             "plan.options",
             "PeftModel cannot load tensors that are offloaded to disk; call the "
             "model's own load_adapter()",
@@ -216,7 +216,7 @@ def _require_memory(model: Any) -> None:
 
 
 def _unsupported(message: str, tensor: str = "", found: str = "") -> Exception:
-    return make(
+    return new_error(
         "plan.options",
         f"{message}; load the model without offloading this layer",
         field="adapter",

@@ -26,7 +26,7 @@ def bring_weights_for(layer: Any) -> None:
         return
     for name in ("forward", "merge", "unmerge"):
         method = getattr(layer, name)
-        wrapper = functools.partial(_with_weights, layer, method)
+        wrapper = functools.partial(_call_in_memory, layer, method)
         setattr(layer, name, functools.update_wrapper(wrapper, method))
 
 
@@ -34,7 +34,7 @@ def has_offloaded(model: Any) -> bool:
     return any(offloading_hooks(module) for module in model.modules())
 
 
-def _with_weights(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_in_memory(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _in_memory(layer):
         return method(*args, **kwargs)
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.serving.options import Changes
+from loadstone._adapters.serving.options import ConversionOptions
 from loadstone._adapters.serving.threads import unrecorded
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._convert.output import folder_of, format_rows, require_ok
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
@@ -26,7 +26,7 @@ from loadstone._files.lora import open_adapters
 
 
 def plan_conversion(
-    path: str, changes: Changes, threads: int = 0, group_bytes: int | None = None
+    path: str, changes: ConversionOptions, threads: int = 0, group_bytes: int | None = None
 ) -> _core.Conversion:
     """Plan the conversion of a folder; reads headers only.
 
@@ -38,7 +38,7 @@ def plan_conversion(
     base, loras = inspect(path), open_adapters(changes.lora)
     if "general.architecture" in base.metadata:
         message = "a GGUF file cannot be quantized or merged while it is served: convert it first"
-        raise make("plan.options", message, field="quantize", path=base.shards[0])
+        raise new_error("plan.options", message, field="quantize", path=base.shards[0])
     merge = None
     if loras.catalogs:
         rows = list(loras.rows)
@@ -60,12 +60,12 @@ def plan_conversion(
             message = (
                 f"{finding.message}; the server reads the config of the base model, which ties them"
             )
-            raise make("merge.tie", message, tensor=finding.target)
+            raise new_error("merge.tie", message, tensor=finding.target)
     require_ok(conversion)
     return conversion
 
 
-def _style(changes: Changes) -> str:
+def _style(changes: ConversionOptions) -> str:
     """Default to compressed-tensors, because ModelOpt's static encodings need measured scales."""
     names = (
         changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]

@@ -96,7 +96,7 @@ class PendingCopies:
             self._require_private(func, args)
         if func.overloadpacket is aten.copy_ and isinstance(args[1], Symbol):
             return
-        self.flush_into(_real_in((args, kwargs)))
+        self.flush_into(_real_tensors((args, kwargs)))
 
     def expose(self, tensors: list[torch.Tensor]) -> None:
         """Fill memory that code accesses directly; later copies into it execute immediately."""
@@ -130,7 +130,7 @@ class PendingCopies:
     def _require_private(self, func: Any, args: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _real_in(value):
+                for tensor in _real_tensors(value):
                     pages = self._protected.get(storage_of(tensor)) if not tensor.is_meta else None
                     if pages is not None and pages() is not None:
                         raise changes_in_place(func, [])
@@ -163,5 +163,5 @@ def changes_in_place(func: Any, symbols: list[Any]) -> Error:
     return refusal("plan.untraceable", func._schema.name, symbols, why)
 
 
-def _real_in(value: Any) -> list[torch.Tensor]:
+def _real_tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(value) if not isinstance(tensor, Symbol)]

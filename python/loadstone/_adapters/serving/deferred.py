@@ -19,9 +19,9 @@ from loadstone import _core
 from loadstone._adapters.serving.copies import PendingCopies, PendingCopy, changes_in_place
 from loadstone._adapters.serving.options import Options
 from loadstone._adapters.serving.write_tracking import storage_of
-from loadstone._adapters.transformers.gguf import in_published_names
+from loadstone._adapters.transformers.gguf import rename_as_published
 from loadstone._base.dtypes import dtype_name, is_dtype, is_floating, torch_dtype
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.progress import ProgressCallback
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import Entry, TensorReader, plan_for
@@ -32,7 +32,7 @@ from loadstone.tracing._trace import refusal, symbols_in
 aten = torch.ops.aten
 
 
-def _without_memory(name: str) -> Callable[..., NoReturn]:
+def _refuse_memory(name: str) -> Callable[..., NoReturn]:
     """Return a method that rejects access to the memory of an unread tensor."""
 
     def refuse(symbol: DeferredTensor, *_: Any) -> NoReturn:
@@ -76,11 +76,11 @@ class DeferredTensor(Symbol):
         """Pickle and copy the values."""
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    untyped_storage = _without_memory("untyped_storage")
-    data_ptr = _without_memory("data_ptr")
-    const_data_ptr = _without_memory("const_data_ptr")
-    apply_ = _without_memory("apply_")
-    map_ = _without_memory("map_")
+    untyped_storage = _refuse_memory("untyped_storage")
+    data_ptr = _refuse_memory("data_ptr")
+    const_data_ptr = _refuse_memory("const_data_ptr")
+    apply_ = _refuse_memory("apply_")
+    map_ = _refuse_memory("map_")
 
 
 class DeferredCheckpoint:
@@ -119,7 +119,7 @@ class DeferredCheckpoint:
         """Yield the wanted tensors in file order; those of one element with their values."""
         tensors: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
-            published = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
+            published = rename_as_published(dict(self.stored()), self._reader.catalog.shards[0])
             tensors = ((name, tensor) for name, tensor in published.items() if wants(name))
         else:
             tensors = self.stored(wants)
@@ -299,7 +299,7 @@ def _require_memory(name: str, parameter: torch.Tensor) -> None:
 def lost_memory(name: str) -> Error:
     """Return the error for ``parameter.data = tensor``, which leaves the parameter empty."""
     message = "code for the model makes a tensor that is not read the data of a parameter"
-    return make("plan.options", message, tensor=name, field="deferred", expected="false")
+    return new_error("plan.options", message, tensor=name, field="deferred", expected="false")
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:

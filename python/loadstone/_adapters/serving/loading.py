@@ -24,7 +24,7 @@ from loadstone._adapters.serving.receipts import current_rank, receipt_of, save
 from loadstone._adapters.serving.threads import Recording, tensor_at_submit
 from loadstone._adapters.serving.write_tracking import MemoryAccess, WriteTracker
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, show_progress
 from loadstone._execute.report import human_bytes
@@ -202,7 +202,7 @@ class ModelLoad:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
         message = f"the server's code for this model rejects the tensor ({reason})"
-        return make("plan.shape", message, path=path, tensor=name, found=found)
+        return new_error("plan.shape", message, path=path, tensor=name, found=found)
 
 
 def paths_of(

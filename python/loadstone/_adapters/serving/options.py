@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.machine import byte_count
 from loadstone._convert.output import STYLES
 
@@ -16,7 +16,7 @@ _FIELD = "model_loader_extra_config"
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class ConversionOptions:
     """An in-memory conversion, equal to the offline one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Changes:
         return bool(self.quantize or self.lora)
 
     @classmethod
-    def from_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
+    def from_overrides(cls, overrides: Mapping[str, Any]) -> ConversionOptions:
         """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
         options = {
             name.removeprefix(_PREFIX): value
@@ -77,7 +77,7 @@ class Options:
     digest: str = "xxh3-128"
     allow_links: bool = False
     deferred: bool = True
-    changes: Changes = Changes()
+    changes: ConversionOptions = ConversionOptions()
 
     @classmethod
     def from_mapping(cls, options: Any) -> Options:
@@ -100,7 +100,7 @@ class Options:
                 "a receipt cannot be made of converted weights: convert the folder with --receipt"
             )
             raise _refused(message, ", ".join(changes), "one of them")
-        return cls(**values, changes=Changes(**changes))
+        return cls(**values, changes=ConversionOptions(**changes))
 
 
 def _check(
@@ -109,7 +109,7 @@ def _check(
     values = {}
     for name, value in options.items():
         if name not in known:
-            raise unknown(_FIELD, "option", name, known)
+            raise unknown_word_error(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
         if value in ("", [], {}) or not is_valid(value):
             raise _refused(f"invalid value of {name}", repr(value), wanted)
@@ -174,4 +174,4 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _refused(message: str, found: str, expected: str) -> Exception:
-    return make("plan.options", message, field=_FIELD, found=found, expected=expected)
+    return new_error("plan.options", message, field=_FIELD, found=found, expected=expected)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
-from loadstone._base.errors import listed, make
+from loadstone._base.errors import listed, new_error
 from loadstone._base.names import join_name
 
 # The constructor computes these from the config; no checkpoint contains them.
@@ -32,8 +32,8 @@ def require_written(
     ]
     if not lacking:
         return
-    described = listed(lacking, 4, lambda row: _describe(*row), by="; ")
-    raise make(
+    described = listed(lacking, 4, lambda row: _describe(*row), separator="; ")
+    raise new_error(
         "audit.unaccounted",
         f"the checkpoint left parameters of the model without values: {described}",
         path=path,

@@ -29,7 +29,7 @@ class Unwritten:
 
 
 # Operations whose results have no values yet.
-_WITHOUT_VALUES = {
+_VALUELESS_OPERATIONS = {
     "aten::empty",
     "aten::empty_like",
     "aten::empty_permuted",
@@ -67,7 +67,7 @@ class WriteTracker(DispatchMode):
         schema = func._schema
         names = (argument.name for argument in schema.arguments)
         values = {**dict(zip(names, args, strict=False)), **kwargs}
-        has_values = schema.name not in _WITHOUT_VALUES
+        has_values = schema.name not in _VALUELESS_OPERATIONS
         for argument in schema.arguments if schema.is_mutable and has_values else ():
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in _tensors(values.get(argument.name)):
@@ -95,7 +95,7 @@ class WriteTracker(DispatchMode):
         with self._lock:
             runs = list(self._runs.get(storage_of(tensor), ()))
         wanted = _runs_of(tensor)
-        gaps = _without(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
+        gaps = _subtract(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
         if not len(gaps):
             return None
         width = tensor.element_size()
@@ -161,7 +161,7 @@ def _runs_of(tensor: torch.Tensor) -> _Runs:
     return np.stack([begins, begins + length * width], axis=1)
 
 
-def _without(wanted: _Runs, written: _Runs) -> _Runs:
+def _subtract(wanted: _Runs, written: _Runs) -> _Runs:
     """Return the parts of sorted runs that no other run covers."""
     if not len(written):
         return wanted

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.adapters import adapters_with
-from loadstone._base.errors import Error, listed, make
-from loadstone._base.terminal import warn
+from loadstone._base.errors import Error, listed, new_error
+from loadstone._base.warn import warn
 
 LIBRARIES = tuple(adapters_with("is_patchable"))
 
@@ -93,7 +93,7 @@ class Site:
             return f"{self}()"
         absent = [name for name in self.parameters if name not in signature]
         if self.is_called:
-            required = (name for name, each in signature.items() if _is_required(each))
+            required = (name for name, parameter in signature.items() if _is_required(parameter))
             absent += [f"without {name}" for name in required if name not in self.parameters]
         if absent:
             return f"{self}({', '.join(absent)})"
@@ -169,7 +169,7 @@ class Sites:
             raise self.refusal()
 
     def refusal(self) -> Error:
-        return make(
+        return new_error(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
             f"a supported one, or {self.otherwise}",
@@ -193,7 +193,7 @@ def is_supported(library: str) -> bool:
     return not sites_of(library).lacking()
 
 
-def is_known(library: str) -> bool:
+def is_supported_or_warn(library: str) -> bool:
     """Return whether a library matches its table; if not, warn once that nothing is patched."""
     sites = sites_of(library)
     if not sites.lacking():

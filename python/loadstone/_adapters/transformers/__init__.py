@@ -3,10 +3,10 @@
 The way of a call of ``from_pretrained`` through the files:
 
 * ``hooks``: the entry point, and hooks on functions that all releases have.
-* ``from_pretrained_call``: one call: missing tensors and the proof, for all releases.
+* ``from_pretrained_session``: one call: missing tensors and the proof, for all releases.
 * ``v5``: hooks of releases from 5.0 on; ``releases``: functions that differ between these.
 * ``stripped_config``: the choice of the library's quantizer or loadstone's codecs.
-* ``load``: ``V5Call``, which plans, reads and installs.
+* ``load``: ``TransformersV5Session``, which plans, reads and installs.
 * ``cache``, ``code_key``: recipes in the user's cache folder, and their key.
 * ``conversion``: the input and result of ``derivation``, which traces recipes from the library's
   own conversion code. It uses ``registry`` (the conversions of one model), ``quantized`` (the keys

@@ -154,7 +154,7 @@ class CodeKey:
                 raise UndescribedError(f"{name} has no file")
             if file is not None:
                 digests[name] = digest_of_file(file)
-                pending += [name.rpartition(".")[0], *_used_by(name, file)]
+                pending += [name.rpartition(".")[0], *_used_modules(name, file)]
         files = sorted((self._model_files | digests).items())
         return [*sorted(self._classes.values()), *(f"{name} {digest}" for name, digest in files)]
 
@@ -168,7 +168,7 @@ def _functions(cls: type) -> Iterator[types.FunctionType]:
         yield from (member for member in members if isinstance(member, types.FunctionType))
 
 
-def _used_by(name: str, file: str) -> Iterable[str]:
+def _used_modules(name: str, file: str) -> Iterable[str]:
     """Return the modules whose functions and classes a module can call.
 
     Follow installed libraries by their globals, and only within the library. Follow other modules

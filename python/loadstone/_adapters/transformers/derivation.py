@@ -31,7 +31,7 @@ from loadstone._adapters.transformers.missing_experts import (
     find_missing_keys,
 )
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Trace
@@ -53,7 +53,7 @@ def _sorted(keys: Iterable[str]) -> list[str]:
         return sorted(keys, key=library.dot_natural_key)
     except ValueError as reason:  # digits that int() refuses
         message = f"the library fails to sort the names of the checkpoint: {reason}"
-        raise make("plan.conversion", message) from None
+        raise new_error("plan.conversion", message) from None
 
 
 class _Derivation:
@@ -69,8 +69,8 @@ class _Derivation:
         self.undecodable: set[str] = set()  # first targets with a source that cannot be decoded
         self.missing_keys: list[MissingKeys] = []
         self.result = ConversionResult()
-        self.renamings = self._of_type(library.WeightRenaming)
-        self.converters = self._of_type(library.WeightConverter)
+        self.renamings = self._select_type(library.WeightRenaming)
+        self.converters = self._select_type(library.WeightConverter)
         self.keys = self._keys()
         # The first match counts.
         self.converters = self._single_expert_converters() + self.converters
@@ -102,7 +102,7 @@ class _Derivation:
         ]
         return result
 
-    def _of_type(self, cls: type) -> list[Any]:
+    def _select_type(self, cls: type) -> list[Any]:
         return [item for item in self.conversion.conversions if isinstance(item, cls)]
 
     # --- which key goes where --------------------------------------------------------------------
@@ -301,7 +301,7 @@ class _Derivation:
                 f"the library's conversion ({', '.join(operations)}) fails: "
                 f"{type(reason).__name__}: {reason}"
             )
-            error = make("plan.conversion", message)
+            error = new_error("plan.conversion", message)
         self._add_error(error, first, self._sources(first)[:8])
 
     def _add_error(self, error: Error, target: str, sources: list[str]) -> None:

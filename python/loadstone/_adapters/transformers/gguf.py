@@ -16,13 +16,13 @@ import transformers
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
-from loadstone._adapters.transformers.kernels import with_globals
+from loadstone._adapters.transformers.kernels import rebind_globals
 from loadstone._adapters.transformers.rule_export import model_class
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, new_error
 from loadstone._files.catalog import inspect
 
 
-def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+def rename_as_published(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
     """Rename a file's tensors as in a safetensors checkpoint of the model.
 
     ``tensors`` have decoded shapes and may be symbols. Raises ``plan.conversion``.
@@ -32,7 +32,7 @@ def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[s
         config = transformers.AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
         with torch.device("meta"):
             model = model_class(config)(config)
-        state = _in_model_names(tensors, path, model)
+        state = _rename_for_model(tensors, path, model)
         published: dict[str, torch.Tensor]
         published = core_model_loading.revert_weight_conversion(model, state)
     except Error:
@@ -40,18 +40,18 @@ def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[s
     except Exception as reason:  # the library may raise anything
         cause = f"{type(reason).__name__}: {' '.join(str(reason).split())}"
         message = f"transformers cannot convert this GGUF file for the model ({cause})"
-        raise make("plan.conversion", message, path=path) from reason
+        raise new_error("plan.conversion", message, path=path) from reason
     return published
 
 
-def _in_model_names(
+def _rename_for_model(
     tensors: Mapping[str, torch.Tensor], path: str, model: Any
 ) -> dict[str, torch.Tensor]:
     library: Any = modeling_gguf_pytorch_utils
     config = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
     architecture = str(inspect(path).metadata["general.architecture"])
     processor_class = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
-    processor = _with_stand_ins(processor_class)(config=config)
+    processor = _stand_in_class(processor_class)(config=config)
     names = library.get_gguf_hf_weights_map(model, processor)
     state: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -133,7 +133,7 @@ class Canvas:
         pieces = [self._pieces[start] for start in sorted(self._pieces)]
         tensor = torch.cat(pieces, self._dim)
         if list(tensor.shape) != self._shape:
-            raise make(
+            raise new_error(
                 "plan.conversion",
                 "the file lacks a part of this tensor",
                 tensor=name,
@@ -171,10 +171,10 @@ _TORCH = types.SimpleNamespace(
 )
 
 
-def _with_stand_ins(processor_class: Any) -> Any:
+def _stand_in_class(processor_class: Any) -> Any:
     """Return a processor of the library whose code uses these stand-ins instead of torch."""
     functions = {
-        name: with_globals(member, torch=_TORCH)
+        name: rebind_globals(member, torch=_TORCH)
         for owner in reversed(processor_class.__mro__)
         for name, member in vars(owner).items()
         if isinstance(member, types.FunctionType) and name != "__init__"

@@ -27,10 +27,10 @@ from loadstone._adapters.patch import (
     wrap_if_active,
 )
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._adapters.transformers.from_pretrained_call import (
-    CURRENT_CALL,
+from loadstone._adapters.transformers.from_pretrained_session import (
+    CURRENT_SESSION,
     DEFAULTS,
-    FromPretrainedCall,
+    FromPretrainedSession,
     hooks_in_calls,
     unsupported,
 )
@@ -112,9 +112,9 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if obstacles or devices == {"meta"}:  # the caller wants the model on meta
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
-    with ordinary_tensors(), set_variable(CURRENT_CALL, RELEASE.Call(options)) as call:
+    with ordinary_tensors(), set_variable(CURRENT_SESSION, RELEASE.Session(options)) as session:
         result = original(cls, *args, **kwargs)
-        call.finish(result[0] if isinstance(result, tuple) else result)
+        session.finish(result[0] if isinstance(result, tuple) else result)
     return result
 
 
@@ -133,7 +133,12 @@ def _in_turn(contexts: Sequence[Any]) -> Iterator[None]:
 
 
 def _get_device_map(
-    call: FromPretrainedCall, original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
+    session: FromPretrainedSession,
+    original: Any,
+    model: Any,
+    device_map: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Expand nested paths in a map, so that accelerate can dispatch it."""
     result = original(model, device_map, *args, **kwargs)
@@ -143,18 +148,18 @@ def _get_device_map(
 
 def _with_adapter(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Prove the model before the library adds the adapter, which renames its tensors."""
-    call = CURRENT_CALL.get()
-    if call is not None and call.model is model:
-        call.finish(model)
+    session = CURRENT_SESSION.get()
+    if session is not None and session.model is model:
+        session.finish(model)
     return with_hooks("peft")(original, model, *args, **kwargs)
 
 
 def _initialize_missing_keys(
-    call: FromPretrainedCall, original: Any, model: Any, *args: Any, **kwargs: Any
+    session: FromPretrainedSession, original: Any, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     result = original(model, *args, **kwargs)
-    if call.initialises_missing:
-        call.construct_unwritten(model)
+    if session.initialises_missing:
+        session.construct_unwritten(model)
     return result
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone.tracing import Symbol, Trace
 
 
@@ -32,7 +32,7 @@ def is_known(operation: Any) -> bool:
     return _name(operation) in _SUBSTITUTES
 
 
-def with_globals(function: types.FunctionType, **names: Any) -> types.FunctionType:
+def rebind_globals(function: types.FunctionType, **names: Any) -> types.FunctionType:
     """Copy a function of the library with different globals."""
     return types.FunctionType(
         function.__code__,
@@ -90,7 +90,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
         if name is not None:
             return trace.decoded(name, output_dtype)
         if is_cut and not all(size == 128 for size in block):
-            raise make(
+            raise new_error(
                 "plan.encoding",
                 "the last blocks are incomplete, and blocks of this size must be complete",
                 tensor=quantized.source,
@@ -118,7 +118,7 @@ def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
         shape = (*leading, groups * width * 2)
         return trace.decode("mxfp4", [blocks, scales], shape, dtype).transpose(1, 2).contiguous()
 
-    convert = with_globals(type(operation).convert, dequantize_convertops=dequantize)
+    convert = rebind_globals(type(operation).convert, dequantize_convertops=dequantize)
     operation.convert = types.MethodType(convert, operation)
     return operation
 
@@ -131,7 +131,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
 
     parameters = types.SimpleNamespace(Params4bit=kept, Int8Params=kept)
     library = types.SimpleNamespace(nn=parameters)
-    function = with_globals(type(operation).convert, bnb=library)
+    function = rebind_globals(type(operation).convert, bnb=library)
 
     def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
         """Restore the weights' attributes, which the library pops."""

@@ -13,18 +13,17 @@ from transformers.modeling_utils import _load_parameter_into_model
 from loadstone import _core
 from loadstone._adapters.transformers import cache, quantized, releases
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
-from loadstone._adapters.transformers.from_pretrained_call import (
+from loadstone._adapters.transformers.from_pretrained_session import (
     DEFAULTS,
-    FromPretrainedCall,
+    FromPretrainedSession,
     mismatch,
 )
 from loadstone._base.adapters import quantized_layers_of
-from loadstone._base.errors import listed, make
+from loadstone._base.errors import listed, new_error
 from loadstone._base.names import parent_name
-from loadstone._base.terminal import warn
-from loadstone._base.warn import warn_of_findings
+from loadstone._base.warn import warn, warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.lora import MergedAdapters
@@ -39,7 +38,7 @@ from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import LibraryRecipes
 
 
-class V5Call(FromPretrainedCall):
+class TransformersV5Session(FromPretrainedSession):
     def __init__(self, options: LoadOptions) -> None:
         super().__init__(options)
         self._config: Any = None  # the library's LoadStateDictConfig
@@ -73,7 +72,7 @@ class V5Call(FromPretrainedCall):
         _warn_once_of(result.recut, _RECUT)
         return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
 
-    def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
+    def give_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
         """Give the model the values read, with the library's mark; the library makes others."""
         extended = plan.extension_names()
         saved = [
@@ -95,7 +94,7 @@ class V5Call(FromPretrainedCall):
         }
         self._info.missing_keys.difference_update(read, on_disk)
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         super().install(filled)
         assert self.plan is not None
         extended = self.plan.extension_names()
@@ -173,7 +172,7 @@ def _quantized_weights(
     libraries = quantized_layers_of(model)
     if options.quantize_experts and not libraries:
         message = "experts are quantized as the linear layers are, which have no 4-bit encoding"
-        raise make("plan.options", message, field="quantize_experts", found="not at all")
+        raise new_error("plan.options", message, field="quantize_experts", found="not at all")
     return [
         layers.traced_weights(
             model,
@@ -266,7 +265,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
     )
     if copied and config.disk_offload_folder is None:
         message = "required, as a module on disk is tied to one in memory"
-        raise make("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
+        raise new_error("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
     return copied
 
 

@@ -24,7 +24,7 @@ _DIGITS_MAX = 18
 MissingKeys = tuple[str, list[str], int, list[str]]
 
 
-class Derivation(Protocol):
+class RecipeDerivation(Protocol):
     """The groups of a model's targets, of which some may be incomplete.
 
     Attributes:
@@ -39,7 +39,7 @@ class Derivation(Protocol):
         """Return the target of a key, and the pattern that it matched."""
 
 
-def find_gaps(derivation: Derivation, first: str) -> MissingKeys | _core.Finding | None:
+def find_gaps(derivation: RecipeDerivation, first: str) -> MissingKeys | _core.Finding | None:
     """Return the keys that a group lacks; or an error, if their names cannot be derived.
 
     The library sorts the members of each pattern by number and pairs them by position, so one gap
@@ -65,7 +65,7 @@ def find_gaps(derivation: Derivation, first: str) -> MissingKeys | _core.Finding
     return _core.Finding("error", "plan.conversion", first, sources, message, suggestion)
 
 
-def find_missing_keys(derivation: Derivation, first: str) -> MissingKeys | None:
+def find_missing_keys(derivation: RecipeDerivation, first: str) -> MissingKeys | None:
     """Compare a group with its other members and other layers' groups; derive missing names."""
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
@@ -92,7 +92,7 @@ class Series:
     ``unnumbered`` lists keys without a number, or with a duplicate number (``01`` and ``1``).
     """
 
-    def __init__(self, keys: Iterable[str], derivation: Derivation) -> None:
+    def __init__(self, keys: Iterable[str], derivation: RecipeDerivation) -> None:
         self.keys: dict[int, str] = {}
         self.unnumbered: list[str] = []
         head = tail = ""
@@ -129,7 +129,7 @@ class Series:
         return self.unnumbered + [self.keys[number] for number in numbers]
 
 
-def _group_size(derivation: Derivation, first: str, present: dict[str, Series]) -> int:
+def _group_size(derivation: RecipeDerivation, first: str, present: dict[str, Series]) -> int:
     """Return the size of a complete group: the model's, or that of the largest similar group."""
     shape = derivation.state[first].shape
     if len(shape) == 3:  # a stack of matrices
@@ -142,7 +142,7 @@ def _group_size(derivation: Derivation, first: str, present: dict[str, Series]) 
     return end if largest < end <= largest + LISTED_MAX else largest
 
 
-def _number_span(key: str, derivation: Derivation) -> tuple[int, int] | None:
+def _number_span(key: str, derivation: RecipeDerivation) -> tuple[int, int] | None:
     """Find the expert's number in a key of the checkpoint.
 
     It is the last number that can change without changing the key's target, because the layer's
@@ -158,7 +158,7 @@ def _number_span(key: str, derivation: Derivation) -> tuple[int, int] | None:
 
 
 def _expected_key(
-    derivation: Derivation, first: str, pattern: str, number: int, present: dict[str, Series]
+    derivation: RecipeDerivation, first: str, pattern: str, number: int, present: dict[str, Series]
 ) -> str | None:
     template = next(iter(present[pattern].keys.values()), None)
     if template is None:  # the group has no key of this pattern; use another layer's
@@ -175,7 +175,7 @@ def _expected_key(
 
 
 def _sibling_key(
-    derivation: Derivation, first: str, pattern: str, present: dict[str, Series]
+    derivation: RecipeDerivation, first: str, pattern: str, present: dict[str, Series]
 ) -> str | None:
     """Derive a key for a projection that the file lacks everywhere, from one of the same expert."""
     tail = pattern.rpartition("*.")[2]

@@ -16,7 +16,7 @@ from transformers import conversion_mapping as library
 from transformers.core_model_loading import WeightTransform
 
 from loadstone._adapters.patch import Hook, Hooks, hooked, wrap_if_active
-from loadstone._adapters.transformers.kernels import with_globals
+from loadstone._adapters.transformers.kernels import rebind_globals
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def _placeholders(build: types.FunctionType) -> Any:
         for name, cls in build.__globals__.items()
         if isinstance(cls, type) and issubclass(cls, WeightTransform)
     }
-    return with_globals(build, **classes)()
+    return rebind_globals(build, **classes)()
 
 
 class _Placeholder:

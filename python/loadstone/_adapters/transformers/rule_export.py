@@ -15,7 +15,7 @@ import transformers
 from transformers import core_model_loading as library
 
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import Error, listed, make
+from loadstone._base.errors import Error, listed, new_error
 from loadstone._execute.plan import plan
 from loadstone._plan import general_rules as general
 from loadstone._skeleton.skeleton import skeleton
@@ -67,7 +67,7 @@ class Sample:
                 f"tried: {type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
                 "a folder with the config.json of a checkpoint"
             )
-            raise make("plan.options", message, field="model-type") from None
+            raise new_error("plan.options", message, field="model-type") from None
         saved = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
         state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # each tie once
         state = library.revert_weight_conversion(self.model, state)
@@ -97,7 +97,7 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
             f"rules that hold for any depth: {len(differing)} of {len(sample.targets)} tensors do "
             f"not fit: {listed(differing, 5)}. Save recipes for one checkpoint: save_recipes()"
         )
-        raise make("plan.rules", message, field="model-type")
+        raise new_error("plan.rules", message, field="model-type")
 
 
 def _find_rules(sample: Sample) -> list[dict[str, Any]]:
@@ -143,13 +143,13 @@ def _read_config(model_type: str, folder: str | None) -> Any:
     known = transformers.CONFIG_MAPPING
     if model_type not in known:
         message = f"transformers {transformers.__version__} has no model type '{model_type}'"
-        raise make("plan.options", message, field="model-type", found=model_type)
+        raise new_error("plan.options", message, field="model-type", found=model_type)
     if folder is None:
         return known[model_type]()
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.model_type != model_type:
         message = f"{folder}: config.json is of another model type"
-        raise make(
+        raise new_error(
             "plan.options", message, field="config", found=config.model_type, expected=model_type
         )
     return config
@@ -166,7 +166,7 @@ def model_class(config: Any) -> Any:
             classes: Any = mapping[type(config)]
             return classes[0] if isinstance(classes, tuple | list) else classes
     message = "the library has no automatic class for this model type: pass --config"
-    raise make("plan.options", message, field="model-type", found=config.model_type)
+    raise new_error("plan.options", message, field="model-type", found=config.model_type)
 
 
 def resize(config: Any, layers: int, experts: int) -> Any:

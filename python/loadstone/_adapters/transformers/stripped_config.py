@@ -11,7 +11,7 @@ from typing import Any
 from transformers.quantizers import auto
 
 from loadstone._adapters.transformers import quantized
-from loadstone._base.terminal import warn
+from loadstone._base.warn import warn
 from loadstone._files.catalog import Catalog
 
 # The library's quantizers for these round scales to the model's dtype, compute wrong values for

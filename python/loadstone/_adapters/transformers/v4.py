@@ -2,7 +2,8 @@
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` finds missing,
-unexpected and mismatched names, initialises and warns. :meth:`V4Call.read` replaces its reading.
+unexpected and mismatched names, initialises and warns.
+:meth:`TransformersV4Session.read` replaces its reading.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from transformers import PreTrainedModel, modeling_utils
 from loadstone._adapters.patch import Hooks
 from loadstone._adapters.transformers import quantized, stripped_config
 from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
-from loadstone._adapters.transformers.from_pretrained_call import (
-    FromPretrainedCall,
+from loadstone._adapters.transformers.from_pretrained_session import (
+    FromPretrainedSession,
     HookedFunction,
     hooks_in_calls,
     mismatch,
@@ -28,8 +29,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     unsupported,
 )
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.terminal import warn
-from loadstone._base.warn import warn_of_findings
+from loadstone._base.warn import warn, warn_of_findings
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
@@ -45,7 +45,7 @@ MAKES_DTENSORS = False
 _Names = dict[str, str]
 
 
-class V4Call(FromPretrainedCall):
+class TransformersV4Session(FromPretrainedSession):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self.names: _Names = {}  # the model's names by those in the checkpoint
@@ -93,7 +93,7 @@ class V4Call(FromPretrainedCall):
         return self.offload_index if "disk" in (device_map or {}).values() else None
 
 
-Call = V4Call
+Session = TransformersV4Session
 
 
 def as_recipes(
@@ -200,19 +200,21 @@ def hooks() -> Hooks:
         (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
         (PreTrainedModel, "_load_from_tf", _load_from_another),
         (PreTrainedModel, "_load_from_flax", _load_from_another),
-        (modeling_utils, "load_shard_files_with_threadpool", _in_this_thread),
+        (modeling_utils, "load_shard_files_with_threadpool", _load_shards),
     ]
     return Hooks(hooks_in_calls(functions), "transformers")
 
 
 @contextlib.contextmanager
-def _init_empty_weights(call: V4Call, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    with skeleton(), call.constructing():
+def _init_empty_weights(
+    session: TransformersV4Session, original: Any, *args: Any, **kwargs: Any
+) -> Iterator[None]:
+    with skeleton(), session.constructing():
         yield
 
 
 def _load_pretrained_model(
-    call: V4Call,
+    session: TransformersV4Session,
     original: Any,
     cls: Any,
     model: Any,
@@ -221,7 +223,7 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if call.model is not None:
+    if session.model is not None:
         return original(cls, model, state_dict, checkpoint_files, *args, **kwargs)
     reason = reason_against(model, state_dict, checkpoint_files, kwargs.get("device_mesh"))
     names = map(str, checkpoint_files or ())
@@ -230,50 +232,54 @@ def _load_pretrained_model(
         reason = f"files that are not safetensors ({other_file}; of transformers before 5.0)"
     if reason is None and kwargs.get("hf_quantizer") is not None:
         reason = "quantization_config (of transformers before 5.0)"
-    if reason is not None and call.options.refuses_unsupported:
+    if reason is not None and session.options.refuses_unsupported:
         raise unsupported(reason)
-    call.initialises_missing = kwargs.get("hf_quantizer") is None
-    if not call.initialises_missing:
+    session.initialises_missing = kwargs.get("hf_quantizer") is None
+    if not session.initialises_missing:
         warn(f"{reason}: the library loads it on its own", UserWarning, stacklevel=2)
-    call.model = model if reason is None else None
+    session.model = model if reason is None else None
     result = original(cls, model, state_dict, checkpoint_files, *args, **kwargs)
-    if call.model is None or checkpoint_files is None:
+    if session.model is None or checkpoint_files is None:
         return result
     *before, unexpected, mismatched, _, errors = result
-    index = call.read(model, checkpoint_files, kwargs, unexpected, set(mismatched))
+    index = session.read(model, checkpoint_files, kwargs, unexpected, set(mismatched))
     return *before, unexpected, mismatched, index, errors
 
 
 def _get_key_renaming_mapping(
-    call: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any
+    session: TransformersV4Session, original: Any, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     names = original(model, *args, **kwargs)
-    if call.model is model and not call.names:
-        call.names = dict(names)
+    if session.model is model and not session.names:
+        session.names = dict(names)
     return names
 
 
 def _move_missing_keys(
-    call: V4Call, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
+    session: TransformersV4Session, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
 ) -> Any:
-    if not call.initialises_missing:
+    if not session.initialises_missing:
         return original(model, missing, dtype, *args)
-    return call.give_memory(model, missing, dtype)
+    return session.give_memory(model, missing, dtype)
 
 
-def _load_state_dict(call: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_state_dict(
+    session: TransformersV4Session, original: Any, model: Any, *args: Any, **kwargs: Any
+) -> Any:
     # The library expects the index of the offload folder.
-    return None if call.model is model else original(model, *args, **kwargs)
+    return None if session.model is model else original(model, *args, **kwargs)
 
 
-def _in_this_thread(call: V4Call, original: Any, shards: Any) -> Any:
+def _load_shards(session: TransformersV4Session, original: Any, shards: Any) -> Any:
     """Read in this thread: the library's threads do not inherit the context variable."""
     load_shard: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_shard(shard) for shard in shards]
     return [], *results[-1][1:]
 
 
-def _load_from_another(call: V4Call, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if call.options.refuses_unsupported:
+def _load_from_another(
+    session: TransformersV4Session, original: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if session.options.refuses_unsupported:
         raise unsupported("from_tf or from_flax")
     return original(*args, **kwargs)

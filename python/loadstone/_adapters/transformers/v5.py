@@ -14,7 +14,7 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
 from loadstone._adapters.patch import Hook, Hooks, set_variable
-from loadstone._adapters.sites import is_known, sites_of
+from loadstone._adapters.sites import is_supported_or_warn, sites_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import (
     cache,
@@ -27,13 +27,13 @@ from loadstone._adapters.transformers import (
     trainer,
 )
 from loadstone._adapters.transformers.conversion import ConversionInput
-from loadstone._adapters.transformers.from_pretrained_call import (
+from loadstone._adapters.transformers.from_pretrained_session import (
     HookedFunction,
     hooks_in_calls,
     reason_against,
     unsupported,
 )
-from loadstone._adapters.transformers.load import V5Call
+from loadstone._adapters.transformers.load import TransformersV5Session
 from loadstone._base.adapters import quantized_layers_of
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import wrap_always
@@ -44,7 +44,7 @@ from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.constructor import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
 
-Call = V5Call
+Session = TransformersV5Session
 
 # The release shards a model over ranks before the load.
 MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
@@ -116,26 +116,30 @@ def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if _TIES.get() else None
 
 
-def _get_init_context(call: V5Call, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_init_context(
+    session: TransformersV5Session, original: Any, cls: Any, *args: Any, **kwargs: Any
+) -> Any:
     contexts = original(cls, *args, **kwargs)
     if not any(isinstance(context, torch.device) for context in contexts):
         return contexts
     replaced = [
         skeleton() if isinstance(context, torch.device) else context for context in contexts
     ]
-    return [*replaced, call.constructing()]
+    return [*replaced, session.constructing()]
 
 
-def _get_hf_quantizer(call: V5Call, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_hf_quantizer(
+    session: TransformersV5Session, original: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Return None if codecs dequantize the checkpoint; the model does not see the config."""
-    quantizer, call.stripped_config = stripped_config.choose_quantizer(
-        original, call.options.dequantize, *args, **kwargs
+    quantizer, session.stripped_config = stripped_config.choose_quantizer(
+        original, session.options.dequantize, *args, **kwargs
     )
     return quantizer
 
 
 def _get_dtype(
-    call: V5Call,
+    session: TransformersV5Session,
     original: Any,
     dtype: Any,
     checkpoint_files: Any,
@@ -145,7 +149,7 @@ def _get_dtype(
 ) -> Any:
     """Return a dtype for values: if the config has none, the library uses that of the codes."""
     follows_files = dtype == "auto" and getattr(config, "dtype", None) is None
-    if call.stripped_config.method and follows_files and checkpoint_files:
+    if session.stripped_config.method and follows_files and checkpoint_files:
         catalog, _ = try_inspect(checkpoint_files, allow_links=True)
         if catalog is not None and quantized.is_decodable(catalog):
             dtype = torch_dtype(quantized.value_dtype(catalog))
@@ -153,20 +157,27 @@ def _get_dtype(
 
 
 def _validate_environment(
-    call: V5Call, original: Any, quantizer: Any, *args: Any, **kwargs: Any
+    session: TransformersV5Session, original: Any, quantizer: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Allow cpu and disk in device maps, which the library rejects; weights stay quantized."""
     kwargs.pop("device_map", None)
     original(quantizer, *args, **kwargs)
 
 
-def _adjust_max_memory(call: V5Call, original: Any, quantizer: Any, max_memory: Any) -> Any:
+def _adjust_max_memory(
+    session: TransformersV5Session, original: Any, quantizer: Any, max_memory: Any
+) -> Any:
     """Use all memory: the library reserves some for quantizing on a device."""
     return max_memory
 
 
 def _param_element_size(
-    call: V5Call, original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
+    session: TransformersV5Session,
+    original: Any,
+    quantizer: Any,
+    model: Any,
+    name: str,
+    parameter: torch.Tensor,
 ) -> float:
     """Include the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
@@ -176,13 +187,13 @@ def _param_element_size(
     return nbytes / max(int(parameter.numel()), 1)
 
 
-def _init_weights(call: V5Call, original: Any, model: Any) -> Any:
+def _init_weights(session: TransformersV5Session, original: Any, model: Any) -> Any:
     """Skip construction: the library checks the default device, which is not meta here."""
-    return None if call.is_constructing else original(model)
+    return None if session.is_constructing else original(model)
 
 
 def _load_pretrained_model(
-    call: V5Call,
+    session: TransformersV5Session,
     original: Any,
     model: Any,
     state_dict: Any,
@@ -191,25 +202,27 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if call.model is None:  # otherwise an adapter for a loaded model
+    if session.model is None:  # otherwise an adapter for a loaded model
         mesh = load_config.device_mesh
         reason = reason_against(model, state_dict, checkpoint_files, mesh)
         if reason is None and load_config.hf_quantizer is not None:
             reason = _reason_against_quantizer(load_config, checkpoint_files)
         if reason is None and checkpoint_files is not None:
-            return call.read(model, checkpoint_files, load_config)
-        if call.options.refuses_unsupported:
+            return session.read(model, checkpoint_files, load_config)
+        if session.options.refuses_unsupported:
             raise unsupported(reason or "no files")
-        call.initialises_missing = load_config.hf_quantizer is None and mesh is None
+        session.initialises_missing = load_config.hf_quantizer is None and mesh is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
-def _load_by_class(call: V5Call, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    return _load_pretrained_model(call, functools.partial(original, cls), *args, **kwargs)
+def _load_by_class(
+    session: TransformersV5Session, original: Any, cls: Any, *args: Any, **kwargs: Any
+) -> Any:
+    return _load_pretrained_model(session, functools.partial(original, cls), *args, **kwargs)
 
 
 def _move_missing_keys(
-    call: V5Call,
+    session: TransformersV5Session,
     original: Any,
     model: Any,
     missing_keys: Any,
@@ -217,9 +230,9 @@ def _move_missing_keys(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if not call.initialises_missing:
+    if not session.initialises_missing:
         return original(model, missing_keys, device_map, *args, **kwargs)
-    return call.give_memory(model, set(missing_keys), device_map)
+    return session.give_memory(model, set(missing_keys), device_map)
 
 
 def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str | None:
@@ -230,7 +243,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
         return f"quantization_config ({method}: the library's quantizer reads it on its own{hint})"
-    if method == "bitsandbytes" and not is_known("bitsandbytes"):
+    if method == "bitsandbytes" and not is_supported_or_warn("bitsandbytes"):
         sites = sites_of("bitsandbytes")
         return f"quantization_config (bitsandbytes {sites.version()}; known: {sites.tested})"
     if not quantizer.pre_quantized and not kernels.is_known(_quantize_operation(quantizer)):

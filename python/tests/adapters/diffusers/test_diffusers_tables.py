@@ -172,7 +172,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     folder = folder_of(model, tmp_path)
     if not recovers:
         monkeypatch.setattr(hooks, "locked_skeleton", with_meta)
-    original = load.DiffusersLoad.read
+    original = load.DiffusersSession.read
     poisoned: set[str] = set()
 
     def read(self: Any, request: Any) -> Any:
@@ -184,7 +184,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
                 poisoned.add(slot.name)
         return original(self, request)
 
-    monkeypatch.setattr(load.DiffusersLoad, "read", read)
+    monkeypatch.setattr(load.DiffusersSession, "read", read)
     found = loadstone.diffusers.from_pretrained(case.cls, folder)
     lines = differences(found, model)
     if recovers:

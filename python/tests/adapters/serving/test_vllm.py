@@ -25,7 +25,7 @@ from loadstone._adapters.serving.converted import (
     plan_conversion,
     quantization_config,
 )
-from loadstone._adapters.serving.options import Changes, Options
+from loadstone._adapters.serving.options import ConversionOptions, Options
 from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._adapters.sites.vllm import SITES
 
@@ -60,16 +60,18 @@ def test_options_are_read() -> None:
     given = {"threads": 3, "staging_bytes_max": "16MiB", "dequantize": True}
     assert Options.from_mapping(given) == Options(3, 16 << 20, True)
     changes = {"quantize": "fp8", "exclude": "lm_head", "lora": {"a/": 0.5}}
-    expected = Changes("fp8", exclude=("lm_head",), lora={"a/": 0.5})
+    expected = ConversionOptions("fp8", exclude=("lm_head",), lora={"a/": 0.5})
     assert Options.from_mapping(changes) == Options(changes=expected)
 
 
 def test_options_stand_in_the_config_too() -> None:
     overrides = {"loadstone_quantize": "nvfp4", "loadstone_include": ["a", "b"], "rope_theta": 3}
-    assert Changes.from_overrides(overrides) == Changes("nvfp4", include=("a", "b"))
-    assert not Changes.from_overrides({"vocab_size": 3})
+    assert ConversionOptions.from_overrides(overrides) == ConversionOptions(
+        "nvfp4", include=("a", "b")
+    )
+    assert not ConversionOptions.from_overrides({"vocab_size": 3})
     with pytest.raises(loadstone.PlanError, match="did you mean 'quantize'"):
-        Changes.from_overrides({"loadstone_quantise": "fp8"})
+        ConversionOptions.from_overrides({"loadstone_quantise": "fp8"})
 
 
 @pytest.mark.parametrize(
@@ -107,12 +109,12 @@ def test_other_options_are_refused(given: Any, found: str) -> None:
 def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> None:
     """Control."""
     how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
-    expected = Changes("fp8", "modelopt", ("a",), ("b",))
+    expected = ConversionOptions("fp8", "modelopt", ("a",), ("b",))
     assert Options.from_mapping({"quantize": "fp8"} | how).changes == expected
     names = {f"loadstone_{name}": value for name, value in how.items()}
-    assert Changes.from_overrides({"loadstone_quantize": "fp8"} | names) == expected
+    assert ConversionOptions.from_overrides({"loadstone_quantize": "fp8"} | names) == expected
     with pytest.raises(loadstone.PlanError, match="requires quantize"):
-        Changes.from_overrides(names)
+        ConversionOptions.from_overrides(names)
     given = {"digest": "sha256-tree", "receipt": str(tmp_path), "weights": str(tmp_path)}
     assert Options.from_mapping(given) == Options(**given)
 
@@ -122,7 +124,7 @@ def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> No
 
 def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCheckpoint:
     return ConvertedCheckpoint(
-        plan_conversion(str(path), Changes(**changes), group_bytes=group_bytes)
+        plan_conversion(str(path), ConversionOptions(**changes), group_bytes=group_bytes)
     )
 
 
@@ -173,7 +175,10 @@ def test_what_is_quantized_on_the_way_is_the_offline_folder(
     assert found.keys() == expected.keys() and len(found) > 15
     assert [name for name in found if not same(found[name], expected[name])] == []
     config = json.loads((offline / "config.json").read_text())["quantization_config"]
-    assert quantization_config(plan_conversion(str(folder), Changes(encoding, style))) == config
+    assert (
+        quantization_config(plan_conversion(str(folder), ConversionOptions(encoding, style)))
+        == config
+    )
 
 
 def test_what_is_merged_on_the_way_is_the_offline_folder(tmp_path: Path) -> None:
@@ -250,13 +255,13 @@ def test_a_damaged_file_ends_it(tmp_path: Path) -> None:
 MEASURED = """
 import sys, torch, loadstone
 from loadstone._adapters.serving.converted import ConvertedCheckpoint, plan_conversion
-from loadstone._adapters.serving.options import Changes
+from loadstone._adapters.serving.options import ConversionOptions
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
-made = plan_conversion(sys.argv[1], Changes(), group_bytes=(64 << 20) // 3)
+made = plan_conversion(sys.argv[1], ConversionOptions(), group_bytes=(64 << 20) // 3)
 before, kept = peak(), []
 for name, tensor in ConvertedCheckpoint(made).tensors():
     if sys.argv[2] == "keeps":

@@ -14,7 +14,7 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from loadstone._adapters.serving.loading import ModelLoad, paths_of
 from loadstone._adapters.serving.options import Options
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 logger = logging.getLogger("sglang.loadstone")
 
@@ -121,10 +121,10 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """Reject changed encodings, because SGLang builds its layers from the config alone."""
         if self.options.changes.quantize:
             message = "SGLang cannot quantize during the load: convert the folder first"
-            raise make("plan.options", message, field="quantize", path=model_config.model_path)
+            raise new_error("plan.options", message, field="quantize", path=model_config.model_path)
         makes_numbers = self.options.dequantize or self.options.changes.lora
         if makes_numbers and model_config.quantization is not None:
-            raise make(
+            raise new_error(
                 "plan.options",
                 "the model's layers are quantized, and these options decode the weights; add "
                 "--json-model-override-args '{\"quantization_config\": null}'",

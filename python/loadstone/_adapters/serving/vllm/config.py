@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from vllm.transformers_utils.config import HFConfigParser
 
 from loadstone._adapters.serving.converted import plan_conversion, quantization_config
-from loadstone._adapters.serving.options import Changes, Options
+from loadstone._adapters.serving.options import ConversionOptions, Options
 from loadstone._adapters.serving.vllm.drafter import options_for
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 
 
 def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
@@ -27,12 +27,12 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
     vLLM's ``SpeculativeConfig`` if the model is a drafter.
     """
     options = options_for(options, model_config, speculative)
-    requested = Changes.from_overrides(vars(model_config.hf_config))
+    requested = ConversionOptions.from_overrides(vars(model_config.hf_config))
     if requested.quantize and not options.changes.quantize:
         if (
             options.dequantize
             or options.receipt
-            or options.changes != Changes(lora=options.changes.lora)
+            or options.changes != ConversionOptions(lora=options.changes.lora)
         ):
             _refuse("the options of the loader contradict loadstone_quantize", model_config)
         requested = dataclasses.replace(requested, lora=options.changes.lora)
@@ -61,7 +61,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], Any]:
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
-        changes = Changes.from_overrides(overrides if isinstance(overrides, dict) else {})
+        changes = ConversionOptions.from_overrides(overrides if isinstance(overrides, dict) else {})
         if changes.quantize:
             fields["quantization_config"] = quantization_config(
                 plan_conversion(str(model), changes)
@@ -74,7 +74,7 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
-        quantize = Changes.from_overrides(vars(model_config.hf_config)).quantize
+        quantize = ConversionOptions.from_overrides(vars(model_config.hf_config)).quantize
         if quantize and self.load_config.load_format not in ("loadstone", "dummy"):
             _refuse("loadstone_quantize needs --load-format loadstone", model_config)
         return load_model(self, vllm_config, model_config, *args, **options)
@@ -82,19 +82,20 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
     return checked
 
 
-def _require_same_codes(changes: Changes, model_config: Any) -> None:
+def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
     wanted = quantization_config(plan_conversion(str(model_config.model), changes))
-    found = getattr(model_config.hf_config, "quantization_config", None)
-    if isinstance(found, dict) and _has_fields(found, wanted or {}):  # vLLM adds some fields
+    quantization = getattr(model_config.hf_config, "quantization_config", None)
+    # vLLM adds some fields.
+    if isinstance(quantization, dict) and _has_fields(quantization, wanted or {}):
         return
     text = json.dumps(changes.quantize)
-    raise make(
+    raise new_error(
         "plan.options",
         "the model's layers have another quantization; add --config-format loadstone "
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
         "and exclude",
         field="quantize",
-        found=json.dumps(found),
+        found=json.dumps(quantization),
         expected=json.dumps(wanted),
         path=str(model_config.model),
     )
@@ -109,7 +110,7 @@ def _has_fields(config: dict[str, Any], fields: dict[str, Any]) -> bool:
 
 
 def _refuse(message: str, model_config: Any) -> NoReturn:
-    raise make(
+    raise new_error(
         "plan.options",
         message,
         field="model_loader_extra_config",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.serving.options import Changes, Options
+from loadstone._adapters.serving.options import ConversionOptions, Options
 
 # Module path in a drafter -> the flag that marks the module as its own.
 _TAKEN = {
@@ -29,7 +29,7 @@ def options_for(options: Options, model_config: Any, speculative: Any) -> Option
     return dataclasses.replace(
         options,
         weights=options.weights if shares else "",
-        changes=Changes(),
+        changes=ConversionOptions(),
         dequantize=options.dequantize and model_config.quantization is None,
     )
 

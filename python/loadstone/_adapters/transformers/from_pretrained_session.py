@@ -14,9 +14,9 @@ import torch
 from loadstone import _core
 from loadstone._adapters.patch import Hook, within, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
-from loadstone._base.errors import make
+from loadstone._base.errors import new_error
 from loadstone._execute import ties
-from loadstone._execute.execute import Filled
+from loadstone._execute.execute import FilledValues
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, try_inspect
@@ -33,7 +33,7 @@ from loadstone._skeleton.unwritten import fill_value, is_unwritten
 DEFAULTS = LoadOptions(missing="initialise")
 
 
-class FromPretrainedCall(LoadSession):
+class FromPretrainedSession(LoadSession):
     """One call of ``from_pretrained``, without its reading. For one thread.
 
     Attributes:
@@ -65,7 +65,7 @@ class FromPretrainedCall(LoadSession):
         plan.library_initialises = True
         return plan
 
-    def install(self, filled: Filled) -> None:
+    def install(self, filled: FilledValues) -> None:
         if self.options.adapters is not None and self.plan is not None:
             ties.follow_plan(self.model, self.plan, self._ties)
         super().install(filled)
@@ -108,7 +108,7 @@ class FromPretrainedCall(LoadSession):
         for name in unwritten:
             tensor, value = fresh[name], values.get(name)
             if value is None or value.shape != tensor.shape:
-                raise make(
+                raise new_error(
                     "plan.no_initialiser",
                     "it is missing, the model's initialiser does not write to it, and a second "
                     "construction gives no value for it",
@@ -143,7 +143,7 @@ class FromPretrainedCall(LoadSession):
             provenance[name] = dataclasses.replace(provenance[name], reason=OFFLOADED)
 
 
-CURRENT_CALL: ContextVar[FromPretrainedCall | None] = ContextVar(
+CURRENT_SESSION: ContextVar[FromPretrainedSession | None] = ContextVar(
     "loadstone_transformers_load", default=None
 )
 
@@ -154,7 +154,7 @@ HookedFunction = tuple[Any, str, Callable[..., Any]]
 def hooks_in_calls(functions: Iterable[HookedFunction]) -> list[Hook]:
     """Return hooks that run inside a call; outside, the library's own functions run."""
     return [
-        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_CALL, replacement)))
+        Hook(owner, name, wrap_if_active("transformers", within(CURRENT_SESSION, replacement)))
         for owner, name, replacement in functions
     ]
 
@@ -188,7 +188,7 @@ def _has_readable_shards(model: Any) -> bool:
 
 
 def unsupported(argument: str) -> Exception:
-    return make(
+    return new_error(
         "plan.options",
         "this load is not supported: call the model class's own from_pretrained",
         field=argument,
