@@ -182,7 +182,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
-    merges = options.adapters is not None and options.adapters.catalogs
+    merges = options.loras is not None and options.loras.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
         raise new_error("plan.options", message, field="lora", found=cls.__name__)

@@ -270,7 +270,7 @@ def audit(
     return result
 
 
-def prove(model: Any, report: Report | None = None) -> None:
+def require_audited(model: Any, report: Report | None = None) -> None:
     """Require a value with an origin for every tensor; warn of tensors that others hold."""
     result = audit(model, report)
     result.require_real()

@@ -99,7 +99,7 @@ def execute_plan(
         return report, [name for name in split if name not in untied], different
 
     with model_lock(model):
-        filled, (report, split, different) = carry_out(
+        filled, (report, split, different) = read_and_install(
             plan, model, install_and_report, options, in_place
         )
         ties.unbind(model, split, different)
@@ -107,7 +107,7 @@ def execute_plan(
     return report
 
 
-def carry_out(
+def read_and_install(
     plan: PlannedLoad,
     model: Any,
     install: Callable[[FilledValues], _Result],
@@ -348,7 +348,7 @@ def _addresses(
     return rows, parts
 
 
-def give_tensors(
+def install_tensors(
     plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
     """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
@@ -396,14 +396,14 @@ def install(
     plan: PlannedLoad,
     model: Any,
     filled: FilledValues,
-    give: Callable[[PlannedLoad, Any, FilledValues], None] = give_tensors,
+    install_rest: Callable[[PlannedLoad, Any, FilledValues], None] = install_tensors,
 ) -> None:
-    """Give the model all tensors, those without an extension by ``give``."""
+    """Give the model all tensors, those without an extension by ``install_rest``."""
     prepared = [
         extension.prepare(model, plan.targets, filled.values, filled.offload)
         for extension in plan.extensions
     ]
-    give(plan, model, filled)
+    install_rest(plan, model, filled)
     installers = [installer for installer in prepared if installer is not None]
     for module in model.modules() if installers else ():
         filled.modules.keep(module)

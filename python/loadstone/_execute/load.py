@@ -14,7 +14,7 @@ from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie, Unexpected
 from loadstone._base.warn import users_level, warn, warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.audit import prove
+from loadstone._execute.audit import require_audited
 from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
@@ -87,7 +87,7 @@ def load(
         warn_of_findings(ignored)
         options = execute.ExecuteOptions(threads=threads, **execution)
         report = execute.execute_plan(checked._planned, model, options)
-        prove(model, report)
+        require_audited(model, report)
     return report
 
 

@@ -24,7 +24,7 @@ from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
 from loadstone._files.catalog import CheckpointPath, inspect
-from loadstone._files.lora import Weighted, open_adapters
+from loadstone._files.lora import Weighted, open_loras
 from loadstone._model.model_lock import model_lock
 from loadstone._model.modules import require_module
 from loadstone._model.targets import PlannedTarget
@@ -380,7 +380,7 @@ def _planned(
             model,
             catalog,
             traced,
-            adapters=open_adapters(lora, lora_ignore, allow_links, tie),
+            loras=open_loras(lora, lora_ignore, allow_links, tie),
             quantize=quantize,
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,

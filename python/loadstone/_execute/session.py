@@ -1,4 +1,4 @@
-"""One load through the entry point of a library: plan, read, install, finish."""
+"""One load through the entry point of a library: plan, read, install, report, audit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._execute import execute
-from loadstone._execute.audit import prove
+from loadstone._execute.audit import require_audited
 from loadstone._execute.execute import ExecuteOptions, FilledValues
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog
@@ -50,46 +50,46 @@ class LoadSession:
         self.model = model
         chosen = {
             "missing": self.options.missing,
-            "adapters": self.options.adapters,
+            "loras": self.options.loras,
             "maps_tensors": self._device_map is not None,
         }
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)
         return self.plan
 
-    def carry_out(self) -> None:
+    def read_and_install(self) -> None:
         """Read all values, :meth:`install` them, then replace the offload folder."""
         assert self.plan is not None
         options = ExecuteOptions(self.options.progress, self.options.threads, self.options.receipt)
-        filled, _ = execute.carry_out(self.plan, self.model, self.install, options)
+        filled, _ = execute.read_and_install(self.plan, self.model, self.install, options)
         self._core = filled.core
 
     def install(self, filled: FilledValues) -> None:
         """Give the values to the model, which gets its old tensors back if this fails."""
         assert self.plan is not None
-        execute.install(self.plan, self.model, filled, self.give_tensors)
+        execute.install(self.plan, self.model, filled, self.install_tensors)
         if self._device_map is not None:
             for extension in self.plan.extensions:
                 extension.prepare_hooks(self.model, self._device_map)
 
-    def give_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
+    def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
         """Give the model the tensors that no extension gives it."""
-        execute.give_tensors(plan, model, filled)
+        execute.install_tensors(plan, model, filled)
 
     @property
     def offload_index(self) -> dict[str, Any]:
         """Index of tensors on disk, tied ones under each of their names."""
         return self._core.offload.index() if self._core is not None else {}
 
-    def finish(self, model: Any) -> Report | None:
+    def report_and_audit(self, model: Any) -> Report | None:
         """Make the report and audit the model; ``None`` if nothing was read, or on later calls."""
         if self.plan is None or self._core is None or self._is_finished:
             return None
         self._is_finished = True
         with model_lock(model):
             report = execute.make_report(self.plan, model, self._core)
-            self.complete(model, report)
-            prove(model, report)
+            self.amend_report(model, report)
+            require_audited(model, report)
         return report
 
-    def complete(self, model: Any, report: Report) -> None:
+    def amend_report(self, model: Any, report: Report) -> None:
         """Add to the report what the library did after the values were read."""

@@ -37,7 +37,7 @@ def join_catalogs(catalogs: Sequence[Catalog]) -> _core.Catalog:
 
 
 @dataclass(frozen=True)
-class MergedAdapters:
+class MergedLoras:
     """Adapters that a load merges into its model, in order.
 
     Attributes:
@@ -57,16 +57,16 @@ class MergedAdapters:
         return join_catalogs([base, *self.catalogs]) if self.catalogs else base._core
 
 
-def open_adapters(
+def open_loras(
     lora: Weighted,
     ignore: str | Sequence[str] = (),
     allow_links: bool = False,
     tie: str = "split",
-) -> MergedAdapters:
+) -> MergedLoras:
     pairs = parse_weights(lora, "lora")
     rows = adapter_rows(pairs, ignore)
     catalogs = tuple(open_catalog(source, allow_links=allow_links) for source, _ in pairs)
-    return MergedAdapters(catalogs, tuple(rows), tie_argument(tie))
+    return MergedLoras(catalogs, tuple(rows), tie_argument(tie))
 
 
 def pattern_list(patterns: str | Sequence[str]) -> list[str]:

@@ -46,8 +46,8 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass
-class Effect:
-    """The effect of the model's own code on a load.
+class HookChanges:
+    """Changes that the model's own code makes to a load.
 
     Attributes:
         findings: if one is an error, the other attributes are empty.
@@ -75,14 +75,14 @@ class Effect:
         return self.findings + left.unexpected_findings(unexpected)
 
 
-def effect(
+def trace_hooks(
     model: _Module,
     catalog: Catalog,
     core: _core.Plan,
     rules: str,
     missing: str | Mapping[str, str],
-) -> Effect | None:
-    """Return the effect of hooks and overrides; ``None``: they change nothing.
+) -> HookChanges | None:
+    """Return what hooks and overrides change; ``None``: they change nothing.
 
     ``core`` is the plan without them, ``rules`` its rules as JSON, prefixes included.
     """
@@ -92,7 +92,7 @@ def effect(
             problem = tracer.run()
         except _ShapesDifferError:
             return None
-        return tracer.effect(missing) if problem is None else Effect([problem])
+        return tracer.changes(missing) if problem is None else HookChanges([problem])
 
 
 class _ShapesDifferError(Exception):
@@ -202,27 +202,30 @@ class LoadHookTracer:
         except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
             return refusal("", self.model, reason)
 
-    def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
-        effect = Effect()
+    def changes(self, missing: str | Mapping[str, str]) -> HookChanges | None:
+        changes = HookChanges()
         try:
-            changed = self._add_recipes(effect)
+            changed = self._add_recipes(changes)
         except Error as error:
             reason = f"{error.tensor}: {error.message}"
-            return Effect([self._make_finding(parent_name(error.tensor), reason)])
+            return HookChanges([self._make_finding(parent_name(error.tensor), reason)])
         extra, findings = self._extra_state(missing)
-        effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
+        changes.extra, changes.findings = (
+            ExtraState(self.catalog, extra) if extra else None,
+            findings,
+        )
         absent = {finding.target for finding in self._reported("plan.missing")}
-        effect.kept |= absent - {*self.missing, *changed}
+        changes.kept |= absent - {*self.missing, *changed}
         if changed:
-            effect.recipes = self.trace.finish()
+            changes.recipes = self.trace.finish()
         unexpected = self._unexpected()
-        if effect.dropped or {key for _, key in unexpected} != self._reported_unexpected():
-            effect.unexpected = unexpected
-        elif not (changed or effect.kept or extra or findings):
+        if changes.dropped or {key for _, key in unexpected} != self._reported_unexpected():
+            changes.unexpected = unexpected
+        elif not (changed or changes.kept or extra or findings):
             return None
-        return effect
+        return changes
 
-    def _add_recipes(self, effect: Effect) -> set[str]:
+    def _add_recipes(self, changes: HookChanges) -> set[str]:
         """Add a recipe for each tensor that is not copied unchanged; return their names."""
         changed: dict[str, torch.Tensor] = {}
         plain: dict[str, Symbol] = {}
@@ -242,9 +245,9 @@ class LoadHookTracer:
             if copies and self._needs_recipe(name, copies[-1]):
                 changed[name] = copies[-1]
             elif copies:  # the model's own value, even if the checkpoint has one
-                effect.kept |= {name}
+                changes.kept |= {name}
             for symbol in symbols:
-                effect.dropped += self.symbols.sources_of(symbol)
+                changes.dropped += self.symbols.sources_of(symbol)
         changed |= self._shared_sources(changed.values(), plain)
         for name, value in changed.items():
             self.trace.add(name, value)

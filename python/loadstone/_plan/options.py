@@ -9,7 +9,7 @@ from typing import Any
 
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ModelOptMode, ReceiptDigest
-from loadstone._files.lora import MergedAdapters, open_adapters
+from loadstone._files.lora import MergedLoras, open_loras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LoadOptions:
             :meth:`loadstone.Plan.execute`.
         device_map, max_memory, offload_folder: as in :func:`loadstone.plan`, if the library's
             function lacks them.
-        adapters: merged into the model; ``None`` under a patch, which merges nothing.
+        loras: merged into the model; ``None`` under a patch, which merges nothing.
         refuses_unsupported: reject unsupported loads, because the user called loadstone by name; a
             patch leaves them to the library.
         dequantize: loadstone dequantizes a quantized checkpoint; ``None``: only if the library has
@@ -38,7 +38,7 @@ class LoadOptions:
     device_map: Any = None
     max_memory: MaxMemory | None = None
     offload_folder: str | os.PathLike[str] | None = None
-    adapters: MergedAdapters | None = None
+    loras: MergedLoras | None = None
     refuses_unsupported: bool = False
     dequantize: bool | None = None
     nested_offset: Mapping[str, float] | None = None
@@ -52,14 +52,14 @@ class LoadOptions:
         """Return the options among the arguments of a function; open the adapters."""
         options = {name: arguments[name] for name in NAMES if name in arguments}
         lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
-        merged = open_adapters(lora, lora_ignore, tie=options.pop("tie", "split"))
-        return cls(adapters=merged, refuses_unsupported=True, **options)
+        merged = open_loras(lora, lora_ignore, tie=options.pop("tie", "split"))
+        return cls(loras=merged, refuses_unsupported=True, **options)
 
 
 DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {field.name for field in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
+    {field.name for field in dataclasses.fields(LoadOptions)} - {"loras", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

@@ -13,13 +13,13 @@ from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, new_error
 from loadstone._files.catalog import Catalog
-from loadstone._files.lora import MergedAdapters
+from loadstone._files.lora import MergedLoras
 from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.library_recipes import extend
-from loadstone._plan.load_hooks import Effect
+from loadstone._plan.load_hooks import HookChanges
 from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
@@ -35,9 +35,9 @@ from loadstone._skeleton import initialise
 def make_plan(
     model: Any,
     catalog: Catalog,
-    adapter_recipes: LibraryRecipes | None,
+    library_recipes: LibraryRecipes | None,
     *,
-    adapters: MergedAdapters | None = None,
+    loras: MergedLoras | None = None,
     rules: Rules | None = None,
     dtype: Any = None,
     device_map: Any = None,
@@ -68,15 +68,15 @@ def make_plan(
         options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
             device map is only a warning.
     """
-    derived = extend(adapter_recipes, model, catalog, dtype, quantize)
-    merged = adapters or MergedAdapters()
+    derived = extend(library_recipes, model, catalog, dtype, quantize)
+    merged = loras or MergedLoras()
     model_targets = _expanded_targets(model, derived, merged.keeps_ties, unexpected)
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
     default, patterns = missing_policies(missing)
     policy_of = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
-    extensions, effect = list(derived.extensions), None
+    extensions, hook_changes = list(derived.extensions), None
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
@@ -103,13 +103,13 @@ def make_plan(
     rest = {"missing_of": list(policy_of.items()), "unexpected": unexpected, "recipes": recipes}
     core = make_core(model_targets.targets, **rest)
     if runs_hooks and recipes is None:
-        effect = _effect_of_hooks(model_targets, catalog, core, text, prefixes, missing)
-    if effect is not None:
-        model_targets.findings += effect.all_findings(unexpected)
-        policy_of |= dict.fromkeys(model_targets.held() & effect.kept, "keep")
-        rest = {"missing_of": list(policy_of.items()), **effect.arguments(unexpected)}
+        hook_changes = _changes_by_hooks(model_targets, catalog, core, text, prefixes, missing)
+    if hook_changes is not None:
+        model_targets.findings += hook_changes.all_findings(unexpected)
+        policy_of |= dict.fromkeys(model_targets.held() & hook_changes.kept, "keep")
+        rest = {"missing_of": list(policy_of.items()), **hook_changes.arguments(unexpected)}
         core = make_core(model_targets.targets, **rest)
-        extensions += [] if effect.extra is None else [effect.extra]
+        extensions += [] if hook_changes.extra is None else [hook_changes.extra]
     shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
     return _finished(core, model_targets, extensions, in_place, shared_read, policies)
@@ -126,20 +126,20 @@ def _expanded_targets(
     return model_targets
 
 
-def _effect_of_hooks(
+def _changes_by_hooks(
     model_targets: ModelTargets,
     catalog: Catalog,
     core: _core.Plan,
     rules: str,
     prefixes: list[str],
     missing: str | Mapping[str, str],
-) -> Effect | None:
+) -> HookChanges | None:
     module = model_targets.module
     is_rejected = any(finding.code == "plan.tensor_class" for finding in model_targets.findings)
     if module is None or is_rejected or not has_code(module, core):
         return None
     rules = _core.stripping_rules(catalog._core, model_targets.targets, prefixes, rules)
-    return load_hooks.effect(module, catalog, core, rules, missing)
+    return load_hooks.trace_hooks(module, catalog, core, rules, missing)
 
 
 def _devices(

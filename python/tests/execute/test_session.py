@@ -66,12 +66,12 @@ def planned(file: Path, folder: Path, *extensions: TargetExtension) -> LoadSessi
 def test_a_load_is_proved_once(file: Path, tmp_path: Path) -> None:
     session = planned(file, tmp_path / "offload")
     model = session.model
-    assert session.finish(model) is None and session.offload_index == {}
-    session.carry_out()
+    assert session.report_and_audit(model) is None and session.offload_index == {}
+    session.read_and_install()
     assert sorted(session.offload_index) == ["1.bias", "1.weight"]
-    report = session.finish(model)
+    report = session.report_and_audit(model)
     assert report is not None and report.provenance["0.weight"].origin == "checkpoint"
-    assert loadstone.audit(model, report).ok and session.finish(model) is None
+    assert loadstone.audit(model, report).ok and session.report_and_audit(model) is None
 
 
 def test_a_load_that_is_not_installed_leaves_the_folder(
@@ -85,11 +85,11 @@ def test_a_load_that_is_not_installed_leaves_the_folder(
     session = planned(file, folder)
     monkeypatch.setattr(session, "install", fail)
     with pytest.raises(ZeroDivisionError):
-        session.carry_out()
+        session.read_and_install()
     assert not (folder / "index.json").exists()
-    assert session.finish(session.model) is None and session.offload_index == {}
+    assert session.report_and_audit(session.model) is None and session.offload_index == {}
     again = planned(file, folder)
-    again.carry_out()
+    again.read_and_install()
     assert sorted(json.loads((folder / "index.json").read_text())) == ["1.bias", "1.weight"]
 
 
@@ -98,7 +98,7 @@ def test_extensions_learn_of_devices_and_of_the_map_of_modules(file: Path, tmp_p
     session = planned(file, tmp_path / "offload", seen)
     devices = {"": "cpu", "0.weight": "cpu", "0.bias": "cpu", "1.weight": "disk", "1.bias": "disk"}
     assert seen.asked == [devices]
-    session.carry_out()
+    session.read_and_install()
     assert seen.asked[1:] == [(True, PLACES)]
 
 
@@ -131,8 +131,10 @@ def test_a_failed_installation_leaves_the_model_as_it_was(file: Path, tmp_path: 
     model = session.model
     before = dict(model.named_parameters())
     with pytest.raises(RuntimeError, match="half-way"):
-        session.carry_out()
+        session.read_and_install()
     after = dict(model.named_parameters())
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in after)
     assert all(each.is_meta for each in after.values())
-    assert session.finish(model) is None and not list((tmp_path / "offload").glob("*.dat"))
+    assert session.report_and_audit(model) is None and not list(
+        (tmp_path / "offload").glob("*.dat")
+    )

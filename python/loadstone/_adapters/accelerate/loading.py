@@ -108,7 +108,7 @@ def load_checkpoint_in_model(
 
     def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
-        audit.prove(model, report)
+        audit.require_audited(model, report)
         for extension in plan.extensions:
             extension.prepare_hooks(model, device_map or {})
         if device_map is not None and offload_folder is not None:

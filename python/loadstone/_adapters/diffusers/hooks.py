@@ -164,7 +164,7 @@ def _load_single_file(original: Any, cls: Any, source: Any, kwargs: dict[str, An
         if isinstance(source, SymbolicCheckpoint):
             source = source.fresh(kernel=session.kernel)
         model = original(cls, source, **kwargs)
-        session.finish(model)
+        session.report_and_audit(model)
     return model
 
 
@@ -306,7 +306,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
         kwargs["device_map"] = {"": "disk"}
     with loading() as session:
         result = original(cls, *args, **kwargs)
-        session.finish(result[0] if isinstance(result, tuple) else result)
+        session.report_and_audit(result[0] if isinstance(result, tuple) else result)
     return result
 
 

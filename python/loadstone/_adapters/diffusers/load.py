@@ -60,7 +60,7 @@ class DiffusersSession(LoadSession):
         self.trace(request)
         with model_lock(self.model):
             self.plan_for(request.device_map)
-            self.carry_out()
+            self.read_and_install()
 
     def trace(self, request: ModelRequest) -> None:
         self.model, self._catalog = request.model, request.checkpoint.catalog
@@ -106,7 +106,7 @@ class DiffusersSession(LoadSession):
             skip_keys=skip_keys(self.model),
         )
 
-    def complete(self, model: Any, report: Report) -> None:
+    def amend_report(self, model: Any, report: Report) -> None:
         align_offloaded_weights(model)
 
 

@@ -234,7 +234,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
             source, convert, {}, shapes_of(model.state_dict())
         )
         model = build(checkpoint=source.fresh())
-        session.finish(model.eval())  # diffusers omits eval() for T5
+        session.report_and_audit(model.eval())  # diffusers omits eval() for T5
     return model
 
 
@@ -270,9 +270,9 @@ def _read_components(
     if failures:
         raise _joined(failures)
     for session in sessions.values():
-        session.carry_out()
+        session.read_and_install()
         session.dispatch()
-        session.finish(session.model)
+        session.report_and_audit(session.model)
     if device_map is not None:
         device_map.dispatch_others(pipe, sessions)
         device_map.add_missing_hooks(pipe)

@@ -64,10 +64,10 @@ def load_into(
         with _WithoutQuantizerBuffers(model) as blank:
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])
-            load.carry_out()
+            load.read_and_install()
             blank.keep()
         _dispatch(model, plan)
-        return load.finish(model)
+        return load.report_and_audit(model)
 
 
 def _plan_in_memory(

@@ -22,7 +22,7 @@ from loadstone._base.errors import new_error
 from loadstone._convert.output import folder_of, format_rows, require_ok
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
-from loadstone._files.lora import open_adapters
+from loadstone._files.lora import open_loras
 
 
 def plan_conversion(
@@ -35,7 +35,7 @@ def plan_conversion(
             file, whose names differ from the model's (``plan.options``).
         FormatError: the checkpoint is invalid.
     """
-    base, loras = inspect(path), open_adapters(changes.lora)
+    base, loras = inspect(path), open_loras(changes.lora)
     if "general.architecture" in base.metadata:
         message = "a GGUF file cannot be quantized or merged while it is served: convert it first"
         raise new_error("plan.options", message, field="quantize", path=base.shards[0])

@@ -66,7 +66,7 @@ class FromPretrainedSession(LoadSession):
         return plan
 
     def install(self, filled: FilledValues) -> None:
-        if self.options.adapters is not None and self.plan is not None:
+        if self.options.loras is not None and self.plan is not None:
             ties.follow_plan(self.model, self.plan, self._ties)
         super().install(filled)
 
@@ -118,7 +118,7 @@ class FromPretrainedSession(LoadSession):
                 tensor.copy_(value)
             self._constructed.add(name)
 
-    def complete(self, model: Any, report: Report) -> None:
+    def amend_report(self, model: Any, report: Report) -> None:
         if self._before is not None:
             self._before.note_replaced(model)
         provenance = report.provenance

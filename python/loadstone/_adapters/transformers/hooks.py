@@ -114,7 +114,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), set_variable(CURRENT_SESSION, RELEASE.Session(options)) as session:
         result = original(cls, *args, **kwargs)
-        session.finish(result[0] if isinstance(result, tuple) else result)
+        session.report_and_audit(result[0] if isinstance(result, tuple) else result)
     return result
 
 
@@ -150,7 +150,7 @@ def _with_adapter(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Prove the model before the library adds the adapter, which renames its tensors."""
     session = CURRENT_SESSION.get()
     if session is not None and session.model is model:
-        session.finish(model)
+        session.report_and_audit(model)
     return with_hooks("peft")(original, model, *args, **kwargs)
 
 

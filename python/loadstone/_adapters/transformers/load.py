@@ -26,7 +26,7 @@ from loadstone._execute import execute
 from loadstone._execute.execute import FilledValues
 from loadstone._execute.offload import add_tensor
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._files.lora import MergedAdapters
+from loadstone._files.lora import MergedLoras
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.ranks import shard_of
 from loadstone._model.targets import SAVED
@@ -68,11 +68,11 @@ class TransformersV5Session(FromPretrainedSession):
             self._copied = _tied_in_memory(model, devices, config) if devices is not None else []
             folder = config.disk_offload_folder
             self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
-            self.carry_out()
+            self.read_and_install()
         _warn_once_of(result.recut, _RECUT)
-        return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
+        return releases.loading_info(self._info, self.offload_index if self._is_on_disk else None)
 
-    def give_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
+    def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
         """Give the model the values read, with the library's mark; the library makes others."""
         extended = plan.extension_names()
         saved = [
@@ -81,7 +81,7 @@ class TransformersV5Session(FromPretrainedSession):
             if target.kind in SAVED and target.name not in extended
         ]
         read = {target.name for target, is_read in saved if is_read}
-        execute.give_tensors(plan, model, filled, read)
+        execute.install_tensors(plan, model, filled, read)
         for name in read:
             tensor = model.get_parameter_or_buffer(name)
             tensor._is_hf_initialized = True
@@ -155,7 +155,7 @@ def as_recipes(
     return LibraryRecipes(
         recipes=result.recipes,
         dtypes=result.dtypes,
-        ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
+        ties=_ties(model, result.dtypes.keys(), failed, options.loras),
         unexpected=[(name, key) for name, key in result.unexpected if name in reportable],
         already_reported=sorted(failed),
         findings=findings,
@@ -187,14 +187,12 @@ def _quantized_weights(
     ]
 
 
-def _ties(
-    model: Any, loaded: Any, failed: set[str], adapters: MergedAdapters | None
-) -> dict[str, str]:
+def _ties(model: Any, loaded: Any, failed: set[str], loras: MergedLoras | None) -> dict[str, str]:
     """Map each name that the library ties after the load to the tensor that was loaded.
 
     A name in the load is not tied, unless adapters keep all ties.
     """
-    keeps = adapters is not None and adapters.keeps_ties
+    keeps = loras is not None and loras.keeps_ties
     ties: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     for target, source in _tied_names(model):

@@ -38,7 +38,7 @@ def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
     )
 
 
-def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
+def loading_info(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
     if SITES.is_since("5.1"):
         return info, index
     info.disk_offload_index = index  # type: ignore[attr-defined]

@@ -82,14 +82,14 @@ class TransformersV4Session(FromPretrainedSession):
             slot.replace(torch.empty_like(slot.tensor))
         fp32_names = arguments.get("keep_in_fp32_regex")
         recipes = as_recipes(model, catalog, _sources(model, keys), fp32_names, mismatched)
-        if self.options.adapters is not None and self.options.adapters.keeps_ties:
+        if self.options.loras is not None and self.options.loras.keeps_ties:
             recipes.ties = {slot.name: slot.tie_of or "" for slot in own_values}
         recipes.unexpected = [(name, keys.get(name, name)) for name in unexpected]
         device_map, folder = arguments.get("device_map"), arguments.get("disk_offload_folder")
         with model_lock(model):
             devices = self.devices(model, device_map)
             self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
-            self.carry_out()
+            self.read_and_install()
         return self.offload_index if "disk" in (device_map or {}).values() else None
 
 
