@@ -182,7 +182,10 @@ def build_skeleton(build: Callable[[], Any]) -> Any:
 
 def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
     """Return every difference between a skeleton and a direct construction."""
-    findings = skeleton_record(made).findings
+    findings = [
+        {"code": finding.code, "target": finding.target}
+        for finding in skeleton_record(made).findings
+    ]
     torch.manual_seed(2)
     direct = build()
     problems = []

@@ -162,7 +162,7 @@ def test_ties_wherever_their_modules_are(
         assert torch.equal(outputs(model), outputs(in_memory_model))
 
 
-@pytest.mark.parametrize("rule", ["keep_tied_in_memory", "add"])
+@pytest.mark.parametrize("rule", ["keep_tied_in_memory", "add_tensor"])
 def test_a_tie_that_is_not_completed_is_found(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
