@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -201,30 +200,6 @@ def unknown_word_error(
     error = new_error(code, _core.unknown_word(what, str(word), words), field=field)
     error.found, error.expected = _public(str(word)), ", ".join(words)
     return error
-
-
-def wrong_kind(field: str, value: object, expected: str) -> Error:
-    """Return the error for an argument whose type is not accepted."""
-    found = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    message = "the argument is of the wrong kind"
-    return new_error("plan.options", message, field=field, found=found, expected=expected)
-
-
-def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
-    """Require an integer from 0 to ``most``, of Python or numpy (else ``plan.options``)."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if 0 <= count <= most:
-        return count
-    raise new_error(
-        "plan.options",
-        "expected an integer in range",
-        field=field,
-        found=repr(value),
-        expected=f"0 to {most}",
-    )
 
 
 def counted(count: int, one: str, several: str) -> str:

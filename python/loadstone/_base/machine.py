@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.errors import new_error
 from loadstone._base.lazy_torch import torch
 
@@ -89,6 +90,8 @@ def capacities(
 ) -> list[tuple[str, int]]:
     """Return devices and bytes by preference; those of the machine if a map is to be computed."""
     if max_memory is not None:
+        if not isinstance(max_memory, Mapping):
+            raise wrong_kind("max_memory", max_memory, "a mapping of devices to bytes")
         return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
     return list(available_memory().items()) if computed else []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from loadstone._base.arguments import wrong_kind
+
 ProgressCallback = Callable[[int, int], object]
 Progress = bool | ProgressCallback
 
@@ -15,6 +17,8 @@ def show_progress(progress: Progress, title: str) -> Iterator[ProgressCallback |
     if progress is False:
         yield None
     elif progress is not True:
+        if progress is not None and not callable(progress):
+            raise wrong_kind("progress", progress, "True, False or a function")
         yield progress
     else:
         from tqdm.auto import tqdm

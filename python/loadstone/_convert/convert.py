@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
 from loadstone._base.adapters import adapters_with, resolve
+from loadstone._base.arguments import path_text
 from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
@@ -168,7 +169,7 @@ def convert(
         message = "parts requires cluster="
         raise new_error("plan.options", message, field="parts", found=repr(parts))
     options = OutputOptions.from_arguments(arguments)
-    target = os.fsdecode(target)
+    target = path_text("target", target)
     core_arguments = options.core_arguments(source, target)
     checkpoint = _open_source(
         source, target, rules, dtype, metadata, converter, trust_code, allow_links

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 
 from loadstone import _core
-from loadstone._base.errors import count_argument, new_error
+from loadstone._base.arguments import count_argument, path_text
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress
@@ -99,7 +100,7 @@ def merge(
     """
     options = OutputOptions.from_arguments(locals())
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
-    target = os.fsdecode(target)
+    target = path_text("target", target)
     if not sources:
         raise new_error("plan.options", "a merge begins with a model", field="models")
     core_arguments = options.core_arguments(sources[0][0], target)

@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 from loadstone import _core
 from loadstone._base import machine
-from loadstone._base.errors import PlanError, count_argument, new_error, unknown_word_error
+from loadstone._base.arguments import count_argument, path_text, string_list, wrong_kind
+from loadstone._base.errors import PlanError, new_error, unknown_word_error
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
 from loadstone._base.vocabulary import Style
-from loadstone._files.lora import pattern_list
 
 Quantize = str | Mapping[str, str]
 STYLES = get_args(Style)
@@ -113,10 +113,10 @@ class OutputOptions:
             "memory_bytes_max": _byte_count("max_memory", self.max_memory),
             "threads": count_argument("threads", self.threads or 0),
             "formats": format_rows(self.quantize),
-            "include": pattern_list(self.include),
-            "exclude": pattern_list(self.exclude),
+            "include": string_list("include", self.include),
+            "exclude": string_list("exclude", self.exclude),
             "style": self.style or "",
-            "imatrix": "" if self.imatrix is None else os.fsdecode(self.imatrix),
+            "imatrix": "" if self.imatrix is None else path_text("imatrix", self.imatrix),
             "folder": folder_of(source),
             "mode": self.mode,
             "allow_non_finite": self.allow_non_finite,
@@ -131,6 +131,8 @@ class OutputOptions:
         require_ok(conversion)
         part = self.part
         if part is not None:
+            if not isinstance(part, Sequence) or len(part) != 2:
+                raise wrong_kind("part", part, "two integers: (1, 4)")
             index, count = part
             part = count_argument("part", index), count_argument("part", count)
         with show_progress(self.progress, "converting") as callback:

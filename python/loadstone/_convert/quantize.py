@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from loadstone import _core
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.dtypes import BLOCK_SIZES, dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
@@ -258,6 +259,8 @@ def _choose_dialect(encoding: str, dialect: str | None) -> str:
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise wrong_kind("tensor", tensor, "a torch.Tensor")
     if tensor.device.type != "cpu":
         raise new_error("plan.options", "the tensor must be on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:

@@ -12,8 +12,9 @@ import torch
 
 from loadstone import _core
 from loadstone._base import collector
+from loadstone._base.arguments import count_argument
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, count_argument, counted, listed, new_error
+from loadstone._base.errors import FilledWarning, counted, listed, new_error
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import Progress, ProgressCallback, show_progress

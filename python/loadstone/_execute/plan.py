@@ -14,7 +14,8 @@ import torch
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.adapters import adapters_with
-from loadstone._base.errors import count_argument, new_error
+from loadstone._base.arguments import count_argument
+from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
 from loadstone._base.text import read_text, write_text

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import FormatError, new_error, wrong_kind
+from loadstone._base.arguments import path_text, wrong_kind
+from loadstone._base.errors import FormatError, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._files import hub, remote
 
@@ -163,16 +164,10 @@ def inspect(
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     if not isinstance(paths, Iterable):
         raise wrong_kind("checkpoint", path, "a path, or a sequence of paths")
-    names = [hub.resolve_hub_id(_path_text(name)) for name in paths]
+    names = [hub.resolve_hub_id(path_text("checkpoint", name)) for name in paths]
     core = _core.open_checkpoint(names, allow_links, gguf_rank_max, remote.storage())
     absolute = [remote.absolute(name) for name in names]
     return Catalog(core, (absolute, allow_links, gguf_rank_max))
-
-
-def _path_text(path: Any) -> str:
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise wrong_kind("checkpoint", path, "a path")
-    return os.fsdecode(path)
 
 
 def open_catalog(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:

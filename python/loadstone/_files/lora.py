@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadstone import _core
+from loadstone._base.arguments import string_list, wrong_kind
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog, open_catalog
 
@@ -17,6 +18,8 @@ Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]
 def parse_weights(weighted: Weighted, field: str) -> list[tuple[Source, float]]:
     if isinstance(weighted, str | os.PathLike | Catalog):
         return [(weighted, 1.0)]
+    if not isinstance(weighted, Iterable):
+        raise wrong_kind(field, weighted, "a path, or several with a weight each")
     items = weighted.items() if isinstance(weighted, Mapping) else weighted
     pairs = [item if isinstance(item, tuple) else (item, 1.0) for item in items]
     for pair in pairs:
@@ -69,15 +72,11 @@ def open_loras(
     return MergedLoras(catalogs, tuple(rows), tie_argument(tie))
 
 
-def pattern_list(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
 def adapter_rows(
     pairs: Sequence[tuple[Source, float]], ignore: str | Sequence[str]
 ) -> list[tuple[float, list[str]]]:
     """Return each adapter's factor and patterns to ignore; reject patterns without an adapter."""
-    patterns = pattern_list(ignore)
+    patterns = string_list("lora_ignore", ignore)
     if patterns and not pairs:
         raise new_error("plan.options", "lora_ignore requires lora", field="lora_ignore")
     return [(float(factor), patterns) for _, factor in pairs]

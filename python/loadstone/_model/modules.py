@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loadstone._base.errors import wrong_kind
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.lazy_torch import torch
 from loadstone._base.names import parent_name
 

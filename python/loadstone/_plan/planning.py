@@ -11,7 +11,8 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import collector, machine
-from loadstone._base.errors import count_argument, new_error
+from loadstone._base.arguments import count_argument, string_list
+from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import MergedLoras
 from loadstone._model import modules
@@ -65,24 +66,23 @@ def make_plan(
         allow_non_finite: the default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
-        options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
-            device map is only a warning.
+        options: the core's; ``allows_unknown_modules`` warns of those in a device map.
     """
     derived = extend(library_recipes, model, catalog, dtype, quantize)
     merged = loras or MergedLoras()
     model_targets = _expanded_targets(model, derived, merged.keeps_ties, unexpected)
-    if model_targets.keeps_dtypes and dtype != "auto":
-        dtype = None
+    keeps_dtypes = model_targets.keeps_dtypes and dtype != "auto"
     default, patterns = missing_policies(missing)
     policy_of = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
-    prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
+    prefixes = string_list("strip_prefix", strip_prefix)
+    text, recipes = rules_or_recipes(rules, catalog._core)
     extensions, hook_changes = list(derived.extensions), None
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
         values_known=model_targets.module is not None,
         rules=text,
-        dtype="" if dtype is None else str(dtype),
+        dtype="" if dtype is None or keeps_dtypes else str(dtype),
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         missing_patterns=patterns,
@@ -214,16 +214,3 @@ def _finished(
         findings += ties.findings(model_targets.slots, targets)
     core.add_findings(findings + model_targets.memory_findings(targets, in_place))
     return planned
-
-
-def _prefixes(values: str | Sequence[str]) -> list[str]:
-    texts = [values] if isinstance(values, str) else list(values)
-    for text in texts:
-        if not isinstance(text, str):
-            raise new_error(
-                "plan.options",
-                "strip_prefix must be a string",
-                field="strip_prefix",
-                found=repr(text),
-            )
-    return texts

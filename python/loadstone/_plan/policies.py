@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadstone import _core
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.errors import new_error, unknown_word_error
 
 _SPELLINGS = {"initialize": "initialise"}
@@ -14,6 +15,8 @@ def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[
     """Return the default policy, and patterns of whole names with theirs; the first match wins."""
     if isinstance(missing, str):
         return _require_policy(missing), []
+    if not isinstance(missing, Mapping):
+        raise wrong_kind("missing", missing, "a policy, or a mapping of patterns to policies")
     for pattern in missing:
         if not isinstance(pattern, str):
             raise new_error(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.text import read_text
 
 
@@ -42,6 +43,8 @@ def rules_text(rules: Rules | None) -> str:
         return read_text(rules)
     if not rules:
         return ""
+    if not isinstance(rules, Iterable):
+        raise wrong_kind("rules", rules, "rules, a mapping of names, or the path of a file")
     return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
 
 

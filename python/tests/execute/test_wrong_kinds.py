@@ -24,6 +24,42 @@ CALLS: dict[str, tuple[Callable[[Any, Path], object], str]] = {
     "parts": (lambda value, file: loadstone.inspect([file, value]), "a path"),
 }
 
+OPTIONS: dict[str, dict[str, str]] = {
+    "load": {
+        "lora": "a path, or several with a weight each",
+        "max_memory": "a mapping of devices to bytes",
+        "missing": "a policy, or a mapping of patterns to policies",
+        "progress": "True, False or a function",
+        "rules": "rules, a mapping of names, or the path of a file",
+        "strip_prefix": "a string, or a sequence of strings",
+    },
+    "convert": {
+        "exclude": "a string, or a sequence of strings",
+        "imatrix": "a path",
+        "include": "a string, or a sequence of strings",
+        "part": "two integers: (1, 4)",
+        "progress": "True, False or a function",
+        "target": "a path",
+    },
+    "merge": {
+        "lora_ignore": "a string, or a sequence of strings",
+        "models": "a path, or several with a weight each",
+        "target": "a path",
+    },
+    "quantize": {"tensor": "a torch.Tensor"},
+}
+
+
+def call_with(function: str, file: Path, options: dict[str, Any]) -> object:
+    output = file.parent / "out"
+    if function == "load":
+        options = {"device_map": "auto"} | options if "max_memory" in options else options
+        return loadstone.load(torch.nn.Linear(2, 2, bias=False), file, **options)
+    if function == "quantize":
+        return loadstone.quantize(**{"tensor": torch.ones(64), "encoding": "nf4"} | options)
+    first = "models" if function == "merge" else "source"
+    return getattr(loadstone, function)(**{first: file, "target": output} | options)
+
 
 def planned(file: Path) -> loadstone.Plan:
     return loadstone.plan(torch.nn.Linear(2, 2, bias=False), file)
@@ -41,6 +77,20 @@ def test_a_wrong_kind_is_named(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == (
         f"{field}: the argument is of the wrong kind; found int; expected {expected} [plan.options]"
     )
+
+
+@pytest.mark.parametrize(
+    ("function", "field"), [(name, field) for name, fields in OPTIONS.items() for field in fields]
+)
+def test_an_option_of_a_wrong_kind_is_named(tmp_path: Path, function: str, field: str) -> None:
+    file = tmp_path / "in.safetensors"
+    save_file({"weight": torch.ones(2, 2)}, file)
+    with pytest.raises(loadstone.OptionError) as caught:
+        call_with(function, file, {field: 3})
+    error = caught.value
+    assert (error.code, error.field, error.found) == ("plan.options", field, "int")
+    assert error.expected == OPTIONS[function][field]
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
 
 
 def test_a_model_may_be_a_skeleton_and_a_checkpoint_any_iterable(tmp_path: Path) -> None:
