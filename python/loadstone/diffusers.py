@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._base.keywords import refuse_misspelled
@@ -153,13 +154,7 @@ def trace(
     from loadstone._adapters.diffusers import recipes
 
     if not isinstance(model, diffusers.ModelMixin):
-        name = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise new_error(
-            "plan.options",
-            "rules='diffusers' requires a model of diffusers",
-            field="rules",
-            found=name,
-        )
+        raise wrong_kind("model", model, "a diffusers.ModelMixin for rules='diffusers'")
     target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     return recipes.trace_model(model, catalog, target_dtype)
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
+from loadstone._base.arguments import wrong_kind
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import new_error
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import Missing, ReceiptDigest, Tie
 from loadstone._files.catalog import Catalog
@@ -121,13 +121,7 @@ def trace(
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
-        found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise new_error(
-            "plan.options",
-            "rules='transformers' requires a model of transformers",
-            field="rules",
-            found=found,
-        )
+        raise wrong_kind("model", model, "a transformers.PreTrainedModel for rules='transformers'")
     requested = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     recipes: LibraryRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
     return recipes

@@ -96,21 +96,21 @@ struct Bad {
   std::string what;
   std::string bytes;
   std::string code;
-  std::string says;  // in addition to the file's path: entry and field, or place
+  std::string expected;  // in addition to the file's path: entry and field, or place
 };
 
 void PrintTo(const Bad& each, std::ostream* out) { *out << each.what; }
 
 Bad old_file(std::string what, std::int32_t count, const std::string& entries, std::string code,
-             std::string says, const std::string& end = {}) {
-  return {std::move(what), binary(count, entries, end), std::move(code), std::move(says)};
+             std::string expected, const std::string& end = {}) {
+  return {std::move(what), binary(count, entries, end), std::move(code), std::move(expected)};
 }
 
 template <typename Add>
-Bad gguf_file(std::string what, const Add& add, std::string code, std::string says) {
+Bad gguf_file(std::string what, const Add& add, std::string code, std::string expected) {
   GgufWriter writer = imatrix_keys(1, "d");
   add(writer);
-  return {std::move(what), writer.bytes(), std::move(code), std::move(says)};
+  return {std::move(what), writer.bytes(), std::move(code), std::move(expected)};
 }
 
 std::vector<Bad> bad_old_files() {
@@ -244,7 +244,7 @@ TEST_P(BadImatrix, IsRefusedByName) {
   const auto error = error_of([] { (void)read(GetParam().bytes); });
   ASSERT_TRUE(error) << "accepted";
   EXPECT_EQ(error->code(), GetParam().code) << error->what();
-  EXPECT_THAT(error->what(), HasSubstr(GetParam().says));
+  EXPECT_THAT(error->what(), HasSubstr(GetParam().expected));
   EXPECT_THAT(error->what(), HasSubstr("/m/x.imatrix"));
 }
 

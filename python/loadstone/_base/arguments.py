@@ -40,6 +40,19 @@ def path_text(field: str, path: Any) -> str:
     return os.fsdecode(path)
 
 
+def optional_path(field: str, path: Any) -> str:
+    """Return the text of a path, ``""`` for ``None``."""
+    return "" if path is None else path_text(field, path)
+
+
+def path_list(field: str, paths: Any) -> list[str]:
+    """Return the text of one path, or of those of an iterable."""
+    several = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+    if not isinstance(several, Iterable):
+        raise wrong_kind(field, paths, "a path, or a sequence of paths")
+    return [path_text(field, path) for path in several]
+
+
 def string_list(field: str, values: Any) -> list[str]:
     """Return one string, or those of an iterable, as a list."""
     strings = [values] if isinstance(values, str) else values

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from loadstone import _core
+from loadstone._base.arguments import path_text
 from loadstone._base.errors import new_error
 
 _CODES = {
@@ -31,7 +32,7 @@ def require_local(path: str) -> None:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return a file's text. Bytes that are not UTF-8 reach the core, which rejects them by name."""
-    name = os.fsdecode(path)
+    name = path_text("path", path)
     require_local(name)
     try:
         return Path(name).read_bytes().decode("utf-8", "surrogateescape")
@@ -47,4 +48,4 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         LoadError: ``io.write``, ``io.no_space``, ``io.denied``; ``io.remote`` for a URL;
             ``io.exists`` instead of replacing a file of a model.
     """
-    _core.write_document(os.fsdecode(path), text)
+    _core.write_document(path_text("path", path), text)

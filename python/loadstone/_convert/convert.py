@@ -205,11 +205,11 @@ def _convert_in_parts(
         )
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
-        "target": _absolute(arguments["target"]),
+        "target": _absolute("target", arguments["target"]),
         "rules": _serialize_rules(arguments["rules"]),
         "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
         "block_dtype": str(arguments["block_dtype"]),
-        "imatrix": _absolute(arguments["imatrix"]),
+        "imatrix": _absolute("imatrix", arguments["imatrix"]),
         "threads": arguments["threads"] or 1,
     }
     planned = convert(**arguments, dry_run=True)
@@ -234,9 +234,9 @@ def _convert_in_parts(
     return report
 
 
-def _absolute(path: str | os.PathLike[str] | None) -> str | None:
+def _absolute(field: str, path: str | os.PathLike[str] | None) -> str | None:
     """Return the path for another process; do not resolve links."""
-    return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+    return None if path is None else os.path.abspath(path_text(field, path))  # noqa: PTH100
 
 
 def _open_source(

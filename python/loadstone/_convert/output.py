@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from loadstone import _core
 from loadstone._base import machine
-from loadstone._base.arguments import count_argument, path_text, string_list, wrong_kind
+from loadstone._base.arguments import count_argument, optional_path, string_list, wrong_kind
 from loadstone._base.errors import PlanError, new_error, unknown_word_error
 from loadstone._base.lazy_torch import torch
 from loadstone._base.progress import Progress, show_progress
@@ -116,7 +116,7 @@ class OutputOptions:
             "include": string_list("include", self.include),
             "exclude": string_list("exclude", self.exclude),
             "style": self.style or "",
-            "imatrix": "" if self.imatrix is None else path_text("imatrix", self.imatrix),
+            "imatrix": optional_path("imatrix", self.imatrix),
             "folder": folder_of(source),
             "mode": self.mode,
             "allow_non_finite": self.allow_non_finite,

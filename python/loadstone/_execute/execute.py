@@ -93,7 +93,7 @@ def execute_plan(
         untied = untied_by(plan.targets, plan.findings) if split else {}
         tied_again, different = ties.restore(model, untied)
         if split or tied_again:
-            slots_of(model, anew=True)
+            slots_of(model, refresh=True)
         report = make_report(plan, model, filled.core, tied_again)
         if finalize_offload is not None:
             finalize_offload(filled.offload, report)

@@ -14,7 +14,7 @@ import torch
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.adapters import adapters_with
-from loadstone._base.arguments import count_argument
+from loadstone._base.arguments import count_argument, optional_path, path_list
 from loadstone._base.errors import new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
@@ -197,13 +197,12 @@ class Plan:
             LoadError: a shard is not the planned one (``io.changed``). One with only a different
                 modification time is a warning in ``findings`` (``io.time``).
         """
-        roots = [root] if isinstance(root, str | os.PathLike) else list(root)
         planned = _plan_from_json(
             read_text(path),
-            [os.fsdecode(folder) for folder in roots] or [""],
+            path_list("root", root) or [""],
             allow_links=allow_links,
             plan_folder=os.fsdecode(Path(path).parent),
-            offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
+            offload_folder=optional_path("offload_folder", offload_folder),
             allow_remote=allow_remote,
         )
         return cls(planned)

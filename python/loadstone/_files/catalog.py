@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.arguments import path_text, wrong_kind
+from loadstone._base.arguments import path_list
 from loadstone._base.errors import FormatError, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._files import hub, remote
@@ -161,10 +161,7 @@ def inspect(
             "expected a path, found tensors in memory: pass them to load_state_dict of the model"
         )
         raise new_error("plan.options", message, field="checkpoint", found=type(path).__name__)
-    paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
-    if not isinstance(paths, Iterable):
-        raise wrong_kind("checkpoint", path, "a path, or a sequence of paths")
-    names = [hub.resolve_hub_id(path_text("checkpoint", name)) for name in paths]
+    names = [hub.resolve_hub_id(name) for name in path_list("checkpoint", path)]
     core = _core.open_checkpoint(names, allow_links, gguf_rank_max, remote.storage())
     absolute = [remote.absolute(name) for name in names]
     return Catalog(core, (absolute, allow_links, gguf_rank_max))

@@ -60,11 +60,11 @@ def model_lock(model: Any) -> Iterator[None]:
                 lock.slots = None
 
 
-def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
+def slots_of(model: Any, *, refresh: bool = False) -> list[TensorSlot]:
     """Walk a model; by default, reuse the walk while the current thread holds the lock."""
     lock = _locks.get(id(model))
     if lock is None or lock.owner != threading.get_ident():
         return walk(model)
-    if lock.slots is None or anew:
+    if lock.slots is None or refresh:
         lock.slots = walk(model)
     return lock.slots

@@ -11,7 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import collector, machine
-from loadstone._base.arguments import count_argument, string_list
+from loadstone._base.arguments import count_argument, optional_path, string_list
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import MergedLoras
@@ -83,7 +83,7 @@ def make_plan(
         values_known=model_targets.module is not None,
         rules=text,
         dtype="" if dtype is None or keeps_dtypes else str(dtype),
-        offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
+        offload_folder=optional_path("offload_folder", offload_folder),
         missing=default,
         missing_patterns=patterns,
         strip_prefixes=prefixes,

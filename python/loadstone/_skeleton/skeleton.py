@@ -158,7 +158,7 @@ def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
     facts.purge()
     computed: dict[int, Any] = {}  # by id of the old tensor
     names = []
-    for slot in slots_of(model, anew=True):
+    for slot in slots_of(model, refresh=True):
         fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
         if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue

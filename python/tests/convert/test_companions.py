@@ -37,12 +37,12 @@ class Layout:
 
     name: str
     codes: dict[str, torch.Tensor]
-    beside: dict[str, torch.Tensor]  # markers and scales that have no meaning without the codes
+    companions: dict[str, torch.Tensor]  # markers and scales that have no meaning without the codes
     layers: dict[str, Any] = field(default_factory=dict)
     is_read: bool = True
 
     def write(self, path: Path) -> dict[str, torch.Tensor]:
-        tensors = self.codes | self.beside | {PLAIN: torch.full((32,), 1 / 3)}
+        tensors = self.codes | self.companions | {PLAIN: torch.full((32,), 1 / 3)}
         metadata = {"format": "pt"}
         if self.layers:
             metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": self.layers})
@@ -217,7 +217,7 @@ def test_codes_that_stay_keep_all_that_belongs_to_them(
         return name.replace("blocks", "model.layers", 1) if is_inside else name
 
     assert found.keys() == {moved(name) for name in tensors}
-    for name in (*layout.codes, *layout.beside):
+    for name in (*layout.codes, *layout.companions):
         assert same(found[moved(name)], tensors[name]), name
     assert layers_of(target) == {moved(name): each for name, each in layout.layers.items()}
     # Control: a tensor unrelated to the codes is cast.
@@ -243,7 +243,7 @@ def test_other_codes_and_values_keep_no_marker(
         assert code == ""
     if not code:
         found = load_file(target)
-        assert not found.keys() & layout.beside.keys()
+        assert not found.keys() & layout.companions.keys()
         assert same(found[PLAIN], tensors[PLAIN])  # control: other tensors stay
         assert layers_of(target) == {}
 
@@ -261,8 +261,8 @@ def test_learned_factors_of_heads_are_no_scales_of_a_cache(tmp_path: Path) -> No
 @pytest.mark.parametrize("alone", ["weight", "input_scale", "comfy_quant"])
 def test_nothing_of_a_quantized_tensor_is_renamed_alone(tmp_path: Path, alone: str) -> None:
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    beside = {f"{Q}.input_scale": scalar(), f"{Q}.comfy_quant": marker(**FP8)}
-    save_file(FP8_CODES | beside, source)
+    companions = {f"{Q}.input_scale": scalar(), f"{Q}.comfy_quant": marker(**FP8)}
+    save_file(FP8_CODES | companions, source)
     rules = [rename(rf"blocks\.0\.attn\.q\.{alone}", f"other.{alone}")]
     with pytest.raises(loadstone.Error, match="does not go with them") as caught:
         loadstone.convert(source, target, rules=rules)

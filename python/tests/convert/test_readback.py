@@ -189,9 +189,9 @@ def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> Non
 def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outputs) -> None:
     """Pinned behaviour, not the desired one: if a release reads more, update the page."""
     pytest.importorskip("compressed_tensors")
-    if (told := foreign.releases_told()) != foreign.releases():
-        pytest.skip(f"the page is of {told}")
-    assert foreign.told(cell) == foreign.outcome(cell, outputs.of(cell))
+    if (documented := foreign.documented_releases()) != foreign.releases():
+        pytest.skip(f"the page is of {documented}")
+    assert foreign.documented(cell) == foreign.outcome(cell, outputs.of(cell))
 
 
 def unread(report: Any) -> list[str]:
@@ -204,7 +204,7 @@ def test_a_conversion_warns_of_what_transformers_does_not_read(
 ) -> None:
     """It warns in no other cell; ModelOpt's style is for servers."""
     report = loadstone.convert(outputs.source(cell.source), tmp_path / "out", **cell.options)
-    is_read = cell.style == "modelopt" or foreign.told(cell) == "right"
+    is_read = cell.style == "modelopt" or foreign.documented(cell) == "right"
     assert is_read == (not unread(report))
 
 

@@ -123,15 +123,15 @@ def test_ranks_fail_together_from_the_plan_to_the_end(
     found: list[dict], case: str, rank: int, code: str, text: str
 ) -> None:
     for number, each in enumerate(found):
-        got, said = each["read once"][case]  # and parameters without memory
-        assert got == (code if number == rank else "plan.ranks") and text in said
-        assert number == rank or f"rank {rank} could not load" in said
+        got, message = each["read once"][case]  # and parameters without memory
+        assert got == (code if number == rank else "plan.ranks") and text in message
+        assert number == rank or f"rank {rank} could not load" in message
 
 
 def test_ranks_with_other_recipes_are_named(found: list[dict]) -> None:
     for each in found:
-        code, said = each["read once"]["other rules"]
-        assert code == "plan.ranks" and "rank 2" in said and "are made differ" in said
+        code, message = each["read once"]["other rules"]
+        assert code == "plan.ranks" and "rank 2" in message and "are made differ" in message
 
 
 def test_ranks_with_other_files_are_named(found: list[dict]) -> None:

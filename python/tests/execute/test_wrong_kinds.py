@@ -33,6 +33,16 @@ OPTIONS: dict[str, dict[str, str]] = {
         "rules": "rules, a mapping of names, or the path of a file",
         "strip_prefix": "a string, or a sequence of strings",
     },
+    "plan": {"offload_folder": "a path"},
+    "Plan.load": {
+        "offload_folder": "a path",
+        "path": "a path",
+        "root": "a path, or a sequence of paths",
+    },
+    "Plan.execute": {"progress": "True, False or a function"},
+    "Plan.save": {"path": "a path"},
+    "save_skeleton": {"path": "a path"},
+    "convert in a cluster": {"imatrix": "a path", "target": "a path"},
     "convert": {
         "exclude": "a string, or a sequence of strings",
         "imatrix": "a path",
@@ -52,11 +62,28 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 def call_with(function: str, file: Path, options: dict[str, Any]) -> object:
     output = file.parent / "out"
+    model = torch.nn.Linear(2, 2, bias=False)
     if function == "load":
         options = {"device_map": "auto"} | options if "max_memory" in options else options
-        return loadstone.load(torch.nn.Linear(2, 2, bias=False), file, **options)
+        return loadstone.load(model, file, **options)
+    if function == "plan":
+        return loadstone.plan(model, file, device_map={"": "disk"}, **options)
+    if function == "Plan.load":
+        planned(file).save(file.parent / "plan.json")
+        try:
+            return loadstone.Plan.load(**{"path": file.parent / "plan.json"} | options)
+        finally:
+            (file.parent / "plan.json").unlink()
+    if function == "Plan.execute":
+        return planned(file).execute(model=model, **options)
+    if function == "Plan.save":
+        return planned(file).save(**options)
+    if function == "save_skeleton":
+        return loadstone.save_skeleton(model, **options)
     if function == "quantize":
         return loadstone.quantize(**{"tensor": torch.ones(64), "encoding": "nf4"} | options)
+    if function == "convert in a cluster":
+        return loadstone.convert(**{"source": file, "target": output, "cluster": 2} | options)
     first = "models" if function == "merge" else "source"
     return getattr(loadstone, function)(**{first: file, "target": output} | options)
 

@@ -181,7 +181,7 @@ def change(path: Path, section: str, edit: Callable[[dict[str, Any]], None]) -> 
     path.write_text(json.dumps(config))
 
 
-def told(folder: Path) -> list[str]:
+def reported(folder: Path) -> list[str]:
     """Return the warnings of a plain load."""
     status, report = verified(folder)
     found = [each["message"] for each in report["findings"] if each["code"] == "q.config"]
@@ -198,7 +198,7 @@ def test_each_list_of_each_encoding(
 ) -> None:
     folder = tmp_path / "out"
     loadstone.convert(source, folder, quantize=encoding, style=style)
-    assert told(folder) == []  # control
+    assert reported(folder) == []  # control
     for key, file, section, reader in LISTS[style]:
         kept = (folder / file).read_text()
         if key not in json.loads(kept)[section]:
@@ -210,7 +210,7 @@ def test_each_list_of_each_encoding(
         ]
         entry = next(each for each in known if reads(reader, DOWN_0, each))
         change(folder / file, section, lambda its, k=key, e=entry: its[k].append(e))
-        (message,) = told(folder)
+        (message,) = reported(folder)
         assert f"found {key} '" in message and file in message
         assert DOWN_0 in named([message])
         report = loadstone.convert(folder, tmp_path / key)
@@ -247,7 +247,7 @@ def test_entries_are_read_as_libraries_do(case: str, source: Path, tmp_path: Pat
         unread = is_unread(reader, entry)
         listed = [each for each in MODULES if not unread and reads(reader, each, entry)]
         expected[entry] = UNKNOWN.get((reader, entry), len(listed))
-        messages = told(folder)
+        messages = reported(folder)
         assert [entry in each for each in messages if UNREAD in each] == [True] * unread
         found[entry] = sum(map(count_of, messages))
         assert len(messages) <= 1
@@ -321,7 +321,7 @@ def test_sections(case: str, source: Path, tmp_path: Path) -> None:
         its["config_groups"]["group_0"]["targets"] = section.pop("targets")
     its |= section
     path.write_text(json.dumps(config))
-    messages = told(folder)
+    messages = reported(folder)
     assert sum(map(count_of, messages)) == count
     assert not any(UNREAD in each for each in messages)
 
@@ -347,7 +347,7 @@ def test_a_list_that_cannot_be_compared_is_named(case: str, source: Path, tmp_pa
     section = config["quantization_config"]
     (section["config_groups"]["group_0"] if key == "targets" else section)[key] = entries
     path.write_text(json.dumps(config))
-    (message,) = told(folder)
+    (message,) = reported(folder)
     assert f"{key} '{entries[-1][:100]}" in message and reason in message and UNREAD in message
     report = loadstone.convert(folder, tmp_path / "again")
     assert [each.message for each in report.findings if each.code == "q.config"] == [message]
@@ -360,7 +360,7 @@ def test_symmetry(encoding: str, source: Path, tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = False
     path.write_text(json.dumps(config))
-    (message,) = told(folder)
+    (message,) = reported(folder)
     assert "found symmetric false;" in message
 
 
@@ -370,19 +370,19 @@ def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
     folder = with_section(source, tmp_path / "out", "fp8-channel", entry)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    assert len(told(folder)) == 1
+    assert len(reported(folder)) == 1
     path.write_text(json.dumps({"text_config": config}))
-    assert len(told(folder)) == 1
+    assert len(reported(folder)) == 1
     path.write_text(json.dumps(config | {"text_config": config}))
-    assert told(folder) == []
+    assert reported(folder) == []
 
 
 def test_a_long_list_takes_no_long_time(source: Path, tmp_path: Path) -> None:
     """More patterns than loadstone tries cause a warning; names are looked up."""
     many = [f"re:.*layers\\.{i}\\.none" for i in range(200_000)]
     folder = with_section(source, tmp_path / "out", "fp8-channel", {"ignore": many})
-    (message,) = told(folder)
+    (message,) = reported(folder)
     assert UNREAD in message and len(message) < 1000
     names = [f"model.layers.{i}.mlp.down_proj" for i in range(200_000)]
     folder = with_section(source, tmp_path / "names", "fp8-channel", {"ignore": names})
-    assert sum(map(count_of, told(folder))) == DOWN
+    assert sum(map(count_of, reported(folder))) == DOWN

@@ -92,7 +92,7 @@ def main() -> None:
     reload = options.pop("reload", None)
     from vllm import LLM, SamplingParams
 
-    said: Any = None
+    generated: Any = None
     error = None
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes
@@ -110,16 +110,16 @@ def main() -> None:
                 llm.collective_rpc("reload_weights", kwargs={"weights_path": reload})
             prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
             how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
-            said = llm.generate([prompt], how)[0].outputs[0]
+            generated = llm.generate([prompt], how)[0].outputs[0]
         except Exception as reason:  # steps after loading may need kernels that this machine lacks
             error = reason
         ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
     result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}
-    if said is not None:
-        result["tokens"] = list(said.token_ids)
+    if generated is not None:
+        result["tokens"] = list(generated.token_ids)
         result["logprobs"] = [
             {str(token): each.logprob for token, each in step.items()}
-            for step in said.logprobs or []
+            for step in generated.logprobs or []
         ]
     if ranks:
         print("RESULT", json.dumps(result), flush=True)

@@ -77,7 +77,7 @@ class Served:
     """
 
     held: list[dict[str, str]]
-    said: tuple[Any, Any]  # tokens and log-probabilities; empty if this machine lacks a kernel
+    generated: tuple[Any, Any]  # tokens and log-probabilities; empty if this machine lacks a kernel
     taken: list[dict[str, float]]
     read: list[float]
 
@@ -92,21 +92,21 @@ def served(folder: Path, generates: bool = True, **options: Any) -> Served:
     read = [float(n) * UNITS[unit] for n, unit in re.findall(r"loadstone read ([\d.]+) (\w+)", log)]
     if options.get("load_format") == "loadstone":
         assert log.count("all parameters have values") == len(read) == loads
-    said = result.get("tokens"), result.get("logprobs")
+    generated = result.get("tokens"), result.get("logprobs")
     if generates:
-        assert said != (None, None)
-        assert len(said[0]) == len(said[1]) == 8
+        assert generated != (None, None)
+        assert len(generated[0]) == len(generated[1]) == 8
     models = 2 if "speculative_config" in options else 1
     assert loads == models * options.get("tensor_parallel_size", 1)
     assert all(len(held) > 5 for held in result["held"])
-    return Served(result["held"], said, result["taken"], read)
+    return Served(result["held"], generated, result["taken"], read)
 
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def assert_same(found: Served, expected: Served) -> None:
-    assert found.held == expected.held and found.said == expected.said
+    assert found.held == expected.held and found.generated == expected.generated
 
 
 def test_vllm_is_as_its_table_says() -> None:
@@ -206,9 +206,9 @@ def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
     options = {"load_format": "loadstone"}
     for name, how in (("vLLM's own loader", {}), ("loadstone", options)):
         taken = served(tmp_path, **how).taken[0]
-        beside = taken["peak_bytes"] - taken["parameter_bytes"]
-        print(f"{name}: {beside / 1e6:.0f} MB in addition to the model, {taken['seconds']:.2f} s")
-    assert beside < 128 << 20
+        extra = taken["peak_bytes"] - taken["parameter_bytes"]
+        print(f"{name}: {extra / 1e6:.0f} MB in addition to the model, {taken['seconds']:.2f} s")
+    assert extra < 128 << 20
 
 
 def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -224,18 +224,18 @@ def test_a_gguf_file(name: str, tmp_path: Path) -> None:
     """Served like a folder with the values that transformers decodes, with the config next to the
     file or elsewhere."""
     folder = gguf_models.make(name, tmp_path / "model")
-    numbers, beside = tmp_path / "numbers", tmp_path / "beside"
-    beside.mkdir()
-    path = gguf_models.write(name, loadstone.load_file(folder), beside / "model.gguf")
+    numbers, extra = tmp_path / "numbers", tmp_path / "extra"
+    extra.mkdir()
+    path = gguf_models.write(name, loadstone.load_file(folder), extra / "model.gguf")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        beside, gguf_file=path.name, dtype=torch.bfloat16
+        extra, gguf_file=path.name, dtype=torch.bfloat16
     )
     model.hf_quantizer = model._weight_conversions = None
     model.save_pretrained(numbers)
-    for place in (numbers, beside):
+    for place in (numbers, extra):
         (place / "config.json").write_bytes((folder / "config.json").read_bytes())
     expected = served(numbers)
-    found = served(beside, load_format="loadstone")
+    found = served(extra, load_format="loadstone")
     assert_same(found, expected)
     assert found.read[0] < 0.6 * loadstone.inspect(numbers).total_bytes  # blocks
     assert found.held != served(folder).held  # control
@@ -303,8 +303,8 @@ def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path
     found = served(first, **options, reload=str(second))
     if way == "elsewhere":
         del options["model_loader_extra_config"]
-    assert found.said == served(second, **options).said
-    assert found.said != served(first, **options).said  # control
+    assert found.generated == served(second, **options).generated
+    assert found.generated != served(first, **options).generated  # control
 
 
 def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
@@ -339,10 +339,10 @@ def test_a_hub_id_and_files_beside_it(
     for name in ("one.pt", "two.pt"):
         torch.save({f"{name}.weight": torch.randn(2, 3)}, tmp_path / name)
     source = default_loader.DefaultModelLoader.Source
-    beside = source(str(tmp_path), None, prefix="beside.", allow_patterns_overrides=["one.pt"])
+    extra = source(str(tmp_path), None, prefix="extra.", allow_patterns_overrides=["one.pt"])
     loader = get_model_loader(LoadConfig(load_format="loadstone"))
     model = torch.nn.Module()
-    model.secondary_weights = [beside]
+    model.secondary_weights = [extra]
     config = types.SimpleNamespace(
         model="org/tiny", revision=None, dtype=torch.bfloat16, quantization=None,
         runner_type="generate", hf_config=types.SimpleNamespace(),
@@ -350,7 +350,7 @@ def test_a_hub_id_and_files_beside_it(
     loader.download_model(config)
     found = dict(loader.get_all_weights(config, model))
     expected = loadstone.load_file(folder)
-    expected["beside.one.pt.weight"] = torch.load(tmp_path / "one.pt")["one.pt.weight"]
+    expected["extra.one.pt.weight"] = torch.load(tmp_path / "one.pt")["one.pt.weight"]
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 

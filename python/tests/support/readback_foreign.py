@@ -90,7 +90,7 @@ def head() -> list[str]:
     return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
 
 
-def told(cell: Cell) -> str | None:
+def documented(cell: Cell) -> str | None:
     """Return the outcome on the page; ``None`` if the page has no such row."""
     start = f"| `{cell.encoding}` | {cell.style or 'bitsandbytes'} | "
     for line in PAGE.read_text().splitlines():
@@ -100,7 +100,7 @@ def told(cell: Cell) -> str | None:
     return None
 
 
-def releases_told() -> str:
+def documented_releases() -> str:
     """Return the libraries that the page was generated with."""
     found = re.search(r"<!-- made with (.*) -->", PAGE.read_text())
     assert found is not None

@@ -3,7 +3,7 @@
 // set.
 //
 // The codes chosen by a search are needed only if a scale is 0 after it is encoded, which is rare.
-// So they are not stored: `code_scales` and `code_minima` allow to compute them again.
+// `code_scales` and `code_minima` let a caller compute them again, so they are not stored.
 
 #include "kernels/gguf/lanes.h"
 #include "kernels/gguf/scale_fits.h"

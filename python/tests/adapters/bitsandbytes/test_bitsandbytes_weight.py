@@ -127,7 +127,7 @@ def replaced(name, value):
     return damage
 
 
-def said(**changes):
+def state_with(**changes):
     """Return the state with changed fields; ``None`` removes a field."""
 
     def damage(saved):
@@ -171,15 +171,15 @@ DAMAGED = [
         "",
         "",
     ),
-    ("nf4", said(extra=1), "q.quant_state", STATE, "extra", "blocksize"),
-    ("nf4", said(shape=None), "q.quant_state", STATE, "", ""),
-    ("nf4", said(shape=[0, 96]), "q.shape", "a.b.weight", "4608 bytes", "[0, 96]"),
-    ("nf4", said(shape=[True, 96]), "q.quant_state", STATE, "true", "a whole number"),
-    ("nf4", said(shape=[96, 96, 2]), "q.shape", "a.b.weight", "4608 bytes", "9216 bytes"),
-    ("nf4", said(blocksize=63), "q.group_size", STATE, "63", "64"),
-    ("nf4", said(blocksize=True), "q.quant_state", STATE, "true", "a whole number"),
-    ("nf4", said(quant_type="fp4"), "q.quant_state", STATE, "fp4", ""),
-    ("nf4", said(dtype="int64"), "q.quant_state", STATE, "int64", ""),
+    ("nf4", state_with(extra=1), "q.quant_state", STATE, "extra", "blocksize"),
+    ("nf4", state_with(shape=None), "q.quant_state", STATE, "", ""),
+    ("nf4", state_with(shape=[0, 96]), "q.shape", "a.b.weight", "4608 bytes", "[0, 96]"),
+    ("nf4", state_with(shape=[True, 96]), "q.quant_state", STATE, "true", "a whole number"),
+    ("nf4", state_with(shape=[96, 96, 2]), "q.shape", "a.b.weight", "4608 bytes", "9216 bytes"),
+    ("nf4", state_with(blocksize=63), "q.group_size", STATE, "63", "64"),
+    ("nf4", state_with(blocksize=True), "q.quant_state", STATE, "true", "a whole number"),
+    ("nf4", state_with(quant_type="fp4"), "q.quant_state", STATE, "fp4", ""),
+    ("nf4", state_with(dtype="int64"), "q.quant_state", STATE, "int64", ""),
     ("nf4", replaced("a.b.weight.absmax", NAN), "q.nan", "a.b.weight.absmax", "144 of 144", ""),
     ("int8", replaced("a.b.SCB", NAN[:96]), "q.nan", "a.b.SCB", "96 of 96", ""),
     (
@@ -206,9 +206,9 @@ DAMAGED = [
         "",
         "",
     ),
-    ("nf4+double", said(nested_offset="x"), "q.quant_state", STATE, "", ""),
-    ("nf4+double", said(nested_offset=float("nan")), "q.quant_state", STATE, "", ""),
-    ("nf4+double", said(nested_offset=None), "q.quant_state", STATE, "nested_dtype", ""),
+    ("nf4+double", state_with(nested_offset="x"), "q.quant_state", STATE, "", ""),
+    ("nf4+double", state_with(nested_offset=float("nan")), "q.quant_state", STATE, "", ""),
+    ("nf4+double", state_with(nested_offset=None), "q.quant_state", STATE, "nested_dtype", ""),
     ("int8", replaced("a.b.weight", lambda it: it.float()), "q.dtype", "a.b.weight", "F32", "I8"),
     ("int8", replaced("a.b.weight", lambda it: it[0]), "q.shape", "a.b.weight", "[96]", ""),
 ]

@@ -84,10 +84,10 @@ class File:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = self.load(**options)
-        told = [item for item in caught if item.category is loadstone.FilledWarning]
-        assert len(told) == 1
-        assert told[0].filename == __file__  # the warning points at the caller of the load
-        return model, str(told[0].message)
+        reported = [item for item in caught if item.category is loadstone.FilledWarning]
+        assert len(reported) == 1
+        assert reported[0].filename == __file__  # the warning points at the caller of the load
+        return model, str(reported[0].message)
 
     def refused(self, **options: Any) -> loadstone.PlanError:
         with pytest.raises(loadstone.PlanError) as raised:
@@ -149,11 +149,11 @@ def test_all_that_is_missing_is_named_and_filled(tmp_path: Path, case: Case) -> 
     assert len(unnamed) <= UNNAMED.get(case.name, 0), unnamed
     for name in lost.keys() & named:
         assert {target for target in found if found[target] == [name]} == lost[name]
-    model, told = file.filled(missing="zeros")
+    model, reported = file.filled(missing="zeros")
     zeros = {name: torch.zeros(()) for name in found}
     assert differences(model, with_values(file.model, zeros)) == []
     assert {item.target for item in last_report(model).filled} == found.keys()
-    assert told.startswith(f"{len(found)} tensors of the model are not in the checkpoint")
+    assert reported.startswith(f"{len(found)} tensors of the model are not in the checkpoint")
     assert loadstone.audit(model).ok
 
 
@@ -199,12 +199,12 @@ def test_policies_by_name_for_parts_of_one_key(tmp_path: Path) -> None:
         file.load(missing={r".*to_[qk]\.weight": "zeros"})
     assert errors(raised.value) == {"transformer_blocks.1.attn.to_v.weight": [QKV]}
     policies = {r".*to_[qk]\.weight": "zeros", r".*to_v\.weight": "initialise"}
-    model, told = file.filled(missing=policies)
+    model, reported = file.filled(missing=policies)
     attention = model.transformer_blocks[1].attn
     assert not attention.to_q.weight.any()
     assert not attention.to_k.weight.any()
     assert attention.to_v.weight.std() > 0.01
-    assert "2 with zeros and 1 by the model's initialisers" in told
+    assert "2 with zeros and 1 by the model's initialisers" in reported
 
 
 def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
     file = File(tmp_path, SANA, f"{COMFY}pos_embed", f"{COMFY}y_embedder.y_embedding")
     model = file.load()
     assert differences(model, file.model) == []
-    told = [item for item in last_report(model).findings if item.code == "plan.missing"]
-    assert {item.severity for item in told} == {"info"}
-    assert {source for item in told for source in item.sources} == set(file.gone)
+    reported = [item for item in last_report(model).findings if item.code == "plan.missing"]
+    assert {item.severity for item in reported} == {"info"}
+    assert {source for item in reported for source in item.sources} == set(file.gone)
     with pytest.raises(KeyError, match="pos_embed"):
         SANA.cls.from_single_file(str(file.path), config=file.config)
 
@@ -274,10 +274,10 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
     assert f"made of '{there}', which is there, and of '{gone}'" in str(error)
     model, _ = file.filled(missing="zeros")
     assert differences(model, with_values(file.model, {"proj_out.weight": torch.zeros(())})) == []
-    told = [
+    reported = [
         item.message for item in last_report(model).findings if item.target == "proj_out.weight"
     ]
-    assert any("all of it is filled" in message for message in told)
+    assert any("all of it is filled" in message for message in reported)
 
 
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_a_persistent_buffer_is_filled_with_a_warning(tmp_path: Path) -> None:
     assert not torch.equal(constructed, file.model.pos_embed.pos_embed)
     made = {}
     for policy, value in {"initialise": constructed, "zeros": torch.zeros(())}.items():
-        model, told = file.filled(missing=policy)
+        model, reported = file.filled(missing=policy)
         expected = with_values(file.model, {"pos_embed.pos_embed": value})
         assert differences(model, expected) == []
         size = constructed.numel() * 4
-        assert f"pos_embed.pos_embed ({size / 1000:.1f} kB)" in told
+        assert f"pos_embed.pos_embed ({size / 1000:.1f} kB)" in reported
         made[policy] = outputs(model)
         assert torch.equal(made[policy], outputs(expected))
     assert not torch.equal(made["initialise"], made["zeros"])
@@ -374,10 +374,10 @@ def test_a_parameter_is_filled_with_a_warning(tmp_path: Path) -> None:
     assert not hasattr(module, "reset_parameters")
     made = {}
     for policy, value in {"initialise": torch.ones(()), "zeros": torch.zeros(())}.items():
-        model, told = file.filled(missing=policy)
+        model, reported = file.filled(missing=policy)
         expected = with_values(file.model, {target: value})
         assert differences(model, expected) == []
-        assert f"{target} (64 B)" in told
+        assert f"{target} (64 B)" in reported
         (item,) = last_report(model).filled
         assert (item.target, item.origin) == (
             target,

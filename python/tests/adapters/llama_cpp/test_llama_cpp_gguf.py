@@ -139,10 +139,10 @@ def test_constants_of_another_checkpoint_are_told(
     assert command.main([*given, f"--metadata={paths[1]}"]) == 0
     is_foreign = change == "config" or (change == "tensors" and is_computed)
     name = "blk.norm" if is_computed else "rope_freqs.weight"
-    told = capfd.readouterr().err
-    assert ("[convert.constants]" in told and f"'{name}'" in told) == is_foreign
+    stderr = capfd.readouterr().err
+    assert ("[convert.constants]" in stderr and f"'{name}'" in stderr) == is_foreign
     # Tensors used in computations are not reported as unused.
-    assert is_foreign or "warning" not in told
+    assert is_foreign or "warning" not in stderr
 
 
 def test_files_of_llama_cpps_converter_make_its_own_file(tmp_path: Path) -> None:
@@ -234,6 +234,6 @@ def test_an_error_is_one_line(
 ) -> None:
     monkeypatch.setattr(command, "_command", lambda: "no such command")
     assert command.main(["convert", str(model), "out.gguf", "--converter", str(model)]) == 2
-    said = capsys.readouterr().err
-    assert "llama.cpp's converter is not in this folder" in said
-    assert len(said.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert "llama.cpp's converter is not in this folder" in stderr
+    assert len(stderr.splitlines()) == 1

@@ -148,7 +148,7 @@ def test_the_last_write_counts(tmp_path: Path) -> None:
     """Copies overwrite copies, wholly and in part, with other writes between them."""
     first, second = torch.randn(8, 8), torch.randn(8, 8)
     path = saved(tmp_path, first=first, second=second)
-    whole, part, filled, turned = (torch.zeros(8, 8) for _ in range(4))
+    whole, part, filled, transposed = (torch.zeros(8, 8) for _ in range(4))
 
     def take(tensors: dict[str, torch.Tensor]) -> None:
         for name in ("first", "second"):
@@ -158,8 +158,8 @@ def test_the_last_write_counts(tmp_path: Path) -> None:
         part.data[3:4].copy_(tensors["first"][7:])
         filled.copy_(tensors["first"])
         filled.data[1].fill_(7)
-        turned.copy_(tensors["first"])
-        turned.t().data[:, 2:4].copy_(tensors["second"][:, :2])  # not a contiguous row
+        transposed.copy_(tensors["first"])
+        transposed.t().data[:, 2:4].copy_(tensors["second"][:, :2])  # not a contiguous row
 
     Load(path).run(take)
     assert same(whole, second)
@@ -172,7 +172,7 @@ def test_the_last_write_counts(tmp_path: Path) -> None:
     assert same(filled, expected)
     expected = first.clone()
     expected[2:4] = second[:, :2].t()
-    assert same(turned, expected)
+    assert same(transposed, expected)
 
 
 def test_changes_where_they_stand_are_refused_by_name(tmp_path: Path) -> None:
