@@ -12,7 +12,6 @@
 #include "catalog/paths.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
-#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -21,6 +20,7 @@
 #include "loadstone/audit.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "loadstone/machine.h"
 #include "loadstone/plan.h"
 #include "plan/verdict.h"
 
@@ -72,8 +72,7 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   });
 }
 
-// Checks, before a byte is read, that this process has enough memory for the plan.
-void check_machine(const Plan& plan) {
+void require_host_targets(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     if (target.delivery != Delivery::memory || target.device == "cpu") continue;
     throw Error(
@@ -82,11 +81,6 @@ void check_machine(const Plan& plan) {
                     target.device),
         {.tensor = target.name});
   }
-  const auto needed = plan.peak_bytes.find("cpu");
-  const auto available = available_memory_bytes();
-  if (needed == plan.peak_bytes.end() || !available || needed->second <= *available) return;
-  throw Error("memory.host", "the load needs more memory than is free",
-              {.found = human_bytes(*available), .expected = human_bytes(needed->second)});
 }
 
 Outcome do_load(const Plan& plan, const LoadArgs& args) {
@@ -165,12 +159,13 @@ int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json)
   if (args.plan.open.strict) {
     for (TieCheck& check : plan.tie_checks) check.is_error = true;
   }
+  compare_with_machine(plan, args.plan);
   write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
     if (!json) print_hint(verdict_of(plan).first + "; nothing was read");
     return refuse(plan.findings, *first, "'loadstone plan'", json);
   }
-  check_machine(plan);
+  require_host_targets(plan);
   if (!json) print_warnings(plan.findings);
   const Outcome outcome = do_load(plan, args);
   const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);

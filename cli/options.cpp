@@ -14,10 +14,10 @@
 #include "base/json_fields.h"
 #include "base/named.h"
 #include "base/text.h"
-#include "cli/machine.h"
 #include "cli/output.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
+#include "loadstone/machine.h"
 #include "loadstone/receipt.h"
 #include "loadstone/remote.h"
 #include "plan/devices.h"
@@ -40,9 +40,12 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    refuse_value("--max-memory", text, "a limit; write DEVICE=SIZE, as in cpu=8GiB");
+    refuse_value("--max-memory", text,
+                 "a limit; write DEVICE=SIZE, as in cpu=8GiB, or cpu=unlimited");
   }
-  return {text.substr(0, equals), parse_size("--max-memory", text.substr(equals + 1))};
+  const std::string size = text.substr(equals + 1);
+  return {text.substr(0, equals),
+          size == "unlimited" ? defaults::memory_unlimited : parse_size("--max-memory", size)};
 }
 
 // Returns true if a value of --device-map that is not a known word is the path of a file.
@@ -83,19 +86,25 @@ DeviceMap map_from_list(std::string_view text) {
   return map;
 }
 
+using MemoryLimits = std::vector<std::pair<std::string, std::uint64_t>>;
+
+bool limits_host(const MemoryLimits& limits) {
+  return std::ranges::count(limits, "cpu", &MemoryLimits::value_type::first) > 0;
+}
+
 // Adds capacities for a computed map: the user's, and for the memory of this machine, if the user
 // gives none, the free memory.
 void add_host_capacity(PlanOptions& options) {
   auto& limits = options.max_memory;
   const auto named = [&](std::string_view device) {
-    return std::ranges::find(limits, device, &std::pair<std::string, std::uint64_t>::first);
+    return std::ranges::find(limits, device, &MemoryLimits::value_type::first);
   };
-  if (named("cpu") != limits.end()) return;
+  if (limits_host(limits)) return;
   if (const auto bytes = available_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
 }
 
-std::vector<std::pair<std::string, std::uint64_t>> memory_limits(const PlanArgs& args) {
-  std::vector<std::pair<std::string, std::uint64_t>> limits;
+MemoryLimits memory_limits(const PlanArgs& args) {
+  MemoryLimits limits;
   for (const auto& text : args.max_memory) limits.push_back(parse_limit(text));
   return limits;
 }
@@ -223,7 +232,8 @@ Command add_plan_options(Command command, PlanArgs& args) {
   plan.add_option("--device-map", args.device_map, "M",
                   either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
   plan.add_option("--max-memory", args.max_memory, "D=SIZE",
-                  "Limit of a device, as in cpu=8GiB; repeatable");
+                  "Limit of a device, as in cpu=8GiB; repeatable. Without one for cpu, a "
+                  "plan\nmust fit the free memory of this machine; cpu=unlimited allows any size");
   plan.add_option("--offload-folder", args.options.offload_folder, "DIR",
                   "Where tensors placed on disk are written");
   plan.add_choice("--missing", args.options.missing, "P", "Tensors that the checkpoint lacks",
@@ -272,10 +282,22 @@ Plan make_plan(const PlanArgs& args) {
   return make_plan(catalog, skeleton, options);
 }
 
+void compare_with_machine(Plan& plan, const PlanArgs& args) {
+  const bool is_settled =
+      from_name<DeviceMapMode>(args.device_map) || limits_host(memory_limits(args));
+  const auto needed = plan.peak_bytes.find("cpu");
+  const bool compares = !is_settled && needed != plan.peak_bytes.end();
+  std::ranges::move(machine_findings(plan, compares ? needed->second : 0),
+                    std::back_inserter(plan.findings));
+  sort_findings(plan.findings);
+}
+
 void write_page(const Plan& plan, const PlanArgs& args, const std::optional<LoadFigures>& loaded) {
   if (args.html_path.empty()) return;
   PageOptions options;
   options.max_memory = memory_limits(args);
+  std::erase_if(options.max_memory,
+                [](const auto& limit) { return limit.second == defaults::memory_unlimited; });
   options.loaded = loaded;
   write_document(args.html_path, to_html(plan, options));
 }

@@ -74,6 +74,10 @@ Command add_plan_options(Command command, PlanArgs& args);
 // Opens the checkpoint and plans. Throws Error "usage" for an invalid size, dtype or device map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
+// Adds findings about this machine to a plan that is about to be shown or executed. A limit of
+// --max-memory for cpu replaces the free memory; a computed device map fits it already.
+void compare_with_machine(Plan& plan, const PlanArgs& args);
+
 // Rules, or recipes for this checkpoint; the other member is empty.
 struct RulesOrRecipes {
   Rules rules;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/json_writer.h"
-#include "cli/machine.h"
 #include "loadstone/error.h"
 #include "loadstone/finding.h"
+#include "loadstone/machine.h"
 
 namespace loadstone::cli {
 

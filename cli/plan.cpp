@@ -23,8 +23,9 @@ struct PlanCommandArgs {
 };
 
 int show_plan(const PlanCommandArgs& args, bool json) {
-  const Plan plan = make_plan(args.plan);
+  Plan plan = make_plan(args.plan);
   if (!args.output_path.empty()) write_document(args.output_path, to_json(plan));
+  compare_with_machine(plan, args.plan);
   write_page(plan, args.plan);
   print_line(json ? to_json(plan) : plan_text(plan, style_of(stdout)));
   // Findings are sorted by severity.

@@ -11,8 +11,8 @@
 
 #include "base/text.h"
 #include "cli/interrupt.h"
-#include "cli/machine.h"
 #include "cli/voice.h"
+#include "loadstone/machine.h"
 
 namespace loadstone::cli {
 

@@ -12,11 +12,11 @@
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
-#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "loadstone/error.h"
+#include "loadstone/machine.h"
 
 namespace loadstone::cli {
 
@@ -193,6 +193,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (conversion.ok()) {
     std::ranges::move(check_target(conversion, args.target, run),
                       std::back_inserter(conversion.plan.findings));
+    sort_findings(conversion.plan.findings);
   }
   if (args.dry_run) return dry_run(args, conversion, is_strict, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, is_strict)) {

@@ -308,9 +308,9 @@ struct ConvertReport {
 
 // Checks that the target may be written. Throws Error "convert.target" if it is a source, is inside
 // the source's folder of shards, or is a folder with a model that is not an older output of this
-// name; "convert.extra" if a file for its folder cannot be copied; "io.no_space" if the disk lacks
-// room. convert() calls it first; a dry run may too. Returns warnings about files of another model
-// that stay there, which the report repeats.
+// name; "convert.extra" if a file for its folder cannot be copied. convert() calls it first; a dry
+// run may too. Returns error "io.no_space" if the disk lacks room, and warnings about files of
+// another model that stay there, which the report repeats.
 LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
                                                 const std::string& target,
                                                 const ConvertRun& run = {});

@@ -29,6 +29,9 @@ inline constexpr unsigned threads_most = 256;
 inline constexpr std::uint32_t gguf_rank_max = 4;
 inline constexpr std::uint32_t gguf_rank_most = 8;
 
+// A limit of memory that nothing exceeds.
+inline constexpr std::uint64_t memory_unlimited = INT64_MAX;
+
 // Prefixes that DataParallel and torch.compile add.
 inline constexpr std::array<std::string_view, 2> strip_prefixes = {"module.", "_orig_mod."};
 

@@ -50,6 +50,7 @@
 #include "loadstone/budget.h"
 #include "loadstone/device.h"
 #include "loadstone/execute.h"
+#include "loadstone/machine.h"
 #include "loadstone/page.h"
 #include "loadstone/audit.h"
 #include "loadstone/verify.h"

@@ -7,6 +7,7 @@
 #include "catalog/lacking.h"
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
+#include "loadstone/machine.h"
 #include "loadstone/page.h"
 #include "named_options.h"
 #include "offload/offload.h"
@@ -267,6 +268,7 @@ void bind_names(nb::module_& module) {
 void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
+  module.attr("MEMORY_UNLIMITED") = defaults::memory_unlimited;
   module.attr("GGUF_RANK_MAX") = defaults::gguf_rank_max;
   module.attr("GGUF_RANK_MOST") = defaults::gguf_rank_most;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
@@ -289,6 +291,15 @@ void bind_plan(nb::module_& module) {
                         std::size_t index) { return target_row(*self, self->targets.at(index)); })
       .def_prop_ro("findings", &get<&Plan::findings>)
       .def("add_findings", &SharedPlan::add_findings)
+      .def("with_findings",
+           [](SharedPlan self, const std::vector<Finding>& findings) {
+             self.add_findings(findings);
+             return self;
+           })
+      .def("machine_findings",
+           [](const SharedPlan& self, std::uint64_t memory_bytes) {
+             return machine_findings(*self, memory_bytes);
+           })
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
       .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
       .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)

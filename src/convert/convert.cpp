@@ -195,6 +195,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   Storage& files = conversion.plan.catalog->storage(run.storage);
   WritableStorage& disk = files.writable();
   const std::vector<Finding> stays = check_target_in(disk, conversion, target, run);
+  require_no_errors(stays);
   const TargetPlace place = look_at_target(conversion, target, disk);
   WorkFolder work(conversion, place, run, disk);
   ConvertReport report;

@@ -43,17 +43,6 @@ std::uint64_t PlannedTarget::byte_count() const {
   });
 }
 
-void require_ok(const Plan& plan) {
-  only_errors([&] {
-    const auto is_error = [](const Finding& f) { return f.severity == Severity::error; };
-    const auto first = std::ranges::find_if(plan.findings, is_error);
-    if (first == plan.findings.end()) return;
-    const auto more = std::ranges::count_if(plan.findings, is_error) - 1;
-    std::string message = first->message;
-    if (more > 0) message += fmt::format(" (and {} more errors)", more);
-    throw Error(first->code, message,
-                {.tensor = first->target, .found = first->found, .expected = first->expected});
-  });
-}
+void require_ok(const Plan& plan) { require_no_errors(plan.findings); }
 
 }  // namespace loadstone

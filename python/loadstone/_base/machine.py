@@ -23,8 +23,6 @@ _UNITS = {
     **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
 
-_BYTES_MAX = 2**63 - 1
-
 
 def byte_count(size: int | str, field: str = "max_memory") -> int:
     """Return the bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``."""
@@ -35,7 +33,7 @@ def byte_count(size: int | str, field: str = "max_memory") -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
         if match is not None and match[2].upper() in _UNITS:
             count = float(match[1]) * _UNITS[match[2].upper()]
-    if 0 <= count <= _BYTES_MAX:
+    if 0 <= count <= _core.MEMORY_UNLIMITED:
         return int(count)
     raise new_error("plan.options", "not a size in bytes", field=field, found=repr(size))
 
@@ -88,11 +86,18 @@ def read_proc_field(path: str, name: str) -> str:
 def capacities(
     max_memory: Mapping[Any, int | str] | None, *, computed: bool
 ) -> list[tuple[str, int]]:
-    """Return devices and bytes by preference; those of the machine if a map is to be computed."""
+    """Return devices and bytes by preference; those of the machine if a map is to be computed.
+
+    ``"unlimited"`` is a size that nothing exceeds.
+    """
     if max_memory is not None:
         if not isinstance(max_memory, Mapping):
             raise wrong_kind("max_memory", max_memory, "a mapping of devices to bytes")
-        return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
+        unlimited = _core.MEMORY_UNLIMITED
+        return [
+            (device_name(device), unlimited if size == "unlimited" else byte_count(size))
+            for device, size in max_memory.items()
+        ]
     return list(available_memory().items()) if computed else []
 
 

@@ -125,6 +125,7 @@ def read_and_install(
     is_shared = plan.shared_read is not None
     with model_lock(model), read_once.session(is_shared):
         _require_modules(plan)
+        plan.compare_with_machine(in_place=plan.in_place if in_place is None else in_place)
         plan.require_ok()
         slots = planned_slots(plan, model)
         # Before a byte is read, as initialisers may fail.

@@ -49,6 +49,7 @@ class Plan:
     """
 
     def __init__(self, planned: PlannedLoad) -> None:
+        planned.compare_with_machine(in_place=planned.in_place)
         self._planned = planned
 
     @property
@@ -59,12 +60,12 @@ class Plan:
     @property
     def findings(self) -> list[_core.Finding]:
         """All findings, most severe first."""
-        return self._planned.core.findings
+        return self._planned.findings
 
     @property
     def ok(self) -> bool:
         """True if no finding is an error, so that :meth:`execute` will start."""
-        return self._planned.core.ok
+        return self._planned.shown.ok
 
     @property
     def bytes_to_read(self) -> int:
@@ -227,9 +228,13 @@ class Plan:
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model()
-        page = self._planned.core.to_html(
+        page = self._planned.shown.to_html(
             type(model).__name__ if model is not None else "",
-            machine.capacities(max_memory, computed=False),
+            [
+                (device, size)
+                for device, size in machine.capacities(max_memory, computed=False)
+                if size != _core.MEMORY_UNLIMITED
+            ],
             self._planned.held_bytes,
             None if report is None else vars(report),
         )
@@ -247,7 +252,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return self._planned.core.to_table()
+        return self._planned.shown.to_table()
 
     def __repr__(self) -> str:
         errors = sum(finding.severity == "error" for finding in self.findings)
@@ -305,7 +310,9 @@ def plan(
             floating buffers only; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
             a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
-        max_memory: bytes per device (``int`` or ``"8GiB"``).
+        max_memory: bytes per device (``int`` or ``"8GiB"``). Without a limit for ``"cpu"`` the load
+            must fit this machine's free memory (finding ``memory.host``); ``"unlimited"`` allows
+            any size.
         offload_folder: where tensors placed on ``"disk"`` go.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
             ``"keep"`` (a tensor with memory keeps its value, origin ``kept``; one without is an

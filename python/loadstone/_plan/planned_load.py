@@ -30,7 +30,9 @@ class PlannedLoad:
         whole_shapes: of the tensors that are sharded over ranks.
         held_bytes: bytes per device that the load takes and the core does not count.
         library_initialises: a library gives values to missing tensors after the load.
+        limits_memory: the plan keeps to a limit for the host, so its free memory is irrelevant.
         shared_read: the plan of whole tensors, if ranks read for each other.
+        shown: ``core``, with findings about this machine, which a saved plan does not hold.
     """
 
     core: _core.Plan
@@ -42,7 +44,18 @@ class PlannedLoad:
     extensions: Sequence[TargetExtension] = ()
     in_place: bool = False
     library_initialises: bool = False
+    limits_memory: bool = False
     shared_read: SharedReadPlan | None = None
+    shown: _core.Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = self.core
+
+    def compare_with_machine(self, *, in_place: bool) -> None:
+        """Report a load that needs more memory or disk space than this machine has free now."""
+        allocates = not in_place and not self.limits_memory
+        findings = self.core.machine_findings(self.core.peak_bytes["cpu"] if allocates else 0)
+        self.shown = self.core.with_findings(findings) if findings else self.core
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -50,7 +63,7 @@ class PlannedLoad:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        return self.core.findings
+        return self.shown.findings
 
     def extension_names(self) -> set[str]:
         return {name for extension in self.extensions for name in extension.installed_targets()}
@@ -63,7 +76,7 @@ class PlannedLoad:
 
     def require_ok(self) -> None:
         try:
-            self.core.require_ok()
+            self.shown.require_ok()
         except Error as error:
             error.findings = self.findings
             error.args = (f"{error}{_listed_errors(self.findings)}",)

@@ -77,6 +77,8 @@ def make_plan(
     prefixes = string_list("strip_prefix", strip_prefix)
     text, recipes = rules_or_recipes(rules, catalog._core)
     extensions, hook_changes = list(derived.extensions), None
+    devices = _devices(model_targets, device_map, max_memory, extensions if maps_tensors else ())
+    limits_memory = "cpu" in dict(devices["max_memory"])  # the caller's, or a computed map's
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
@@ -96,7 +98,7 @@ def make_plan(
         quantize=[(name, *astuple(encoding)) for name, encoding in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
-        **_devices(model_targets, device_map, max_memory, extensions if maps_tensors else ()),
+        **devices,
         **options,
     )
     recipes = recipes or derived.recipes
@@ -112,7 +114,9 @@ def make_plan(
         extensions += [] if hook_changes.extra is None else [hook_changes.extra]
     shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
-    return _finished(core, model_targets, extensions, in_place, shared_read, policies)
+    return _finished(
+        core, model_targets, extensions, in_place, shared_read, limits_memory, policies
+    )
 
 
 def _expanded_targets(
@@ -188,6 +192,7 @@ def _finished(
     extensions: list[TargetExtension],
     in_place: bool,
     shared_read: SharedReadPlan | None,
+    limits_memory: bool,
     policies: set[str],
 ) -> PlannedLoad:
     module = model_targets.module
@@ -199,6 +204,7 @@ def _finished(
         dict(model_targets.constructor_values),
         extensions=extensions,
         in_place=in_place,
+        limits_memory=limits_memory,
         shared_read=shared_read,
     )
     targets = planned.targets

@@ -327,14 +327,18 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   return place;
 }
 
-// Throws if the file system has too little space.
+// Reports a file system with too little space. If its free space is unknown, a write will fail.
 static void check_space(WritableStorage& storage, const TargetPlace& place,
-                        std::uint64_t byte_count) {
+                        std::uint64_t byte_count, std::vector<Finding>& findings) {
   const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
-  if (!room || byte_count <= *room) return;  // if it is unknown, a write will fail
-  throw Error(
-      "io.no_space", "the disk has no room for the target",
-      {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});
+  if (!room || byte_count <= *room) return;
+  findings.push_back({.severity = Severity::error,
+                      .code = "io.no_space",
+                      .message = fmt::format("the disk has too little room for the target '{}'",
+                                             printable(place.path, 400)),
+                      .suggestion = "free space, or choose a target on another disk",
+                      .found = human_bytes(*room),
+                      .expected = human_bytes(byte_count)});
 }
 
 std::optional<FileFormat> format_of_target(std::string_view target) {
@@ -395,7 +399,7 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
     bytes = conversion.bytes_to_write + extra_bytes(conversion, storage);
   }
   const std::uint64_t waiting = bytes_waiting(storage, conversion, place.work, wanted);
-  check_space(storage, place, bytes - std::min(bytes, waiting));
+  check_space(storage, place, bytes - std::min(bytes, waiting), place.findings);
   return std::move(place.findings);
 }
 

@@ -1,0 +1,161 @@
+"""A plan is compared with the free memory and disk of this machine, wherever it is made."""
+
+import json
+import struct
+from pathlib import Path
+
+import command
+import pytest
+import torch
+
+import loadstone
+import loadstone.accelerate
+
+ROWS, COLUMNS = 1 << 20, 1 << 19  # 1.1 TB in BF16: more than a machine has, and one tensor
+BYTES = ROWS * COLUMNS * 2
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """Write a file whose data is a hole, which takes no room."""
+    header = json.dumps(
+        {"weight": {"dtype": "BF16", "shape": [ROWS, COLUMNS], "data_offsets": [0, BYTES]}}
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    file = folder / "model.safetensors"
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.truncate(8 + len(header) + BYTES)
+    return file
+
+
+def model(device: str = "meta") -> torch.nn.Module:
+    return torch.nn.Linear(COLUMNS, ROWS, bias=False, device=device, dtype=torch.bfloat16)
+
+
+# A tensor that is stored as it is would stay in its shard.
+RULES = json.dumps(
+    [{"op": "transpose", "sources": ["^weight$"], "targets": ["weight"], "dims": [1, 0]}]
+)
+
+
+def transposed() -> torch.nn.Module:
+    return torch.nn.Linear(ROWS, COLUMNS, bias=False, device="meta", dtype=torch.bfloat16)
+
+
+def codes(findings: list) -> list[str]:
+    return [finding.code for finding in findings if finding.severity == "error"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_checkpoint(tmp_path)
+
+
+def test_plan_returns_the_finding_and_does_not_save_it(file, tmp_path):
+    plan = loadstone.plan(model(), file)
+    assert codes(plan.findings) == ["memory.host"]
+    assert not plan.ok
+    assert "free memory" in str(plan)
+    assert "memory.host" in plan.to_html()
+    plan._planned.compare_with_machine(in_place=True)  # a load that allocates no memory
+    assert plan.ok
+    plan._planned.compare_with_machine(in_place=False)
+    assert "memory.host" not in plan.to_json()
+    plan.save(tmp_path / "plan.json")
+    assert codes(loadstone.Plan.load(tmp_path / "plan.json").findings) == ["memory.host"]
+
+
+@pytest.mark.parametrize("entry", ["load", "execute", "saved", "accelerate"])
+def test_nothing_is_read(file, tmp_path, entry):
+    module = model()
+    plan = loadstone.plan(module, file)
+    plan.save(tmp_path / "plan.json")
+    saved = loadstone.Plan.load(tmp_path / "plan.json")
+    calls = {
+        "load": lambda: loadstone.load(module, file),
+        "execute": plan.execute,
+        "accelerate": lambda: loadstone.accelerate.load_checkpoint_in_model(module, file),
+        "saved": lambda: saved.execute(model=module),
+    }
+    with pytest.raises(loadstone.Error) as caught:
+        calls[entry]()
+    assert caught.value.code == "memory.host"
+    assert codes(caught.value.findings) == ["memory.host"]
+    assert caught.value.expected.endswith("TB")
+    assert module.weight.is_meta
+
+
+@pytest.mark.parametrize("limit", [2 * BYTES, "4TiB", "unlimited"])
+def test_limit_replaces_free_memory(file, limit):
+    plan = loadstone.plan(model(), file, max_memory={"cpu": limit})
+    assert plan.ok
+    plan.to_html(max_memory={"cpu": limit})
+    plan = loadstone.plan(model(), file, max_memory={"cpu": "8GiB"})
+    assert codes(plan.findings) == ["plan.over_budget"]
+
+
+def test_computed_device_map_fits_the_machine(file, tmp_path):
+    plan = loadstone.plan(model(), file, device_map="auto", offload_folder=tmp_path / "offload")
+    assert "memory.host" not in codes(plan.findings)
+
+
+def test_disk_of_the_offload_folder(file, tmp_path):
+    folder = tmp_path / "not/there/yet"
+    options = {"device_map": {"": "disk"}, "rules": RULES, "offload_folder": folder}
+    plan = loadstone.plan(transposed(), file, **options)
+    assert codes(plan.findings) == ["io.no_space"]
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(transposed(), file, **options)
+    assert caught.value.code == "io.no_space"
+    assert not folder.exists()
+
+
+def test_command_returns_5_and_prints_the_plan(file, tmp_path):
+    saved = tmp_path / "plan.json"
+    text = command.output("plan", file, "-o", saved, status=5)
+    assert "weight" in text
+    assert "memory.host" in text
+    assert "memory.host" not in saved.read_text()
+    document = json.loads(command.output("plan", file, "--json", status=5))
+    assert [finding["code"] for finding in document["findings"]] == ["memory.host"]
+    assert "memory.host" in command.output("load", file, status=5)
+    assert "memory.host" in command.output("load", "--plan", saved, status=5)
+    # The finding was about the machine that planned.
+    saved.write_text(json.dumps(document))
+    assert codes(loadstone.Plan.load(saved).findings) == ["memory.host"]
+    assert loadstone.Plan.load(saved).to_json().count("memory.host") == 0
+
+
+@pytest.mark.parametrize("limit", ["cpu=unlimited", "cpu=4TiB"])
+def test_command_takes_a_limit(file, limit):
+    command.output("plan", file, "--max-memory", limit)
+    assert "plan.over_budget" in command.output("plan", file, "--max-memory", "cpu=1GiB", status=5)
+
+
+def test_command_compares_the_disk(file, tmp_path):
+    skeleton, rules = tmp_path / "skeleton.json", tmp_path / "rules.json"
+    loadstone.save_skeleton(transposed(), skeleton)
+    rules.write_text(RULES)
+    options = ["--skeleton", skeleton, "--rules", rules, "--device-map", "disk"]
+    options += ["--offload-folder", tmp_path / "a/b"]
+    assert "io.no_space" in command.output("plan", file, *options, status=4)
+    assert "io.no_space" in command.output("load", file, *options, status=4)
+    assert not (tmp_path / "a").exists()
+
+
+def test_dry_run_prints_the_plan_when_the_disk_is_full(file, tmp_path):
+    text = command.output("convert", file, tmp_path / "out", "--dry-run", status=4)
+    assert "io.no_space" in text
+    assert "to write" in text
+    document = json.loads(
+        command.output("convert", file, tmp_path / "out", "--dry-run", "--json", status=4)
+    )
+    assert [finding["code"] for finding in document["findings"]] == ["io.no_space"]
+    report = loadstone.convert(file, tmp_path / "out", dry_run=True)
+    assert codes(report.findings) == ["io.no_space"]
+    assert report.bytes_written > BYTES
+    assert "io.no_space" in command.output("convert", file, tmp_path / "out", status=4)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(file, tmp_path / "out")
+    assert caught.value.code == "io.no_space"
+    assert not (tmp_path / "out").exists()
