@@ -21,7 +21,7 @@ const BnbPart* find(std::span<const BnbPart> parts, std::string_view name) noexc
   return part == parts.end() ? nullptr : &*part;
 }
 
-// The expected content of one component.
+// The dtype and size that one component must have.
 struct Rule {
   std::string_view part;
   Dtype dtype;
@@ -98,7 +98,7 @@ std::optional<BnbProblem> check_rules(std::initializer_list<Rule> rules,
 std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                   std::uint64_t block_size) noexcept {
   const auto elements = shape.numel();
-  // Leaves room to count 4 bytes per decoded element, too.
+  // 8 instead of 1, so that 4 bytes per decoded element cannot overflow either.
   if (!elements || !checked_mul(*elements, 8)) return std::nullopt;
   BnbSizes sizes{.elements = *elements};
   if (encoding == BnbEncoding::int8) {
