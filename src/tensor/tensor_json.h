@@ -1,4 +1,4 @@
-// Shapes, dtypes and encodings in JSON.
+// Reads shapes, dtypes and encodings from JSON.
 #pragma once
 
 #include "base/json_fields.h"
