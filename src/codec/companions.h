@@ -24,7 +24,7 @@ enum class ScalesOf : std::uint8_t { none, activations, cache };
 [[nodiscard]] ScalesOf scales_of(std::string_view name);
 
 // Adds each companion to `unneeded` of its quantized tensor, and sets its element of `marks`. A
-// companion that belongs to no single module goes to the nearest quantized tensor below it.
+// companion that belongs to no single module goes to the nearest quantized tensor.
 void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
                        std::vector<bool>& marks);
 

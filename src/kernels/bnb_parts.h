@@ -69,8 +69,9 @@ struct BnbProblem {
 [[nodiscard]] std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                                 std::uint64_t block_size) noexcept;
 
-// The statistics are nested if a component has a nested name. The tables ("code", "nested_code")
-// are optional. The packed data of nf4 and fp4 may have any dtype with the right number of bytes.
+// Checks the components of a weight. Scales are nested if a component has a nested name. The tables
+// ("code", "nested_code") are optional. The packed data of nf4 and fp4 may have any dtype with the
+// right number of bytes.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_parts(BnbEncoding encoding, const Shape& shape,
                                                         std::uint64_t block_size,
                                                         std::span<const BnbPart> parts);
