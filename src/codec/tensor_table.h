@@ -37,7 +37,7 @@ class TensorTable {
   // Returns a string of the header's metadata, or an empty string.
   [[nodiscard]] virtual std::string_view metadata(std::string_view key) const = 0;
   // Returns the first bytes of a small tensor, such as a state, a table or an order of columns.
-  // They are read together with the headers. Throws Error.
+  // They are read like headers, when a checkpoint is opened. Throws Error.
   [[nodiscard]] virtual std::string read(std::uint32_t tensor, std::uint64_t bytes) const = 0;
   // Adds a finding about the whole checkpoint. Ignores it if its code was added before.
   virtual void note(Finding finding) const = 0;

@@ -98,7 +98,7 @@ std::optional<BnbProblem> check_rules(std::initializer_list<Rule> rules,
 std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                   std::uint64_t block_size) noexcept {
   const auto elements = shape.numel();
-  // 8 instead of 1, so that 4 bytes per decoded element cannot overflow either.
+  // The factor 8 ensures that 4 bytes per decoded element cannot overflow later.
   if (!elements || !checked_mul(*elements, 8)) return std::nullopt;
   BnbSizes sizes{.elements = *elements};
   if (encoding == BnbEncoding::int8) {

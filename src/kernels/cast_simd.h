@@ -1,5 +1,6 @@
-// The casts that most loads need, written once for all vector widths (Google Highway); the widest
-// is chosen at run time. A test compares their bytes with number.h on every instruction set.
+// The casts that most loads need, written once for all vector widths (Google Highway). The widest
+// that the CPU supports is chosen at run time. A test compares their bytes with number.h on every
+// instruction set.
 #pragma once
 
 #include <cstddef>

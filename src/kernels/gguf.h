@@ -17,8 +17,8 @@ enum class GgufMode : std::uint8_t { exact, half };
 // Decodes `block_count` consecutive blocks. Pointers need no alignment; source and target must not
 // overlap. Thread-safe; the same bytes on every instruction set.
 //
-// A NaN has the same bits as in gguf-py on x86-64: the quieted NaN of the scale or offset, or
-// 0xffc00000 if neither is NaN.
+// A NaN has the same bits as in the reference decoders on x86-64: the quieted NaN of the scale or
+// offset, or 0xffc00000 if neither is NaN.
 using DecodeBlocks = void (*)(const std::byte* blocks, std::uint64_t block_count,
                               std::byte* target) noexcept;
 

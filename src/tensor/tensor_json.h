@@ -1,4 +1,4 @@
-// Reads shapes, dtypes and encodings from JSON.
+// Reads and writes shapes, dtypes and encodings as JSON.
 #pragma once
 
 #include "base/json_fields.h"

@@ -176,8 +176,8 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
   }
 }
 
-// Recognises compressed-tensors' two codes per byte. Packed integers have a "_shape" tensor
-// instead.
+// Recognises compressed-tensors' two codes per byte. Skips packed integers, which have a "_shape"
+// tensor.
 std::optional<QuantizedTensor> recognise_packed(const TensorTable& table, std::uint32_t tensor) {
   constexpr Naming naming = {"_scale", "_global_scale", "nvfp4_divided"};
   const std::string name = without_suffix(table[tensor].name, "_packed");

@@ -1,7 +1,6 @@
 // Decodes integers of a few bits that are packed in 32-bit words, low bits first, with a scale and
-// a zero point per group: the common part of GPTQ, AWQ and compressed-tensors. A value is scale *
-// (code
-// - zero point) in F32, in which the difference is exact. It is rounded once.
+// a zero point per group: the common part of GPTQ, AWQ and compressed-tensors. The difference of
+// code and zero point is exact in F32. It is multiplied by the scale in F32, and rounded once.
 #pragma once
 
 #include <bit>
@@ -61,7 +60,8 @@ void finish(const Packing& form, PreparedDecoder& made);
 // ---- The tensors of a linear layer in GPTQ and AWQ: "P.qweight", "P.scales", "P.qzeros" and
 // "P.g_idx"
 
-// Limits for tensors that are read together with headers. The order of 262,144 inputs takes 1 MiB.
+// Limits for tensors that are read when a checkpoint is opened. An order of 262,144 inputs takes
+// 1 MiB.
 inline constexpr std::uint64_t order_bytes_max = 1u << 20;
 inline constexpr std::uint64_t zeros_bytes_max = 16u << 20;
 

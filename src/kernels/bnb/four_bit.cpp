@@ -29,7 +29,7 @@ inline unsigned code_of(float scaled, const Ranks& ranks, BnbDialect dialect) no
   return ranks.codes[rank];
 }
 
-// Scales the values of one block.
+// The factor or divisor that scales the values of one block.
 struct BlockScale {
   float factor = 0;   // multiplies each value
   float divisor = 0;  // if not 0, divides each value instead

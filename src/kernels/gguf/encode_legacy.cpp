@@ -24,8 +24,8 @@ using Codes32 = std::array<std::uint8_t, legacy_elements>;
 HWY_INLINE float reciprocal(float scale) { return scale != 0 ? 1.0f / scale : 0.0f; }
 
 // Returns false if all codes must be 0 because the scale or its inverse is infinite or NaN. Then
-// products are infinite or NaN, and x86-64, like ggml there, converts them to integers whose stored
-// bits are 0.
+// products are infinite or NaN, and ggml on x86-64 converts them to integers whose stored bits are
+// 0.
 HWY_INLINE bool is_usable(float scale, float inverse) {
   return is_finite_number(scale) && is_finite_number(inverse);
 }

@@ -53,8 +53,8 @@ inline float codes_of_largest(const float* values, int* codes) noexcept {
   return most / top;
 }
 
-// Stores codes like ggml. The last four scales and minima are cut to 8 bits and split over two
-// bytes.
+// Stores six-bit codes like ggml. The last four scales and minima are split over two bytes. Codes
+// above 63 are not checked: they lose bits or change other codes, as in ggml.
 inline void store_six_bit(const int* scales, const int* minima, std::byte* to) noexcept {
   for (std::size_t i = 0; i < 4; ++i) {
     const int scale = byte_of(scales[i + 4]);
