@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// Rounded up.
+// Returns count / size, rounded up.
 constexpr std::uint64_t parts_of(std::uint64_t count, std::uint64_t size) noexcept {
   return count / size + (count % size != 0 ? 1u : 0u);
 }

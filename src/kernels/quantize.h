@@ -68,7 +68,7 @@ struct QuantizedLayout {
   std::uint64_t window_elements = 1;  // all windows except the last are multiples of this
   std::uint64_t columns = 1;          // columns of a row
   std::uint64_t rows = 1;             // rows of a matrix
-  std::uint64_t stack = 1;            // matrices
+  std::uint64_t stack = 1;            // number of matrices
   std::uint64_t scratch_bytes = 0;    // kept from the first window to finish_quantized()
   // True if measure_window() must find the largest magnitude of each matrix before its first
   // window.
@@ -77,7 +77,7 @@ struct QuantizedLayout {
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
-  BlockFormat block = BlockFormat::q8_0;                 // of gguf_blocks
+  BlockFormat block = BlockFormat::q8_0;                 // if kind is gguf_blocks
   std::shared_ptr<const std::vector<float>> importance;  // see Quantization::importance
   // Dtype to which the encoder casts values first. It treats values out of its range as infinite.
   std::optional<Dtype> computed_in;

@@ -1,4 +1,4 @@
-// AWQ, with codes in the order of its GEMM kernel. See docs/formats/awq.md
+// Recognises and decodes AWQ, with codes in the order of its GEMM kernel. See docs/formats/awq.md
 #include <fmt/format.h>
 
 #include <algorithm>

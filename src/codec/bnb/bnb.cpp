@@ -23,7 +23,7 @@ constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
 
 // Rejects the tiled layout for old GPUs, which bitsandbytes itself no longer reads.
 void check_weight_format(const TensorTable& table, QuantizedTensor& made, std::uint32_t format) {
-  constexpr std::uint64_t bytes_max = 8;  // one integer
+  constexpr std::uint64_t bytes_max = 8;  // the size of an I64
   std::string text(1, '\1');
   if (table[format].byte_count() <= bytes_max) text = table.bytes_of(format);
   if (std::ranges::all_of(text, [](char byte) { return byte == 0; })) return;

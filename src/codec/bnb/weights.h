@@ -11,7 +11,7 @@
 
 namespace loadstone {
 
-// "bnb-cpu", "bnb-cuda"
+// Returns "bnb-cpu" or "bnb-cuda".
 [[nodiscard]] constexpr std::string_view name(BnbDialect dialect) noexcept {
   return name_among({"bnb-cpu", "bnb-cuda"}, dialect);
 }

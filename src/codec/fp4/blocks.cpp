@@ -33,7 +33,7 @@ void interleave(const std::byte* codes, std::byte* to) noexcept {
   }
 }
 
-// The reverse.
+// Reverses interleave().
 void separate(const std::byte* codes, std::byte* to) noexcept {
   constexpr std::size_t half = code_bytes / 2;
   for (std::size_t i = 0; i < half; ++i) {

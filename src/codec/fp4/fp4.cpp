@@ -138,7 +138,7 @@ Shape in_blocks(const Shape& shape, std::uint64_t block) {
 struct Naming {
   std::string_view scale;
   std::string_view global;
-  const char* nvfp4;  // the kernel
+  const char* nvfp4;  // the kernel that decodes NVFP4
 };
 
 // Decodes NVFP4 if scales are F8_E4M3 (which needs a global scale), or MXFP4 if scales are powers

@@ -1,4 +1,4 @@
-// GPTQ: docs/formats/gptq.md
+// Recognises and decodes GPTQ. See docs/formats/gptq.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Used once.
+// Recognises one tensor. Each instance is used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, const words::Module& module)

@@ -1,5 +1,5 @@
-// ModelOpt's 4-bit integers, in two layouts. For some shapes, a weight fits both. See
-// docs/formats/modelopt.md
+// Recognises, decodes and writes ModelOpt's 4-bit integers in two layouts. For some shapes, a
+// weight fits both layouts. See docs/formats/modelopt.md
 #include <array>
 #include <optional>
 #include <utility>

@@ -1,4 +1,5 @@
-// Integers of compressed-tensors, packed in words. See docs/formats/compressed-tensors.md
+// Recognises and decodes integers that compressed-tensors packs in words. See
+// docs/formats/compressed-tensors.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -84,7 +85,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Used once.
+// Recognises one tensor. Each instance is used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, std::uint32_t tensor)

@@ -39,7 +39,7 @@ struct Iq1Codes {
   alignas(64) LaneRows<run> weights;
   alignas(64) LaneNumbers scales;
   alignas(64) LaneWords<1> shifts;
-  alignas(64) LaneWords<groups> points;  // packed
+  alignas(64) LaneWords<groups> points;  // packed codes of coordinates
 
   [[nodiscard]] bool is_less(std::size_t lane, std::size_t group) const noexcept {
     const std::size_t part = group * parts / groups;
@@ -174,7 +174,7 @@ HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
 // Sums over the first i of the sorted values, for each i from 0 to `run`.
 template <std::size_t run>
 struct PrefixSums {
-  alignas(64) LaneRows<run + 1> numbers;  // times weights
+  alignas(64) LaneRows<run + 1> numbers;  // sums of weight * value
   alignas(64) LaneRows<run + 1> weights;
 };
 

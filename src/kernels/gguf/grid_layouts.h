@@ -30,10 +30,10 @@ struct GridCodes {
   static constexpr std::size_t groups = run / dims;
   alignas(64) LaneRows<run> numbers;  // magnitudes, but negative if the stored sign is flipped
   alignas(64) LaneRows<run> weights;
-  alignas(64) LaneRows<run> roots;  // of weights
+  alignas(64) LaneRows<run> roots;  // square roots of the weights
   alignas(64) LaneNumbers scales;
   alignas(64) LaneWords<run / 8> signs;
-  alignas(64) LaneWords<groups> points;  // packed
+  alignas(64) LaneWords<groups> points;  // packed codes of coordinates
   alignas(64) LaneWords<groups> indices;
 };
 
