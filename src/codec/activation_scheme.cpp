@@ -25,7 +25,7 @@ constexpr auto schemes = std::to_array<ActivationScheme>({
     {"w4a16_nvfp4", no_scheme},
 });
 
-// Words in the algorithms' names, and the beginning of the encodings' names.
+// Pairs of a part of an algorithm's name and the prefix of its encodings' names.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> stems = {
     {{"nvfp4", "nvfp4"}, {"mxfp4", "mxfp4"}, {"mxfp8", "mxfp8"}, {"awq", "int4"}, {"fp8", "fp8"}}};
 

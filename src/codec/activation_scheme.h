@@ -1,4 +1,4 @@
-// The algorithms of quantization that configs name: their activations, and encodings of weights.
+// Quantization algorithms that configs name: how each quantizes activations, and its encodings.
 #pragma once
 
 #include <string_view>
@@ -8,16 +8,16 @@ namespace loadstone {
 inline constexpr std::string_view no_scheme = "none";
 
 struct ActivationScheme {
-  std::string_view algorithm;  // ModelOpt's name, or another method's, in lower case
-  std::string_view numbers;    // "8-bit float, static", or no_scheme
-  std::string_view extent{};   // values per scale: "token"
+  std::string_view algorithm;  // ModelOpt's or another method's name, in lower case
+  std::string_view numbers;    // activations: such as "8-bit float, static", or no_scheme
+  std::string_view extent{};   // the values that share a scale, such as "token"
 };
 
 // Returns null for an unknown algorithm.
 [[nodiscard]] const ActivationScheme* activation_scheme(std::string_view algorithm);
 
-// Returns the beginning of the encodings' names; empty for an algorithm of several encodings, and
-// for an unknown one. In any case of letters.
+// Returns the prefix of the names of the algorithm's encodings. Returns an empty string if the
+// algorithm is unknown or has several encodings. Ignores the case of letters.
 [[nodiscard]] std::string_view encoding_stem(std::string_view algorithm);
 
 }  // namespace loadstone

@@ -17,9 +17,9 @@ namespace {
 constexpr std::string_view marker_leaf = "comfy_quant";
 
 enum class Place : std::uint8_t {
-  module,     // "P.input_scale" of "P.weight", "P_input_scale" of "P"
-  attention,  // "self_attn.k_scale", "self_attn.attn.k_scale" of "self_attn.k_proj.weight"
-  model       // "P.scaled_fp8" of all below P, or else around it
+  module,     // "P.input_scale" belongs to "P.weight", "P_input_scale" to "P"
+  attention,  // "self_attn.k_scale", "self_attn.attn.k_scale" belong to "self_attn.k_proj.weight"
+  model       // "P.scaled_fp8" belongs to all tensors below P, or below a parent of P
 };
 
 struct Row {
@@ -27,8 +27,8 @@ struct Row {
   Place place;
 };
 
-// ModelOpt, compressed-tensors, FBGEMM, Mistral, Gemma, ComfyUI; then caches, and ComfyUI's older
-// marker, which is there once a model.
+// First the names of modules' companions in ModelOpt, compressed-tensors, FBGEMM, Mistral, Gemma
+// and ComfyUI; then those of caches; then ComfyUI's older marker, which a model has only once.
 constexpr std::array rows = {
     Row{"input_scale", Place::module},
     Row{"input_zero_point", Place::module},
@@ -62,7 +62,8 @@ constexpr std::array rows = {
     Row{"scaled_fp8", Place::model},
 };
 
-// The row whose leaf ends the name, and all before it: with its dot or underscore.
+// Returns the row whose leaf ends the name, or null. Sets `stem` to the name before the leaf,
+// including the dot or underscore.
 const Row* row_of(std::string_view name, std::string_view& stem) {
   for (const Row& row : rows) {
     if (!name.ends_with(row.leaf)) continue;
@@ -73,7 +74,7 @@ const Row* row_of(std::string_view name, std::string_view& stem) {
   return nullptr;
 }
 
-// Quantized tensors by their names. Not thread-safe.
+// Finds quantized tensors by name. Not thread-safe.
 class Owners {
  public:
   explicit Owners(const std::vector<QuantizedTensor>& found) {
@@ -95,14 +96,14 @@ class Owners {
   }
 
  private:
-  // Returns "a.b." for "a.b.c" and "a.b.c."; an empty text for "a".
+  // Returns "a.b." for "a.b.c" and "a.b.c.", and an empty string for "a".
   static std::string_view around(std::string_view name) {
     if (name.ends_with('.')) name.remove_suffix(1);
     return name.substr(0, name.rfind('.') + 1);
   }
 
-  // Looks in the module and the one around it. The root is around everything, and no attention. A
-  // scalar of another module may be learned.
+  // Looks in the module and its parent, but not in the root, because it is a parent of every module
+  // and not an attention module. Other modules may have a learned scalar of the same name.
   [[nodiscard]] std::optional<std::size_t> of_attention(std::string_view stem) const {
     for (const std::string_view module : {stem, around(stem)}) {
       if (module.empty() && !stem.empty()) break;
@@ -116,7 +117,7 @@ class Owners {
     return at == by_name_.end() ? std::nullopt : std::optional(at->second);
   }
 
-  // The first below the module, or else below the one around it.
+  // Returns the first quantized tensor below the module, or below the nearest parent that has one.
   [[nodiscard]] std::optional<std::size_t> nearest(std::string_view stem) const {
     while (true) {
       const auto at = by_name_.lower_bound(stem);
@@ -127,15 +128,15 @@ class Owners {
   }
 
   std::map<std::string, std::size_t, std::less<>> by_name_;
-  std::map<std::string, std::size_t, std::less<>> by_module_;  // the first of each
+  std::map<std::string, std::size_t, std::less<>> by_module_;  // the first tensor of each module
 };
 
-// A model may have learned factors of this name for each head: they are not cast, and stay.
+// Returns true if the tensor may contain learned factors of the model, one per attention head.
 bool may_be_learned(const Row& row, const TensorInfo& tensor) {
   return row.place == Place::attention && !is_fp8(tensor) && tensor.shape.numel() != 1u;
 }
 
-// The markers of the header's metadata, by module; empty for a text that is not such JSON.
+// Returns the markers of the header's metadata by module; an empty map if the JSON is invalid.
 std::map<std::string, std::string, std::less<>> markers_in_metadata(const TensorTable& table) {
   std::map<std::string, std::string, std::less<>> markers;
   const std::string_view text = table.metadata(layers_metadata_key);
@@ -150,7 +151,7 @@ std::map<std::string, std::string, std::less<>> markers_in_metadata(const Tensor
   return markers;
 }
 
-// Returns whether a marker asks for no more than codes and their scales.
+// Returns true if the marker requires nothing besides the codes and their scales.
 bool is_plainly(std::string_view marker, const TensorInfo& codes, std::string_view encoding,
                 std::string& format) {
   constexpr std::array<std::pair<std::string_view, Dtype>, 3> plain = {

@@ -1,5 +1,5 @@
-// The one table of what goes with codes besides their scales: markers that programs know an
-// encoding by, scales and zero points of activations and of a server's cache.
+// Recognises the companions of codes other than scales: markers that name an encoding, and scales
+// and zero points of activations and of a server's cache. Only this module lists their names.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 
 namespace loadstone {
 
-// ComfyUI's text in the header's metadata: {"layers": {module: marker}}. Its programs prefer it to
-// the tensors "module.comfy_quant", which contain the same markers.
+// Key of ComfyUI's JSON in the header's metadata: {"layers": {module: marker}}. ComfyUI prefers it
+// to the tensors "module.comfy_quant", which contain the same markers.
 inline constexpr std::string_view layers_metadata_key = "_quantization_metadata";
 
-// Returns whether the last part of the name is in the table.
+// Returns true if the last part of the name is that of a companion.
 [[nodiscard]] bool is_companion_name(std::string_view name);
-// Returns whether it is one of a single module, such as "P.input_scale" of "P.weight".
+// Returns true for a companion of a single module, such as "P.input_scale" of "P.weight".
 [[nodiscard]] bool is_module_companion(std::string_view name);
 
-// The kind of values that a companion with this name scales. Markers scale none.
+// The kind of values that a companion with this name scales: none if it is a marker.
 enum class ScalesOf : std::uint8_t { none, activations, cache };
 [[nodiscard]] ScalesOf scales_of(std::string_view name);
 
-// Adds each companion to `unneeded` of its quantized tensor, and marks it. A companion above
-// modules belongs to the nearest of them.
+// Adds each companion to `unneeded` of its quantized tensor, and sets its element of `marks`. A
+// companion that belongs to no single module goes to the nearest quantized tensor.
 void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
                        std::vector<bool>& marks);
 
-// Rejects tensors whose marker names another encoding than their names and shapes suggest: rotated
-// columns and scales in another order look the same. Reads markers that are tensors.
+// Rejects tensors whose marker names a different encoding than their names and shapes suggest: for
+// example, rotated columns cannot be recognised by shape. Reads the marker tensors.
 void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found);
 
 }  // namespace loadstone

@@ -17,7 +17,7 @@ const DecodeKernel* find_decode_kernel(std::string_view name) noexcept {
   return nullptr;
 }
 
-// Bytes for one value; constant, except in streams of bits.
+// Adds up the bytes that the first value needs. Overridden by layouts in which values differ.
 std::uint64_t Decoder::bytes_of_one() const noexcept {
   std::uint64_t bytes = 0;
   for (std::size_t part = 0; part < parts_max; ++part) bytes += part_bytes(part, 0, 1).size();
@@ -52,7 +52,7 @@ std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const
     return Problem{"the kernel does not give this dtype", std::string(name(dtype)),
                    "F32, BF16 or F16"};
   }
-  // Kernels multiply the number of elements by sizes of 8 bytes at most.
+  // Kernels multiply the number of elements by sizes of up to 8 bytes, which must not overflow.
   if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
     return Problem{"the kernel cannot decode as many elements", shape.text()};
   }

@@ -1,5 +1,5 @@
-// Decodes components of a quantized tensor to values, with the bits of the libraries that wrote
-// them: docs/plan-json.md specifies the tensors and the order of rounding of each kernel.
+// Decodes the components of a quantized tensor to values with the same bits as the library that
+// wrote them. docs/plan-json.md specifies each kernel's tensors and order of rounding.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@
 
 namespace loadstone {
 
-// An input of a kernel: first the codes, then scales, then everything else.
+// A component that a kernel decodes. The order is: the codes, then scales, then everything else.
 struct DecodePart {
   Encoding encoding = Dtype::u8;
   Shape shape;
 };
 
-// A kernel prepared for one quantized tensor, with elements in row-major order. Immutable, so
-// thread-safe. Ranges of elements are not empty.
+// A kernel that is prepared for one quantized tensor. Elements are numbered in row-major order, and
+// ranges of elements are not empty. Immutable and therefore thread-safe.
 class Decoder {
  public:
   static constexpr std::size_t parts_max = 6;
@@ -34,13 +34,14 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
   virtual ~Decoder() = default;
 
-  // Bytes of a component that the elements [begin, end) need; empty for an absent component.
+  // Returns the range of bytes of a component that the elements [begin, end) need; an empty range
+  // if the component is absent.
   [[nodiscard]] virtual ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                              std::uint64_t end) const noexcept = 0;
-  // The most bytes, of all parts together, that one number needs.
+  // Returns the largest number of bytes, in all components together, that one value needs.
   [[nodiscard]] virtual std::uint64_t bytes_of_one() const noexcept;
-  // Writes the elements [begin, end). `parts` contain the bytes of part_bytes(). The division into
-  // ranges does not change the bytes.
+  // Writes the elements [begin, end). `parts` contain the bytes of part_bytes(). The result does
+  // not depend on how the elements are divided into ranges.
   virtual void decode(std::uint64_t begin, std::uint64_t end,
                       std::span<const std::byte* const> parts,
                       std::byte* target) const noexcept = 0;
@@ -60,37 +61,38 @@ struct PreparedDecoder {
   }
 };
 
-// The least memory in which a reader can decode: for one value with its components.
+// Returns the least memory that a reader needs to decode: enough for one value and its components.
 [[nodiscard]] std::uint64_t decoding_bytes_least(const PreparedDecoder& form) noexcept;
 
-// The inputs of a kernel, and the tensor to make.
+// The arguments of DecodeKernel::prepare: the components, and the tensor to decode to.
 struct DecodeRequest {
   std::span<const DecodePart> parts;
   const Shape& shape;        // of the decoded tensor
   Dtype dtype;               // of the decoded tensor
-  float offset;              // added to nested scales; otherwise 0
-  std::uint64_t group_size;  // values per scale; 0: determined by shapes
+  float offset;              // added to nested scales; 0 for kernels without nested scales
+  std::uint64_t group_size;  // values per scale; 0 if the shapes determine it
 };
 
-// `prepare` sets the decoder or returns the problem. The dtype is F32, F16 or BF16, or any dtype if
-// it `makes_bytes`; the number of elements is positive and does not overflow.
+// `prepare` sets the decoder or returns the problem. The requested dtype is F32, F16 or BF16, or
+// any dtype if `makes_bytes`. The number of elements is positive and does not overflow.
 struct DecodeKernel {
   std::string_view name;
   std::optional<Problem> (*prepare)(const DecodeRequest& request, PreparedDecoder& form);
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
-  // Bound for values rounded to the nearest code, without zero points. Null: unknown.
+  // Error bound of values that the encoder rounded to the nearest code. Does not apply with zero
+  // points. Null if the bound is unknown.
   const ErrorBound* error = nullptr;
-  // Names of the sources, the data first. None: "scale" and "scale_2".
+  // Names of the components, the codes first. If empty, the others are "scale" and "scale_2".
   std::span<const std::string_view> components{};
-  // A block of zeros has the scale 0. Else every scale is above zero.
+  // True if the scale of a block of zeros is 0. Otherwise every scale is above zero.
   bool has_zero_scales = false;
-  // Scales in U8 are codes of a table. Else they are powers of two.
+  // True if U8 scales are indices into a table. Otherwise they are powers of two.
   bool has_table_scales = false;
-  // Scales are divided by the third component, and not multiplied with it.
+  // True if the third component divides the scales. Otherwise it multiplies them.
   bool divides_by_outer = false;
-  // The data may have any dtype, whose values are meaningless.
+  // True if the data may have any dtype, because it is only a container of bytes.
   bool packs_any_dtype = false;
 };
 
@@ -103,8 +105,8 @@ struct DecodeKernel {
                                                       PreparedDecoder& form,
                                                       std::uint64_t group_size = 0);
 
-// Writes the elements [begin, end) to `target`. `parts` contain the bytes of part_bytes(), null for
-// absent components. Thread-safe.
+// Writes the elements [begin, end) to `target`. `parts` contain the bytes of part_bytes(), and null
+// for absent components. Thread-safe.
 inline void decode(const PreparedDecoder& form, std::uint64_t begin, std::uint64_t end,
                    std::span<const std::byte* const> parts, std::byte* target) noexcept {
   form.decoder->decode(begin, end, parts, target);

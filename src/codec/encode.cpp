@@ -83,7 +83,6 @@ Shape shape_in_file(ComponentShape in_file, const Shape& shape) {
   return Shape(std::move(extents));
 }
 
-// Declared in kernels/quantize.h, and defined here because it needs the table of encodings.
 std::optional<Problem> prepare_quantization(const Quantization& quantization, const Shape& shape,
                                             Dtype dtype, QuantizedLayout& form) {
   form = {};

@@ -1,6 +1,6 @@
-// The writing half of codecs: one descriptor per encoding, with the layout of components, their
-// names in files and their description in configs. No other code compares names of written
-// encodings.
+// Describes the encodings that loadstone writes. Each has one descriptor, with the layout of its
+// components, their names in files and their description in configs. No other code depends on the
+// name of a written encoding.
 #pragma once
 
 #include <array>
@@ -21,31 +21,31 @@
 
 namespace loadstone {
 
-// The naming style of components in files.
+// The library or format whose component names files use.
 enum class NamingStyle : std::uint8_t {
   unified,     // ModelOpt's exports
   compressed,  // compressed-tensors
   bnb,
-  gguf  // GGUF: the tensor's own name, and a block format for its encoding
+  gguf  // GGUF: one tensor with its own name, and a block format as its encoding
 };
 
-// The shape of a component in a style.
+// Change of the shape of a component from the encoder's shape to that in files.
 enum class ComponentShape : std::uint8_t {
-  same,      // as the encoder has it
-  flat,      // [rows] in place of [rows, 1]
-  column,    // [rows, 1] in place of [rows]
-  one,       // [1] in place of []
-  blocks_4d  // [a, 1, b, 1] in place of [a, b]: ModelOpt's blocks in two dims
+  same,      // unchanged
+  flat,      // [rows] instead of [rows, 1]
+  column,    // [rows, 1] instead of [rows]
+  one,       // [1] instead of []
+  blocks_4d  // [a, 1, b, 1] instead of [a, b], as ModelOpt writes two-dimensional blocks
 };
 
 struct ComponentName {
-  std::string_view component;  // "data", "scale": one of QuantizedLayout::parts
-  std::string_view suffix;     // after the module's name and a dot
+  std::string_view component;  // such as "data" or "scale": one of QuantizedLayout::parts
+  std::string_view suffix;     // follows the module's name and a dot
   ComponentShape shape = ComponentShape::same;
   bool is_inverted = false;  // files store the reciprocal
 };
 
-// A tensor next to the components whose bytes do not depend on values.
+// An additional tensor whose bytes do not depend on the values.
 struct ConstantComponent {
   std::string suffix;
   Shape shape;
@@ -53,81 +53,84 @@ struct ConstantComponent {
   std::shared_ptr<const std::vector<std::byte>> bytes;
 };
 
-// The detail of ModelOpt's section in addition to the algorithm's name. Without calibration nothing
-// is known about activations: ModelOpt's "FP8" means FP8 weights with or without quantized
-// activations.
+// Parts that ModelOpt's config section describes in addition to the algorithm. Without calibration,
+// nothing is known about activations: ModelOpt uses "FP8" for FP8 weights both with and without
+// quantized activations.
 enum class Described : std::uint8_t { nothing, weights, weights_and_activations };
 
-// Members of ModelOpt's sections.
+// Fields of ModelOpt's config sections.
 struct UnifiedConfig {
   std::string_view algorithm;
   Described described = Described::nothing;
-  unsigned group_size = 0;  // 0: not written
+  unsigned group_size = 0;  // 0 if the config must not contain it
   std::string_view strategy{};
   bool is_awq = false;
-  bool has_groups = false;  // write "config_groups" if it is the only encoding
+  bool has_groups = false;  // true to write "config_groups" if this is the only encoding
 };
 
-// Members of compressed-tensors' section.
+// Fields of compressed-tensors' config section.
 struct CompressedConfig {
   std::string_view format;
   std::string_view strategy;
-  // The strategy of activations, which servers quantize at run time; empty: not quantized.
+  // The strategy with which servers quantize activations at run time. Empty if they do not.
   std::string_view activations;
   unsigned group_size = 0;
   std::string_view scale_dtype{};
 };
 
-// Variants of the bytes, the default first. ModelOpt's: with one rounding, and of compressed
-// models.
+// Variants of the bytes of ModelOpt's encodings, the default first: "exact" rounds once, and
+// "modelopt-compat" has the bytes of models that ModelOpt compressed.
 inline constexpr std::array<std::string_view, 2> scaled_dialects = {"exact", "modelopt-compat"};
 
-// An encoding that loadstone can write. Only constants of a family; immutable.
+// An encoding that loadstone can write. All instances are constants of the families.
 struct WrittenEncoding {
   std::string_view name;
-  QuantizeKind kind;           // of the kernels that encode its windows
-  unsigned bits;               // of a code
-  std::string_view code_type;  // "float" or "int", for configs
-  std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
-  // Sets dialect, geometry and components of a form with kind, dtype and number of elements, or
-  // returns the problem. The dialect is empty or one of `dialects`.
+  QuantizeKind kind;           // selects the kernels that encode its windows
+  unsigned bits;               // bits per code
+  std::string_view code_type;  // "float" or "int" in configs
+  std::string_view kernel;     // name of the DecodeKernel that decodes the components in this order
+  // Sets dialect, shape and components of `form`, whose kind, dtype and number of elements are set,
+  // or returns the problem. The quantization's dialect is empty or one of `dialects`.
   std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
                                     QuantizedLayout& form);
 
-  // The component names in each naming style. Empty: the style cannot store this encoding.
+  // The component names in each naming style. Empty if the style cannot store this encoding.
   std::span<const ComponentName> unified_names{};
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};
   std::span<const ComponentName> gguf_names{};
-  // Makes the other tensors of a weight with this shape and dtype in files. Null: none.
+  // Returns the additional tensors of a weight with this shape and dtype. Null if a weight has no
+  // additional tensors.
   std::vector<ConstantComponent> (*constants)(const Quantization& quantization, const Shape& shape,
                                               Dtype dtype) = nullptr;
 
   UnifiedConfig unified{};
   CompressedConfig compressed{};
-  // transformers decodes single experts in the style of compressed-tensors before it joins them.
+  // True if transformers decodes experts in compressed-tensors' style one by one, before it joins
+  // them.
   bool decodes_experts = false;
 
   std::span<const std::string_view> dialects = scaled_dialects;
-  // The dialect of files that ModelOpt exports, which is not always that of a compressed model.
-  // Empty: its files have the bytes of "exact".
+  // The dialect of files that ModelOpt exports, which may differ from that of compressed models.
+  // Empty if exported files have the bytes of "exact".
   std::string_view exported_dialect{};
-  // The dialect for values that a load sends to CUDA devices, if none is specified: the library's
-  // bytes on such devices. Empty: the first.
+  // The default dialect of values that a load sends to CUDA devices: the bytes that the library
+  // writes on these devices. Empty if it is the first dialect.
   std::string_view cuda_dialect{};
-  bool takes_block_size = false;  // users may choose Quantization::block_size
-  bool needs_importance = false;  // `prepare` refuses a Quantization without one
-  // Servers need rows of whole blocks, although a kernel may accept others.
+  bool takes_block_size = false;  // true if users may set Quantization::block_size
+  bool needs_importance = false;  // true if `prepare` rejects a Quantization without an importance
+  // Rows must be multiples of this, because servers need whole blocks even if a kernel does not.
   std::uint64_t row_block = 1;
-  // Shapes of some weights fit another encoding as well. Null: of none. A conversion writes the
-  // encoding's name under `metadata_key` of the header's metadata then.
+  // Returns true for shapes with which a weight could also be read as a different encoding. For
+  // these shapes, a conversion writes the encoding's name under `metadata_key` of the header's
+  // metadata. Null if no shape is ambiguous.
   bool (*is_ambiguous)(const Shape& shape) noexcept = nullptr;
   std::string_view metadata_key{};
 
   [[nodiscard]] std::span<const ComponentName> names(NamingStyle style) const noexcept;
-  // bitsandbytes' encodings have its names, its config and no others.
+  // True for encodings with bitsandbytes' component names and config, which exclude other styles.
   [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
-  // The data is blocks, whose format is QuantizedLayout::block; GGUF files alone hold them.
+  // True if the data are blocks of the format QuantizedLayout::block, which only GGUF files store.
   [[nodiscard]] bool is_gguf() const noexcept { return !gguf_names.empty(); }
 };
 
@@ -135,7 +138,7 @@ struct WrittenEncoding {
 [[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
                                                           const Shape& shape, Dtype dtype,
                                                           QuantizedLayout& form);
-// Returns true if the group's largest magnitude is this tensor's.
+// Returns true if the scale depends on the largest magnitude of the tensor's group.
 [[nodiscard]] inline bool shares_scale(const Quantization& quantization,
                                        const QuantizedLayout& form) noexcept {
   return form.needs_amax && !quantization.group.empty();
@@ -143,11 +146,11 @@ struct WrittenEncoding {
 
 // Returns null for an unknown name.
 [[nodiscard]] const WrittenEncoding* find_written_encoding(std::string_view name) noexcept;
-// Requires a prepared quantization; Error "internal" for others.
+// `quantization` must be prepared. Otherwise throws Error "internal".
 [[nodiscard]] const WrittenEncoding& written_encoding(const Quantization& quantization);
-// All of them, in the order of families.
+// Returns all written encodings, in the order of families.
 [[nodiscard]] std::vector<const WrittenEncoding*> written_encodings();
-// "nf4", "fp4", "int8", "fp8" ...
+// Returns the names of the written encodings, such as "nf4", "int8" and "fp8".
 [[nodiscard]] std::vector<std::string> written_encoding_names();
 
 // Returns null if the style has no such component.

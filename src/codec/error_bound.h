@@ -1,6 +1,6 @@
-// Bounds on the distance of a value from its decoded code. Nothing here is measured or tuned: all
-// bounds follow from the codes and the rounding of scales, for encoders that choose the nearest
-// code. They apply to every value; the root mean square error of ordinary weights is 2 to 5 times
+// Bounds on the distance of a value from its decoded code. No bound is measured or tuned: all
+// follow from the codes and the rounding of scales, for encoders that choose the nearest code. They
+// apply to every single value; the root mean square error of ordinary weights is 2 to 5 times
 // smaller.
 #pragma once
 
@@ -12,19 +12,19 @@
 
 namespace loadstone {
 
-// |value - decoded| <= relative * |value| + of_reach * reach + of_outer * outer + constant.
-// `reach` is the magnitude of the largest code with the value's scale. If scales are codes
-// themselves, `outer` is that of the largest code with the largest code of a scale. Both are
-// decoded from stored scales, with all codes replaced by `top_code`, and by `top_scale`: so they
-// are exact for partly read blocks, shared scales and scales of scales. A wrong scale is still
-// detected: a factor k adds |k - 1| * |value| to the error, and multiplies only of_reach * reach in
-// the bound, a small part of it.
+// |value - decoded| <= relative * |value| + of_reach * reach + of_outer * outer + constant. `reach`
+// is the decoded magnitude of the largest code with the value's scale. `outer`, if scales are codes
+// themselves, is the decoded magnitude of the largest code with the largest code of a scale. Both
+// are computed by decoding the stored scales with all codes replaced by `top_code`, and scale codes
+// by `top_scale`. So they are exact even for partly read blocks, shared scales and nested scales.
+// The bound still detects a wrong scale: a factor k adds |k - 1| * |value| to the error, but
+// multiplies only of_reach * reach in the bound, which is a small part of it.
 struct ErrorBound {
   double relative = 0;
   double of_reach = 0;
   double of_outer = 0;
   double constant = 0;
-  // Dtype of the data with this bound; U8: codes of 4 bits, in bytes of any dtype.
+  // Dtype of the data. U8 means 4-bit codes, stored as bytes in any dtype.
   Dtype data = Dtype::u8;
   std::byte top_code{};
   std::byte top_scale{};
@@ -39,13 +39,13 @@ constexpr double power_of_two(int exponent) noexcept {
   return value;
 }
 
-// ModelOpt rounds quotients to BF16 before it encodes them (2^-9 of the value), and its export
-// rounds a scale again (2^-8).
+// Allowance for intermediate rounding: ModelOpt rounds quotients to BF16 before it encodes them
+// (2^-9 of the value), and its export rounds a scale again (2^-8).
 inline constexpr double rounded_on_the_way = power_of_two(-7);
 
-// Floats are at most half a step from the nearest: 2^-p of the value with p digits, and half the
-// smallest among subnormals. Expressed as a part of the largest, whose digits are all ones; one
-// less if that code is NaN.
+// Returns the bound of floats, which are at most half a step from the value: 2^-p of the value for
+// p digits, and half of the smallest code among subnormals. The latter is expressed as a fraction
+// of the largest code, whose digits are all ones, or one less if that code is NaN.
 constexpr ErrorBound of_floats(Dtype dtype, std::byte top_code, Dtype data) noexcept {
   const FloatFormat format = dtype_info(dtype).format;
   const double last = power_of_two(1 - format.digits);
@@ -57,15 +57,16 @@ constexpr ErrorBound of_floats(Dtype dtype, std::byte top_code, Dtype data) noex
           .top_code = top_code};
 }
 
-// Integers up to `most` are half a step of 1 from their neighbours.
+// Returns the bound of the integers up to `most`: half a step of 1.
 constexpr ErrorBound of_integers(unsigned most, std::byte top_code, Dtype data) noexcept {
   return {
       .relative = rounded_on_the_way, .of_reach = 0.5 / most, .data = data, .top_code = top_code};
 }
 
-// Codes of a table whose largest magnitude is 1. Near zero, up to a quarter of the reach, the bound
-// is half of the widest gap. Beyond, what half of a gap has more than this is a part of the number:
-// the largest one in the middle of the gap, where the error is.
+// Returns the bound of a table of values whose largest magnitude is 1. Up to a quarter of the
+// reach, the bound is half of the widest gap. For a wider gap further out, the excess is expressed
+// as a fraction of the value: the largest excess is in the middle of the gap, where the error is
+// largest.
 template <std::size_t count>
 constexpr ErrorBound of_table(std::array<float, count> values, std::byte top_code) noexcept {
   std::ranges::sort(values);
@@ -85,15 +86,15 @@ constexpr ErrorBound of_table(std::array<float, count> values, std::byte top_cod
   return {.relative = relative + rounded_on_the_way, .of_reach = near_zero, .top_code = top_code};
 }
 
-// Values of up to `over` times the reach still get the largest code. The error of the largest is
-// then over - 1 of the reach.
+// Extends a bound to encoders that give values of up to `over` times the reach the largest code.
+// The error of the largest such value is (over - 1) * reach.
 constexpr ErrorBound clamped(ErrorBound bound, double over) noexcept {
   bound.relative = std::max(bound.relative, (over - 1 - bound.of_reach) / over);
   return bound;
 }
 
-// Scales are quantized too: a stored scale can differ by `off` of the largest scale from the one
-// that divided the values, and their range by the same share of `outer`.
+// Extends a bound to quantized scales. A stored scale can differ by `off` times the largest scale
+// from the scale that divided the values, and their range by the same fraction of `outer`.
 constexpr ErrorBound with_scale_codes(ErrorBound bound, double off, std::byte top_scale) noexcept {
   bound.of_outer = (1 + bound.of_reach) * off;
   bound.top_scale = top_scale;

@@ -5,13 +5,13 @@
 
 namespace loadstone {
 
-// Each is defined in the folder of its name.
+// Each family is defined in the folder of its name.
 extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_family, fp8_family,
     int8_family, int4_family, fp4_family, gguf_family;
 
 namespace {
 
-// The order of recognition.
+// Families in the order in which recognition tries them.
 constexpr std::array all = {&unknown_family, &gptq_family, &awq_family,  &packed_family,
                             &bnb_family,     &fp8_family,  &int8_family, &int4_family,
                             &fp4_family,     &gguf_family};
@@ -19,7 +19,8 @@ constexpr std::array all = {&unknown_family, &gptq_family, &awq_family,  &packed
 constexpr std::array<std::string_view, 5> shared = {"compressed-tensors", "fbgemm_fp8", "fp8",
                                                     "modelopt", "mxfp4"};
 
-// Other names of these methods, and methods that store codes as one of these does.
+// Methods whose layouts the families read too: other names of the methods above, and methods that
+// store codes in the same way.
 constexpr std::array<std::string_view, 14> borrowed = {
     "auto-round", "auto_round",   "intel/auto-round", "awq_marlin", "gptq_marlin",
     "gptqmodel",  "modelopt_fp4", "modelopt_mixed",   "nvfp4",      "petit_nvfp4",

@@ -1,5 +1,5 @@
-// Families of encodings, each in a separate folder: the only list of them. No other code depends on
-// the name of an encoding, for reading or writing.
+// The list of families of encodings. Each family has its own folder. No other code depends on the
+// name of an encoding, neither to read nor to write it.
 #pragma once
 
 #include <cstdint>
@@ -14,48 +14,49 @@
 
 namespace loadstone {
 
-// Encodings that are recognised by the same names of tensors.
+// Encodings that are recognised by the same tensor names.
 struct Family {
-  // They decode the family; their names are those in plans.
+  // Kernels that decode the family. Plans contain their names.
   std::span<const DecodeKernel> kernels;
-  // Returns the quantized tensor whose data (or, if that is missing, other component) this tensor
-  // is: with a decoding or with a defect; nullopt if it does not belong to this family. Families
-  // are tried in order, and the first that recognises a tensor gets it. Null: recognised by dtypes
-  // alone.
+  // If this tensor is the data of a quantized tensor of the family, or another component whose data
+  // is missing, returns the quantized tensor with a decoding or a defect. Otherwise returns
+  // nullopt. The first family that recognises a tensor gets it. Null if dtypes alone identify the
+  // family.
   std::optional<QuantizedTensor> (*recognise)(const TensorTable& table,
                                               std::uint32_t tensor) = nullptr;
-  // Supports or rejects zero points and orders of columns itself. For other families a tensor with
-  // such companions is not decoded.
+  // True if the family handles zero points and column orders itself. For other families, a tensor
+  // with such companions is rejected.
   bool reads_all = false;
-  // Values of QuantizedTensor::encoding that can be decoded.
+  // Values of QuantizedTensor::encoding that the family can decode.
   std::span<const std::string_view> encodings{};
-  // Suffixes of tables next to the data, needed by a kernel or not.
+  // Suffixes of tables that are stored with the data, even if no kernel needs them.
   std::span<const std::string_view> tables{};
-  // Encodings that loadstone writes.
+  // Encodings of the family that loadstone writes.
   std::span<const WrittenEncoding> written{};
-  // The `quant_method` of configs that these layouts belong to; empty: several have them.
+  // The config's `quant_method` for these layouts. Empty if several methods use them.
   std::string_view method{};
-  // Its library stores weights of Conv1D layers as those of nn.Linear: see catalog/conv1d.h.
+  // True if the library stores weights of Conv1D layers like those of nn.Linear, see
+  // catalog/conv1d.h.
   bool stores_conv1d_transposed = false;
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;
 
-// Methods whose layouts several families read.
+// Returns the methods whose layouts several families read.
 [[nodiscard]] std::span<const std::string_view> shared_methods() noexcept;
 
-// Returns true if a family belongs to the method. Returns false for other programs' names: their
-// codes may belong to any family.
+// Returns true if the method is that of a family or a shared method. Returns false for names of
+// other programs, whose codes may belong to any family.
 [[nodiscard]] bool is_own_method(std::string_view method) noexcept;
 
-// The format of packed integers in the configs of compressed-tensors.
+// The format of packed integers in compressed-tensors' configs.
 inline constexpr std::string_view packed_format = "pack-quantized";
 
 // Returns true for a format of compressed-tensors that a family reads.
 [[nodiscard]] bool is_compressed_format(std::string_view format) noexcept;
 
-// Returns true if a config's `quant_method` means layouts that the families read. Other methods may
-// pack their codes differently under the same names and shapes.
+// Returns true if the families read the layouts of a config's `quant_method`. An unknown method may
+// pack its codes differently under the same names and shapes.
 [[nodiscard]] bool has_known_layouts(std::string_view method) noexcept;
 
 }  // namespace loadstone

@@ -136,7 +136,7 @@ void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::str
   }
   std::vector<std::string> sources;
   for (const std::uint32_t source : decoding.sources) sources.push_back(table[source].name);
-  std::ranges::rotate(sources, sources.begin() + 1);  // the scales first: they are the misfit
+  std::ranges::rotate(sources, sources.begin() + 1);  // names the scales first: they do not fit
   refuse(quantized, "q.scale_shape", "cannot be decoded: " + problem->message, std::move(sources),
          problem->found, problem->expected);
 }

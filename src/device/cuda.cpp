@@ -33,10 +33,10 @@ int ordinal_of(std::string_view device) {
 struct Lane {
   CUstream stream = nullptr;
   CUevent event = nullptr;
-  bool is_busy = false;  // has copies that were not waited for
+  bool is_busy = false;  // has copies that wait() has not waited for
 };
 
-// One device of the driver: its primary context, and streams in it.
+// A CUDA device: its primary context, and one stream per lane.
 class Context {
  public:
   Context(const CudaDriver& driver, std::string_view device) : driver_(driver), name_(device) {
@@ -62,7 +62,7 @@ class Context {
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
-  // Calls the driver with this context as the thread's current one.
+  // Makes this context current on the calling thread, and calls the driver.
   template <typename Call>
   void call(const char* function, const Call& call) {
     driver_.check(driver_.cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent", name_);
@@ -90,7 +90,7 @@ class Context {
     }
     return known->second = made;
   }
-  // Null: nothing was copied in it.
+  // Returns null if nothing was copied in this lane.
   Lane* known_lane(unsigned number) {
     const std::lock_guard lock(mutex_);
     const auto known = lanes_.find(number);
@@ -103,7 +103,7 @@ class Context {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   std::mutex mutex_;
-  std::map<unsigned, Lane> lanes_;  // guarded by mutex_; a lane's members belong to its thread
+  std::map<unsigned, Lane> lanes_;  // guarded by mutex_, except members, which one thread uses
 };
 
 class Cuda final : public Device {
@@ -127,7 +127,7 @@ class Cuda final : public Device {
         context->call("cuMemFreeHost", [&] { return driver_.cuMemFreeHost(memory); });
         return;
       } catch (const std::exception&) {
-        // A device that is lost: the memory is every context's.
+        // This device may be lost. Any context can free the memory, so the next one tries.
       }
     }
   }
@@ -157,7 +157,7 @@ class Cuda final : public Device {
     }
   }
 
-  // Waits for all devices even if one fails: the sources are freed afterwards.
+  // Waits for all devices even if one fails, because the caller frees the sources afterwards.
   void wait(unsigned number) override {
     std::exception_ptr failure;
     for (Context* const context : contexts()) {
@@ -191,14 +191,14 @@ class Cuda final : public Device {
 
   struct Joined {
     std::vector<DeviceCopy> copies;
-    std::vector<std::size_t> first;  // index of the first copy joined into each
+    std::vector<std::size_t> first;  // for each joined copy, the index of its first copy
   };
 
-  // Joins copies that are adjacent in both memories, within one allocation: the driver rejects
-  // copies that cross into the next one.
+  // Joins copies that are adjacent in both source and target. Does not join across the end of a
+  // device allocation, because the driver rejects such copies.
   Joined join(Context& context, std::span<const DeviceCopy> copies) {
     Joined joined;
-    CUdeviceptr allocation_end = 0;  // of the last copy's allocation; 0: not queried
+    CUdeviceptr allocation_end = 0;  // end of the last copy's allocation; 0 if not yet queried
     for (std::size_t i = 0; i < copies.size(); ++i) {
       const auto& [to, from] = copies[i];
       if (i > 0) {
@@ -219,7 +219,7 @@ class Cuda final : public Device {
     return joined;
   }
 
-  // 0 if the driver does not report it.
+  // Returns 0 if the driver does not report the end.
   CUdeviceptr end_of_allocation(Context& context, const std::byte* memory) {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
@@ -231,7 +231,8 @@ class Cuda final : public Device {
     return begin + bytes;
   }
 
-  // Returns false if the driver has the function without support for it: no copy has started then.
+  // Returns false if the driver exports the function but does not support it. Then no copy has
+  // started.
   bool copy_batch(unsigned number, std::string_view device, std::span<const DeviceCopy> copies,
                   std::size_t& failed) {
     std::vector<CUdeviceptr> to(copies.size());

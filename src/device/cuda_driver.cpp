@@ -53,7 +53,7 @@ CUresult CudaDriver::copy_batch(std::span<CUdeviceptr> to, std::span<CUdeviceptr
     return cuMemcpyBatchAsync_v2(to.data(), from.data(), bytes.data(), to.size(), &attributes,
                                  &first, 1, stream);
   }
-  std::size_t found = SIZE_MAX;  // of no single copy
+  std::size_t found = SIZE_MAX;  // remains if the driver names no single copy
   const CUresult result = cuMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(),
                                              &attributes, &first, 1, &found, stream);
   if (result != cuda::success && found < to.size()) failed = found;

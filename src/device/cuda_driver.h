@@ -1,4 +1,4 @@
-// NVIDIA's driver interface: the functions that copies need, found in the library at run time.
+// Finds the functions of NVIDIA's driver that copies need, in its library at run time.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct CUevent_st;
 
 namespace loadstone {
 
-// Names, types and values are those of cuda.h; tests/device/abi compares all of them.
+// The names, types and values are those of cuda.h. tests/device/abi compares all of them.
 using CUcontext = ::CUctx_st*;
 using CUstream = ::CUstream_st*;
 using CUevent = ::CUevent_st*;
@@ -22,11 +22,11 @@ using CUdeviceptr = unsigned long long;
 using CUresult = int;
 
 struct CUmemLocation {
-  int type = 0;  // none: pinned memory and device memory have one location each
+  int type = 0;  // no hint: pinned memory and device memory have only one location
   int id = 0;
 };
 
-// Attributes of a batch's copies.
+// Attributes of the copies of a batch.
 struct CUmemcpyAttributes {
   int srcAccessOrder = 0;
   CUmemLocation srcLocHint{};
@@ -39,16 +39,16 @@ namespace cuda {
 inline constexpr CUresult success = 0;
 inline constexpr CUresult out_of_memory = 2;
 inline constexpr CUresult not_supported = 801;
-inline constexpr unsigned host_memory_portable = 1;  // pinned for all contexts
+inline constexpr unsigned host_memory_portable = 1;  // memory is pinned for all contexts
 inline constexpr unsigned stream_non_blocking = 1;   // does not wait for the default stream
-// The thread sleeps while it waits: readers want the processor. No time is measured.
+// A waiting thread sleeps, because readers need the CPU. Events record no time.
 inline constexpr unsigned event_flags = 1 | 2;
 inline constexpr int source_in_stream_order = 1;
 
 }  // namespace cuda
 
-// Required functions, by their exported names. cuda.h has macros that map plain names to the last
-// version.
+// The required functions, by their exported names. cuda.h instead has macros that map unversioned
+// names to the newest version.
 // clang-format off: one per line
 #define LOADSTONE_CUDA_FUNCTIONS(each)                                                             \
   each(cuInit) each(cuDeviceGet) each(cuDevicePrimaryCtxRetain) each(cuDevicePrimaryCtxRelease_v2) \
@@ -59,21 +59,21 @@ inline constexpr int source_in_stream_order = 1;
                       each(cuGetErrorName) each(cuGetErrorString)
 // clang-format on
 
-// Thread-safe, as the driver is.
+// Thread-safe, because the driver is.
 class CudaDriver {
  public:
-  // Throws Error "device.driver".
+  // Loads the library. Throws Error "device.driver".
   explicit CudaDriver(const std::string& library);
 
-  // Throws Error for a failed call: "device.driver" with the function, the driver's message and the
-  // device; "memory.host" and "memory.device" if memory ran out.
+  // Throws an Error if `result` is a failure: "memory.host" or "memory.device" if memory ran out,
+  // otherwise "device.driver" with the function, the driver's message and the device.
   void check(CUresult result, const char* function, std::string_view device) const;
 
   // Returns true if one call can start many copies.
   [[nodiscard]] bool has_batches() const noexcept {
     return cuMemcpyBatchAsync_v2 != nullptr || cuMemcpyBatchAsync != nullptr;
   }
-  // Begins copies from pinned memory, in any order. `failed`: as Device::copy_all() has it.
+  // Starts copies from pinned memory, in any order. `failed`: see Device::copy_all().
   [[nodiscard]] CUresult copy_batch(std::span<CUdeviceptr> to, std::span<CUdeviceptr> from,
                                     std::span<std::size_t> bytes, std::size_t& failed,
                                     CUstream stream) const;
@@ -98,7 +98,8 @@ class CudaDriver {
   CUresult (*cuMemcpyDtoH_v2)(void* to, CUdeviceptr from, std::size_t bytes);
   CUresult (*cuGetErrorName)(CUresult result, const char** name);
   CUresult (*cuGetErrorString)(CUresult result, const char** text);
-  // Null if the driver lacks them: from CUDA 13, and from 12.8, which reports the failed copy.
+  // Null if the driver lacks them. _v2 exists from CUDA 13 on, the other from 12.8 on; only the
+  // latter reports which copy failed.
   CUresult (*cuMemcpyBatchAsync_v2)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
                                     std::size_t count, CUmemcpyAttributes* attributes,
                                     std::size_t* first_of_attributes, std::size_t attribute_count,

@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// Rounded up.
+// Returns count / size, rounded up.
 constexpr std::uint64_t parts_of(std::uint64_t count, std::uint64_t size) noexcept {
   return count / size + (count % size != 0 ? 1u : 0u);
 }
@@ -21,7 +21,7 @@ const BnbPart* find(std::span<const BnbPart> parts, std::string_view name) noexc
   return part == parts.end() ? nullptr : &*part;
 }
 
-// The expected content of one component.
+// The dtype and size that one component must have.
 struct Rule {
   std::string_view part;
   Dtype dtype;
@@ -98,7 +98,7 @@ std::optional<BnbProblem> check_rules(std::initializer_list<Rule> rules,
 std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                   std::uint64_t block_size) noexcept {
   const auto elements = shape.numel();
-  // Leaves room to count 4 bytes per decoded element, too.
+  // The factor 8 ensures that 4 bytes per decoded element cannot overflow later.
   if (!elements || !checked_mul(*elements, 8)) return std::nullopt;
   BnbSizes sizes{.elements = *elements};
   if (encoding == BnbEncoding::int8) {

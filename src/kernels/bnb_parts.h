@@ -1,5 +1,5 @@
-// Components of a bitsandbytes weight, checked before any allocation: the same rules for files,
-// plans and tensors in memory.
+// Checks the components of a bitsandbytes weight before any allocation. Files, plans and tensors in
+// memory are checked by the same rules.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
   return {};
 }
 
-// Returns the codes of an encoding with blocks; nullopt for int8.
+// Returns the 4-bit code of an encoding; nullopt for int8.
 [[nodiscard]] constexpr std::optional<Bnb4Code> bnb4_code(BnbEncoding encoding) noexcept {
   switch (encoding) {
     case BnbEncoding::nf4:
@@ -41,7 +41,7 @@ enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
   return std::nullopt;
 }
 
-// Sizes of the parts, in elements of each.
+// Number of elements of the weight and of each component.
 struct BnbSizes {
   std::uint64_t elements = 0;  // of the weight
   std::uint64_t data = 0;
@@ -49,14 +49,14 @@ struct BnbSizes {
   std::uint64_t nested_absmax = 0;
 };
 
-// `name`: "data", "absmax", "code", "nested_absmax", "nested_code", "nested_offset".
+// `name` is "data", "absmax", "code", "nested_absmax", "nested_code" or "nested_offset".
 struct BnbPart {
   std::string name;
   Dtype dtype = Dtype::u8;
   Shape shape;
 };
 
-// A rule that is broken; `code` is an error's.
+// A violated rule. `code` is an error code.
 struct BnbProblem {
   std::string code;
   std::string part;
@@ -65,23 +65,25 @@ struct BnbProblem {
   std::string expected;
 };
 
-// nullopt if the sizes do not fit into 64 bits, and for int8 without rows.
+// Returns nullopt if the sizes overflow 64 bits, or if an int8 weight has fewer than 2 dimensions.
 [[nodiscard]] std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                                 std::uint64_t block_size) noexcept;
 
-// The statistics are nested if a component has a nested name. The tables ("code", "nested_code")
-// are optional. The packed data of nf4 and fp4 may have any dtype with the right number of bytes.
+// Checks the components of a weight. Scales are nested if a component has a nested name. The tables
+// ("code", "nested_code") are optional. The packed data of nf4 and fp4 may have any dtype with the
+// right number of bytes.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_parts(BnbEncoding encoding, const Shape& shape,
                                                         std::uint64_t block_size,
                                                         std::span<const BnbPart> parts);
 
-// F32 that must be finite.
+// Checks that all `count` F32 scales are finite.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_scales(std::string_view part,
                                                          const std::byte* scales,
                                                          std::uint64_t count);
-// Requires the encoding's own 16 F32: decoders of bitsandbytes use no others.
+// Checks that the 16 F32 are the values of the encoding: bitsandbytes decodes with no other table.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values);
-// 256 F32 that scales were rounded to: finite, and ascending, as every encoder's are.
+// Checks that the 256 F32 values of nested scales are finite and ascending, as every encoder writes
+// them.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_nested_code(const std::byte* values);
 
 }  // namespace loadstone

@@ -38,7 +38,7 @@ void run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
   strided<source, target>(from, 1, to, 1, count);
 }
 
-// The same dtype, or another name for the same bytes.
+// Copies elements for a cast that does not change their bytes.
 template <std::size_t size>
 void copy_strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,
                   std::uint64_t target_stride, std::uint64_t count) noexcept {
@@ -100,7 +100,7 @@ constexpr Table make_table() {
   for (std::size_t i = 0; i < dtype_count; ++i) {
     table[i][i] = copy_of(element_bytes(static_cast<Dtype>(i)));
   }
-  // The pairs that most loads need, written with vectors.
+  // The casts that most loads need have vectorized versions.
   table[at(Dtype::bf16)][at(Dtype::f32)].run = simd::f32_from_bf16;
   table[at(Dtype::f16)][at(Dtype::f32)].run = simd::f32_from_f16;
   watch<simd::bf16_from_f32>(table[at(Dtype::f32)][at(Dtype::bf16)]);

@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cast_simd.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/vector_inl.h"
@@ -23,14 +23,14 @@ HWY_INLINE V bits_of_f8_e4m3(V byte) {
   const V magnitude = hn::And(byte, all(0x7f));
   const V sign = hn::ShiftLeft<24>(hn::And(byte, all(0x80)));
   const V shifted = hn::ShiftLeft<20>(magnitude);
-  const V base = all(121u << 23);  // as for f16: 2^-6
+  const V base = all(121u << 23);  // 2^-6, the smallest normal value
   V result = where_greater(all(8), magnitude, subtract_floats(hn::Add(shifted, base), base),
                            hn::Add(shifted, all(120u << 23)));
   result = where_greater(magnitude, all(0x7e), all(0x7ff00000), result);
   return hn::Or(result, sign);
 }
 
-// ---- one vector's worth of bytes as bits
+// ---- Reads one vector of elements, as the bits of F32
 
 struct ReadF32 {
   static constexpr std::size_t bytes = 4;
@@ -67,12 +67,12 @@ HWY_INLINE void convert_all(const std::byte* from, std::byte* to, std::uint64_t 
   }
 }
 
-// Also returns true if a value is too large for the target, or not finite.
+// Converts values. Returns true if one of them is too large for the target, or non-finite.
 template <class Read, class Write, Dtype source, Dtype target>
 HWY_INLINE bool convert_watched(const std::byte* from, std::byte* to, std::uint64_t count) {
   constexpr auto limit = static_cast<std::uint32_t>(overflow::first_beyond(Dtype::f32, target));
   const std::size_t lanes = hn::Lanes(U32());
-  const I32 signed_lanes;  // magnitudes have no sign
+  const I32 signed_lanes;  // safe for magnitudes, because their sign bit is 0
   auto most = hn::Zero(signed_lanes);
   std::uint64_t i = 0;
   for (; i + lanes <= count; i += lanes) {

@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/merge.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -17,7 +17,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F32 = hn::CappedTag<float, 16>;  // half a panel at most
+using F32 = hn::CappedTag<float, 16>;  // at most half a panel, because add_tile() uses two vectors
 using V = hn::Vec<F32>;
 
 void Scale(float* numbers, std::uint64_t count, float factor) {
@@ -43,7 +43,8 @@ void AddScaled(float* sum, const float* numbers, std::uint64_t count, float fact
   for (; i < count; ++i) sum[i] = sum[i] + factor * numbers[i];
 }
 
-// Two vectors of `rows` rows; `right` is of their first column, in its panel.
+// Adds the product to `rows` rows of two vectors each. `right` points to the first of their
+// columns in its panel.
 template <std::size_t rows>
 HWY_INLINE void add_tile(const ProductBlock& block, const float* left, const float* right,
                          float* sum) {
@@ -73,7 +74,7 @@ HWY_INLINE void add_tile(const ProductBlock& block, const float* left, const flo
   }
 }
 
-// Columns of a panel that fill no two vectors.
+// Adds the product to the columns of a panel that do not fill two vectors.
 void add_columns(const ProductBlock& block, const float* right, std::uint64_t begin,
                  std::uint64_t end, float* sum) {
   for (std::uint64_t r = 0; r < block.rows; ++r) {

@@ -1,11 +1,11 @@
-// The formats of NVIDIA ModelOpt, and the OCP's MX formats as ModelOpt writes them, in both
-// directions. docs/formats/modelopt.md specifies the bytes.
+// Encodes and decodes the formats of NVIDIA ModelOpt, and the OCP's MX formats as ModelOpt writes
+// them. docs/formats/modelopt.md specifies the bytes.
 //
-// Kernels for runs of values, and functions that prepare and divide whole tensors for them. All are
-// thread-safe and give the same bytes on every instruction set. Pointers need no alignment; input
-// and output must not overlap. Encoders return the index of the first non-finite value, or the
-// count: NaN has the code of 0 (that of NaN in F8_E4M3), infinities have that of the largest value,
-// and scales ignore both. Scales are finite and positive.
+// Declares kernels for runs of values, and functions that divide whole tensors into such runs. All
+// are thread-safe and give the same bytes on every instruction set. Pointers need no alignment;
+// input and output must not overlap. Encoders return the index of the first non-finite value, or
+// the count. They encode a NaN as 0 (as NaN in F8_E4M3) and an infinity as the largest value, and
+// ignore both in scales. Scales are finite and positive.
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,18 @@
 
 namespace loadstone {
 
-// ---- kernels: `source` is F32, F16 or BF16
+// ---- Kernels. `source` is F32, F16 or BF16
 
-// Updates `amax` with the largest finite magnitude.
+// Raises `amax` to the largest finite magnitude. Returns the index of the first non-finite value,
+// or `count`.
 std::uint64_t join_amax(Dtype source, const std::byte* numbers, std::uint64_t count,
                         float& amax) noexcept;
 
-// Values with one scale, encoded as F8_E4M3 or I8 of the quotient.
+// A run of values that share a scale. Encodes each quotient value / scale as F8_E4M3 or I8.
 struct ScaledRun {
   Dtype source = Dtype::f32;
   bool is_int8 = false;
-  bool rounds = false;  // the quotient to `source` first
+  bool rounds = false;  // true if the quotient is first rounded to `source`
   float scale = 1;
 };
 std::uint64_t encode_bytes(const ScaledRun& run, const std::byte* numbers, std::uint64_t count,
@@ -34,37 +35,41 @@ std::uint64_t encode_bytes(const ScaledRun& run, const std::byte* numbers, std::
 void decode_bytes(bool is_int8, float scale, const std::byte* data, std::uint64_t count,
                   Dtype target, std::byte* numbers) noexcept;
 
-// One row: (columns + 15) / 16 scales and 8 bytes of data for each, zeros after the last number.
+// Encodes one row: (columns + 15) / 16 scales, and 8 bytes of data per scale. Zeros follow the last
+// value.
 std::uint64_t encode_nvfp4(Dtype source, float scale_2, const std::byte* numbers,
                            std::uint64_t columns, std::byte* data, std::byte* scales) noexcept;
 
-// Whole blocks of 32. `is_rounded_log`: the exponent is that of ModelOpt's logarithm in F32.
+// Encodes whole blocks of 32. `is_rounded_log`: see mx_exponent().
 std::uint64_t encode_mxfp4(Dtype source, bool is_rounded_log, const std::byte* numbers,
                            std::uint64_t count, std::byte* data, std::byte* scales) noexcept;
-// One row: (columns + 31) / 32 scales.
+// Encodes one row: (columns + 31) / 32 scales. `is_rounded_log`: see mx_exponent().
 std::uint64_t encode_mxfp8(Dtype source, bool is_rounded_log, const std::byte* numbers,
                            std::uint64_t columns, std::byte* data, std::byte* scales) noexcept;
 
-// Whole blocks of 128. `rounds`: scales and products to `source`, which is the dtype of the scales
-// then; they are F32 else.
+// Encodes whole blocks of 128. If `rounds`, scales and products are rounded to `source`, and scales
+// are stored in this dtype. Otherwise scales are F32.
 std::uint64_t encode_int4(Dtype source, bool rounds, const std::byte* numbers, std::uint64_t count,
                           std::byte* data, std::byte* scales) noexcept;
-// Two rows of whole blocks of 128 each, and the scales of both, F32.
+// Encodes two rows, each of whole blocks of 128, and the F32 scales of both rows.
 std::uint64_t encode_int4_rows(Dtype source, const std::byte* numbers, std::uint64_t columns,
                                std::byte* data, std::byte* scales) noexcept;
 
-// E2M1, the first code low, times a scale; offset by 8, the first code high, by an inverse scale;
-// two's complement.
+// Encodings of 4-bit codes.
+// e2m1: value = code * scale; the first code of a byte is in the low bits.
+// offset: value = (code - 8) / inverse scale; the first code of a byte is in the high bits.
+// twos: value = code in two's complement * scale; only decode_int4_rows() supports it.
 enum class FourBit : std::uint8_t { e2m1, offset, twos };
-// Decodes the values [begin, end), which share a scale; `data` begins with the byte of `begin`.
-// Supports no twos.
+// Decodes the values [begin, end), which share a scale. `data` begins with the byte that contains
+// value `begin`. `type` must not be twos.
 void decode_four_bit(FourBit type, float scale, const std::byte* data, std::uint64_t begin,
                      std::uint64_t end, Dtype target, std::byte* numbers) noexcept;
-// Bytes of two rows, each with its scale.
+// Decodes `count` bytes, each with one value of two rows: `upper` scales the first row, `lower` the
+// second.
 void decode_int4_rows(float upper, float lower, const std::byte* data, std::uint64_t count,
                       Dtype target, std::byte* first, std::byte* second) noexcept;
 
-// ---- Whole tensors
+// ---- Whole tensors. See the functions of the same purpose in quantize.h
 
 void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept;

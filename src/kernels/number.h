@@ -1,13 +1,13 @@
-// The cast of one value to another dtype: torch's results on a CPU, bit for bit.
+// Casts one value to another dtype. The results equal torch's on a CPU in every bit.
 //
 // A value is read into a wide type (std::int64_t, std::uint64_t, float or double) and written from
-// it. Small floats go through float, as in torch, so f64 to f16 deliberately rounds twice.
+// it. As in torch, small floats go through float, so f64 to f16 deliberately rounds twice.
 //
-// Casts of floats to an integer that cannot represent them are undefined in C++, and torch's result
-// depends on the CPU and, for u32, on the position in the tensor. Here it is the scalar result on
-// x86-64: integers of up to 16 bits are truncated from 32, u32 from 64 bits. torch 2.13 on a CPU
-// with AVX-512 differs from that only in f64 to u8 outside the range of i32, in floats to u32
-// outside its range, and in the NaN of f8_e8m0 (0 there).
+// In C++, casts of floats to an integer that cannot represent them are undefined, and torch's
+// result depends on the CPU and, for u32, on the position in the tensor. loadstone gives torch's
+// scalar result on x86-64: integers of up to 16 bits are truncated from 32 bits, and u32 from 64
+// bits. With AVX-512, torch 2.13 differs from this only in f64 to u8 outside the range of i32, in
+// floats to u32 outside its range, and in f8_e8m0 to integers: there a NaN becomes 0.
 #pragma once
 
 #include <bit>
@@ -21,9 +21,9 @@
 
 namespace loadstone::number {
 
-// ---- floats as bits
+// ---- Floats as bits
 
-// Keeps the top `keep` bits of a 24-bit significand shifted right by `shift`, to nearest even.
+// Shifts `value` right by `shift` bits and rounds to nearest, ties to even.
 [[nodiscard]] constexpr std::uint32_t shift_to_nearest_even(std::uint32_t value,
                                                             unsigned shift) noexcept {
   if (shift >= 32) return 0;
@@ -33,8 +33,8 @@ namespace loadstone::number {
   return kept + (rest > half || (rest == half && (kept & 1u) != 0) ? 1u : 0u);
 }
 
-// The magnitude bits of a small float with `mantissa_bits` and exponent bias `bias`, for a finite
-// magnitude of f32; the caller handles overflow.
+// Converts a finite magnitude of f32 to the bits of a small float with `mantissa_bits` and exponent
+// bias `bias`. The caller handles overflow.
 template <unsigned mantissa_bits, unsigned bias>
 [[nodiscard]] constexpr std::uint32_t narrow(std::uint32_t magnitude) noexcept {
   constexpr unsigned cut = 23 - mantissa_bits;
@@ -53,7 +53,7 @@ template <unsigned mantissa_bits, unsigned bias>
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   std::uint32_t result = 0x7c00;
   if (magnitude > 0x7f800000u) {
-    result = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // NaN: quiet, the payload cut, as F16C does
+    result = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // a quiet NaN; cuts the payload like F16C
   } else if (magnitude < 0x47800000u) {
     result = narrow<10, 15>(magnitude);
   }
@@ -69,8 +69,8 @@ template <unsigned mantissa_bits, unsigned bias>
   return sign | std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
 }
 
-// torch has two results for a NaN: all ones if it converts vectors (from f32 and f64), the plain
-// quiet NaN if it converts single values (from all other dtypes).
+// The two NaNs of bf16 that torch writes: all ones if it converts vectors (from f32 and f64), and
+// 0x7fc0 if it converts single values (from all other dtypes).
 inline constexpr std::uint16_t bf16_nan_vector = 0xffff;
 inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
 
@@ -80,7 +80,7 @@ inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Saturates: infinities and larger values become the largest value.
+// Saturates: infinities and values that are too large become the largest value.
 [[nodiscard]] constexpr std::uint8_t f8_e4m3_from_f32(std::uint32_t bits) noexcept {
   const std::uint32_t sign = (bits >> 24) & 0x80u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -93,7 +93,7 @@ inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
   return static_cast<std::uint8_t>(sign | result);
 }
 
-// Does not saturate: what rounds to 65536 or more is infinity.
+// Does not saturate: values that round to 65536 or more become infinite.
 [[nodiscard]] constexpr std::uint8_t f8_e5m2_from_f32(std::uint32_t bits) noexcept {
   const std::uint32_t sign = (bits >> 24) & 0x80u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -118,14 +118,14 @@ inline constexpr std::uint16_t bf16_nan_scalar = 0x7fc0;
   return f32_from_f16(static_cast<std::uint16_t>(byte << 8));
 }
 
-// A power of two, or NaN.
+// The result is a power of two, or NaN.
 [[nodiscard]] constexpr std::uint32_t f32_from_f8_e8m0(std::uint8_t byte) noexcept {
   if (byte == 0) return 0x00400000u;
   if (byte == 0xff) return 0x7f800001u;
   return static_cast<std::uint32_t>(byte) << 23;
 }
 
-// ---- floats to integers: cut towards zero; what does not fit as x86-64 has it
+// ---- Floats to integers: truncates; values out of range have the results of x86-64
 
 [[nodiscard]] constexpr std::int64_t to_i64(double value) noexcept {
   if (!(value >= -0x1p63 && value < 0x1p63)) return std::numeric_limits<std::int64_t>::min();
@@ -157,7 +157,7 @@ template <std::integral Integer, std::floating_point Wide>
   }
 }
 
-// ---- reading and writing one number
+// ---- Reading and writing one value
 
 template <typename Raw>
 [[nodiscard]] inline Raw load_raw(const std::byte* from) noexcept {
@@ -184,7 +184,7 @@ template <> struct IntegerOf<8, false> { using Type = std::uint64_t; };
 template <> struct IntegerOf<8, true> { using Type = std::int64_t; };
 // clang-format on
 
-// The C++ type of a dtype's bytes, with the same size.
+// The C++ type of a dtype's bytes. It has the same size as the dtype.
 template <Dtype dtype>
 struct RawOf {
   static_assert(dtype_info(dtype).has_casts);
@@ -258,7 +258,7 @@ inline void store(std::byte* to, Wide value, std::uint16_t bf16_nan) noexcept {
   }
 }
 
-// One element of `source` at `from` as an element of `target` at `to`.
+// Reads an element of `source` at `from`, and writes it as an element of `target` at `to`.
 template <Dtype source, Dtype target>
 inline void convert(const std::byte* from, std::byte* to) noexcept {
   constexpr bool by_vectors = source == Dtype::f32 || source == Dtype::f64;

@@ -1,5 +1,5 @@
-// Shared by encoders: values read into vectors, the largest magnitude of a run, and stores of
-// values with NaNs. For files that Highway compiles once per instruction set.
+// Helpers of encoders: reads values into vectors, finds the largest magnitude of a run, and stores
+// values with NaNs. Included by files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <bit>
@@ -21,14 +21,15 @@ inline bool is_finite_number(float value) noexcept {
   return (std::bit_cast<std::uint32_t>(value) & infinity_bits) != infinity_bits;
 }
 
-// Casts to the target, with the plain quiet NaN for each NaN.
+// Casts a value to the target and stores it. Every NaN becomes the quiet NaN with payload 0.
 template <Dtype target>
 inline void store_number(std::byte* to, float value) noexcept {
   if (value != value) value = std::bit_cast<float>(quiet_nan_bits);
   number::store<target>(to, value, number::bf16_nan_scalar);
 }
 
-// Calls `run` for the plain dtype of a form. Functions that prepare a form reject other dtypes.
+// Calls `run` with the dtype of the plain values as a template argument. Other dtypes than F32, F16
+// and BF16 have been rejected before.
 template <class Run>
 inline auto with_numbers(Dtype dtype, Run run) {
   if (dtype == Dtype::f32) return run.template operator()<Dtype::f32>();
@@ -37,7 +38,7 @@ inline auto with_numbers(Dtype dtype, Run run) {
   return run.template operator()<Dtype::bf16>();
 }
 
-// A magnitude's bits as F32.
+// Returns the F32 bits of a magnitude, which is given as the bits of `source`.
 template <Dtype source>
 inline std::uint32_t f32_of_magnitude(std::uint32_t magnitude) noexcept {
   if constexpr (source == Dtype::f16) {
@@ -47,7 +48,7 @@ inline std::uint32_t f32_of_magnitude(std::uint32_t magnitude) noexcept {
   }
 }
 
-// The index of the first of `count` values for which `is_wrong` is true.
+// Returns the index of the first value for which `is_wrong` is true, or `count`.
 template <Dtype source, class IsWrong>
 inline std::uint64_t find_number(const std::byte* from, std::uint64_t count, IsWrong is_wrong) {
   std::uint64_t place = 0;
@@ -90,8 +91,8 @@ HWY_INLINE VF load_numbers(const std::byte* from) {
   }
 }
 
-// Rounds to the nearest F16, ties to even, below 65520: adds a value whose last place is that of
-// the F16, and subtracts it again.
+// Rounds magnitudes below 65520 to the nearest F16, ties to even. Adds a float whose last bit has
+// the value of the F16's last bit, and subtracts it again.
 HWY_INLINE VF round_to_half(VF values) {
   const V exponent = hn::And(hn::BitCast(U32(), values), all(infinity_bits));
   const V least = hn::Max(exponent, all(113u << 23));  // 2^-14
@@ -99,7 +100,7 @@ HWY_INLINE VF round_to_half(VF values) {
   return hn::Sub(hn::Add(values, large), large);
 }
 
-// Two vectors of values, at even and at odd indices.
+// Loads two vectors: the values at even indices and those at odd indices.
 template <Dtype source>
 HWY_INLINE void load_pairs(const std::byte* from, VF& even, VF& odd) {
   const V first = load_bits(U32(), from);
@@ -121,8 +122,8 @@ HWY_INLINE void load_pairs(const std::byte* from, VF& even, VF& odd) {
   }
 }
 
-// The largest of the magnitudes as F32. They are compared as integers, whose order is theirs, and a
-// NaN's is above infinity's.
+// Returns the largest magnitude as F32; a NaN counts as more than infinity. Compares the bits as
+// integers, because they have the order of the magnitudes.
 template <Dtype source>
 HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
   using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;
@@ -146,7 +147,7 @@ HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
   return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
 }
 
-// The same for `count` values, a multiple of the vector size.
+// Like largest_magnitude(), for `count` values, a multiple of the vector size.
 template <Dtype source, std::size_t count>
 HWY_INLINE float largest_of(const std::byte* from) {
   using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;

@@ -1,5 +1,5 @@
-// Finds finite values of one float dtype that are too large for another, by their bits. Included by
-// cast.cpp.
+// Finds finite values of one float dtype that are too large for another, by comparing bits.
+// Included by cast.cpp.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,8 @@ constexpr unsigned magnitude_bits(Dtype dtype) {
   return bits(dtype) - (dtype_info(dtype).is_signed ? 1u : 0u);
 }
 
-// Magnitudes are bits without the sign, which grow with the number: all below this one are finite.
+// Returns the first magnitude that is not finite. A magnitude is a value's bits without the sign,
+// which grow with the absolute value.
 constexpr std::uint64_t end_of_finite(Dtype dtype) {
   const std::uint64_t all = std::uint64_t{1} << (magnitude_bits(dtype) - 1);
   const std::uint64_t top = all - 1 + all;
@@ -30,13 +31,13 @@ constexpr std::uint64_t end_of_finite(Dtype dtype) {
   return is_ieee ? top >> mantissa_bits(dtype) << mantissa_bits(dtype) : top;
 }
 
-// The least magnitude of `source` that is too large for `target`: its largest value plus half of
-// its last digit, which rounds up if the target has infinities.
+// Returns the smallest magnitude of `source` that is too large for `target`. It is the target's
+// largest value plus half of its last digit, or just above this if the target has no infinities.
 constexpr std::uint64_t first_beyond(Dtype source, Dtype target) {
   const FloatFormat& from = dtype_info(source).format;
   const FloatFormat& to = dtype_info(target).format;
   if (source == Dtype::f64 && target != Dtype::f32) {
-    // Rounded to F32 first.
+    // The cast rounds to F32 first.
     const auto single = static_cast<std::uint32_t>(first_beyond(Dtype::f32, target));
     const double middle =
         (double{std::bit_cast<float>(single - 1)} + double{std::bit_cast<float>(single)}) / 2;
@@ -44,7 +45,7 @@ constexpr std::uint64_t first_beyond(Dtype source, Dtype target) {
   }
   if (to.largest > from.largest) return end_of_finite(source);
   const bool is_ieee = to.non_finite == NonFinite::ieee;
-  // In units of 2^(largest - digits): half of the last digit.
+  // The largest value plus half of its last digit, in units of 2^(largest - digits).
   const std::uint64_t limit = (std::uint64_t{1} << (to.digits + 1)) - (is_ieee ? 1u : 3u);
   const std::uint64_t fraction = limit - (std::uint64_t{1} << to.digits);
   const unsigned own = mantissa_bits(source);
@@ -65,7 +66,8 @@ inline Bits<source> magnitude(const std::byte* from) noexcept {
   return static_cast<Bits<source>>(number::load_raw<Bits<source>>(from) & mask);
 }
 
-// Returns whether any reaches the limit. Only sums and bits, so this loop becomes vectors.
+// Returns true if any magnitude is at least `first`. Uses only sums and bit operations, so that the
+// compiler can vectorize the loop.
 template <Dtype source>
 bool any_from(std::uint64_t first, const std::byte* from, std::uint64_t count) noexcept {
   using Word = Bits<source>;
@@ -98,7 +100,7 @@ Overflow count(const std::byte* from, std::uint64_t stride, std::uint64_t count)
   return found;
 }
 
-// The first element that is not finite, or `count`.
+// Returns the index of the first non-finite element, or `count`.
 template <Dtype source>
 std::uint64_t finite(const std::byte* from, std::uint64_t count) noexcept {
   constexpr std::uint64_t step = 1024;
@@ -116,7 +118,8 @@ std::uint64_t finite(const std::byte* from, std::uint64_t count) noexcept {
   return count;
 }
 
-// Null if the target represents all finite values of the source, or one of them is not a float.
+// Returns null if the target represents all finite values of the source, or if either is not a
+// float.
 template <Dtype source, Dtype target>
 constexpr CountOverflow counter() {
   if constexpr (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::floating) {

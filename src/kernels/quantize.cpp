@@ -37,8 +37,8 @@ void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t
   ranges[1] = {begin / block * scale, ceil_div(end, block) * scale};
 }
 
-// The first value of the first block whose scale is beyond F16, as for values near the largest F32;
-// or `end`.
+// Returns the index of the first value of the first block with a non-finite scale, or `end`. A
+// scale overflows F16 if values are near the largest F32.
 static std::uint64_t first_odd_block(const QuantizedLayout& form, std::uint64_t begin,
                                      std::uint64_t end, const std::byte* blocks) noexcept {
   const BlockLayout block = layout(form.block);

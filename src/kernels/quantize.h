@@ -1,8 +1,8 @@
-// Encodes values window by window: the interface between the engine and encoders.
+// Encodes and decodes tensors window by window: the interface between the engine and the kernels.
 //
-// A tensor is a stack of matrices (all dimensions except the last two), each encoded separately,
-// such as the experts of a fused weight. Windows are runs of its elements. They may come in any
-// order and from several threads; the bytes are the same.
+// A tensor is a stack of matrices, such as the experts of a fused weight. All dimensions except the
+// last two form the stack. Each matrix is encoded separately. A window is a run of the tensor's
+// elements. Windows may be encoded in any order and by several threads; the bytes are the same.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ enum class QuantizeKind : std::uint8_t {
   gguf_blocks
 };
 
-// bitsandbytes' kernels have separate forms; blocks of GGUF are windows of gguf/, all others of
-// modelopt/.
+// Returns true for the kinds that bnb.h encodes. gguf/ encodes gguf_blocks, and modelopt/ all
+// others.
 [[nodiscard]] constexpr bool is_bitsandbytes(QuantizeKind kind) noexcept {
   switch (kind) {
     case QuantizeKind::bnb4:
@@ -55,77 +55,81 @@ enum class QuantizeKind : std::uint8_t {
   return false;
 }
 
-// Variants of the bytes in ModelOpt's family: one rounding; a compressed model's; its export's.
+// Variants of ModelOpt's bytes: results that are rounded once, the bytes of a compressed model, and
+// the bytes of an exported model.
 enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 
-// The kernel, geometry and parts of a quantized value. Value type.
+// The encoding, shape and components of a quantized tensor. Value type.
 struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;
-  Dtype dtype = Dtype::f32;  // of plain values
+  Dtype dtype = Dtype::f32;  // of the values before encoding
   std::uint64_t elements = 0;
-  std::uint64_t window_elements = 1;  // windows are multiples of it, except the last
-  std::uint64_t columns = 1;          // of a row
-  std::uint64_t rows = 1;             // of a matrix
-  std::uint64_t stack = 1;            // matrices
+  std::uint64_t window_elements = 1;  // all windows except the last are multiples of this
+  std::uint64_t columns = 1;          // columns of a row
+  std::uint64_t rows = 1;             // rows of a matrix
+  std::uint64_t stack = 1;            // number of matrices
   std::uint64_t scratch_bytes = 0;    // kept from the first window to finish_quantized()
-  // The largest magnitude of each matrix must be known before its first window: measure_window().
+  // True if measure_window() must find the largest magnitude of each matrix before its first
+  // window.
   bool needs_amax = false;
   std::vector<QuantizedPart> parts;
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
-  BlockFormat block = BlockFormat::q8_0;                 // of gguf_blocks
-  std::shared_ptr<const std::vector<float>> importance;  // Quantization's
-  // Values are cast to it first: those out of its range are infinite for the encoder.
+  BlockFormat block = BlockFormat::q8_0;                 // if kind is gguf_blocks
+  std::shared_ptr<const std::vector<float>> importance;  // see Quantization::importance
+  // Dtype to which the encoder casts values first. It treats values out of its range as infinite.
   std::optional<Dtype> computed_in;
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
 
-  // Like window_elements, and if possible whole blocks of any source format, which are cheaper to
-  // read.
+  // A multiple of window_elements, and if possible of the blocks of all source formats, because
+  // whole blocks are cheaper to read.
   [[nodiscard]] std::uint64_t step_elements() const noexcept {
     const std::uint64_t window = window_elements == 0 ? 1 : window_elements;
     return (whole_elements + window - 1) / window * window;
   }
-  // For a smaller value, all of it.
+  // Size of a step in bytes, or of the whole tensor if it is smaller.
   [[nodiscard]] std::uint64_t step_bytes() const noexcept;
 };
 
-// Bytes of a part.
+// Range of bytes in a component.
 struct PartRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Updates `amax` with the largest magnitudes of any run [begin, end): one per matrix of the stack,
-// 0 before the first window. Ignores non-finite values. Returns the index of the first one, or
-// `end`. Tensors that share a scale use the largest amax among them.
+// Updates `amax` with the largest finite magnitudes of any run [begin, end). `amax` has one element
+// per matrix of the stack, which must be 0 before the first window. Returns the index of the first
+// non-finite value, or `end`. For tensors that share a scale, use the largest of their amax.
 std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                              const std::byte* numbers, std::span<float> amax) noexcept;
 
-// Returns the bytes of each component that the window [begin, end) writes; empty for components
-// that finish_quantized() writes. As many `ranges` as components.
+// Computes the bytes of each component that the window [begin, end) writes; an empty range for
+// components that finish_quantized() writes. `ranges` must have one element per component.
 void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                  std::span<PartRange> ranges) noexcept;
 
 // Returns true if finish_quantized() writes the whole component.
 [[nodiscard]] bool is_finished_whole(const QuantizedLayout& form, std::size_t part);
 
-// Encodes the elements [begin, end). `parts`: destinations of part_ranges(). `amax`: per matrix, if
-// the form needs it. Returns the index of the first non-finite value, or `end`.
+// Encodes the elements [begin, end). `parts`: for each component, the address to which its range of
+// part_ranges() is written. `amax`: see measure_window(); empty unless needs_amax. Returns the
+// index of the first non-finite value, or `end`.
 std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept;
 
-// Writes components that need all windows: nested statistics, scales of whole matrices. `parts` are
-// whole components; those that windows write are not accessed and may be null.
+// Writes the components that depend on all windows: nested statistics and scales of whole matrices.
+// `parts` are whole components. Components that windows write are not accessed and may be null.
 void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept;
 
-// Decodes the window [begin, end) as F32, F16 or BF16; not for bnb4 and bnb_int8. `parts`: the
-// first byte of each of part_ranges(), and whole components of finish_quantized().
+// Decodes the window [begin, end) to F32, F16 or BF16. Does not support bnb4 and bnb_int8. `parts`:
+// for each component, the first byte of its range of part_ranges(), or the whole component if
+// finish_quantized() writes it.
 void dequantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept;

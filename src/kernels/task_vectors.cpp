@@ -96,7 +96,7 @@ void add_elected(std::span<float* const> values, std::span<const float> factors,
       sum = sum + number;
       if (!factors.empty()) divisor = divisor + factors[k];
     }
-    // If the signs are undefined, the result must not look valid.
+    // If `all` is NaN, no sign is elected, and the result must be NaN too.
     if (std::isnan(all)) sum = all;
     values[0][i] = divisor == 0 ? sum : sum / divisor;
   }

@@ -1,5 +1,5 @@
-// Shared by kernels: bits of floats in vectors, and unaligned loads and stores. For files that
-// Highway compiles once per instruction set; included after highway.h.
+// Helpers of kernels: converts bits of floats in vectors, and loads and stores unaligned vectors.
+// Included after highway.h by files that Highway compiles once per instruction set.
 
 #include "kernels/number.h"
 
@@ -17,16 +17,16 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most the size of the smallest group of values that share a scale.
+// Has at most 16 lanes, the size of the smallest group of values that share a scale.
 using F32 = hn::CappedTag<float, 16>;
 using U32 = hn::Rebind<std::uint32_t, F32>;
 using I32 = hn::Rebind<std::int32_t, F32>;
 using U16 = hn::Rebind<std::uint16_t, F32>;
 using U8 = hn::Rebind<std::uint8_t, F32>;
-using V = hn::Vec<U32>;  // all arithmetic is on the bits, so every instruction set gives the same
+using V = hn::Vec<U32>;  // floats as bits: integer operations give the same bits everywhere
 
-// Loads bytes, because tensors in a file may be unaligned. The scalar target, with one lane, has no
-// vector of bytes.
+// Loads a vector as bytes, because tensors in a file may be unaligned. The scalar target cannot do
+// this: it has only one lane, so a vector of bytes is too small.
 template <class D>
 HWY_INLINE hn::Vec<D> load_bits(D d, const std::byte* from) {
   if constexpr (HWY_TARGET == HWY_SCALAR) {
@@ -49,24 +49,24 @@ HWY_INLINE void store_bits([[maybe_unused]] D d, hn::Vec<D> value, std::byte* to
 
 HWY_INLINE V all(std::uint32_t bits) { return hn::Set(U32(), bits); }
 
-// `yes` if a > b, otherwise `no`; both below 2^31.
+// Returns `yes` in lanes where a > b, otherwise `no`. Both a and b must be below 2^31.
 HWY_INLINE V where_greater(V a, V b, V yes, V no) {
   const auto mask = hn::Gt(hn::BitCast(I32(), a), hn::BitCast(I32(), b));
   return hn::IfThenElse(hn::RebindMask(U32(), mask), yes, no);
 }
 
-// (a as float) - (b as float), if the result is exact.
+// Returns (a as float) - (b as float) as bits. The result must be exact.
 HWY_INLINE V subtract_floats(V a, V b) {
   return hn::BitCast(U32(), hn::Sub(hn::BitCast(F32(), a), hn::BitCast(F32(), b)));
 }
 
-// Without `may_be_nan`, the result for a NaN is different.
+// Converts the bits of F16 to the bits of F32. Without `may_be_nan`, the result for a NaN is wrong.
 template <bool may_be_nan = true>
 HWY_INLINE V bits_of_f16(V half) {
   const V magnitude = hn::And(half, all(0x7fff));
   const V sign = hn::ShiftLeft<16>(hn::And(half, all(0x8000)));
   const V shifted = hn::ShiftLeft<13>(magnitude);
-  // Subnormal: 2^-14 + the value, minus 2^-14.
+  // Converts subnormals: adds the value to 2^-14, then subtracts 2^-14.
   const V base = all(113u << 23);
   V result = where_greater(all(0x400), magnitude, subtract_floats(hn::Add(shifted, base), base),
                            hn::Add(shifted, all(112u << 23)));
@@ -84,7 +84,7 @@ HWY_INLINE V f16_of_bits(V bits) {
   const V odd = hn::And(hn::ShiftRight<13>(magnitude), all(1));
   const V normal = hn::ShiftRight<13>(
       hn::Add(magnitude, hn::Add(odd, all(0xfffu - (112u << 23)))));  // wraps on purpose
-  // Subnormal: the sum with 0.5 rounds to steps of 2^-24, to nearest even.
+  // Adding 0.5 rounds subnormals to steps of 2^-24, ties to even.
   const V half = all(126u << 23);
   const V subnormal = hn::Sub(
       hn::BitCast(U32(), hn::Add(hn::BitCast(F32(), magnitude), hn::BitCast(F32(), half))), half);
@@ -97,7 +97,8 @@ HWY_INLINE V f16_of_bits(V bits) {
   return hn::Or(result, sign);
 }
 
-// A bf16 in the upper half of each lane, and remains below it. Not for a NaN.
+// Rounds to BF16 in the upper half of each lane. The lower half contains leftover bits. Not for
+// NaNs.
 HWY_INLINE V upper_bf16_of_bits(V bits) {
   const V odd = hn::And(hn::ShiftRight<16>(bits), all(1));
   return hn::Add(bits, hn::Add(odd, all(0x7fff)));
@@ -109,7 +110,7 @@ HWY_INLINE V bf16_of_bits(V bits, V nan) {
   return where_greater(magnitude, all(0x7f800000), nan, rounded);
 }
 
-// ---- The bits of a vector as bytes; write_two(): of two vectors without NaNs
+// ---- Storing bits as elements of a dtype. write_two() supports no NaNs
 
 struct WriteF32 {
   static constexpr std::size_t bytes = 4;

@@ -4,7 +4,7 @@
 
 namespace loadstone {
 
-// Ranges that begin and end at multiples of it split no block of any encoding.
+// Multiples of this number of elements are whole blocks of every encoding.
 inline constexpr std::uint64_t whole_elements = 256;
 
 }  // namespace loadstone

@@ -17,7 +17,7 @@ struct BlockRow {
   BlockLayout layout;
 };
 
-// The order of BlockFormat.
+// One entry per BlockFormat, in its order.
 constexpr auto block_rows = std::to_array<BlockRow>({
     {"Q4_0", {32, 18}},     {"Q4_1", {32, 20}},    {"Q5_0", {32, 22}},     {"Q5_1", {32, 24}},
     {"Q8_0", {32, 34}},     {"Q8_1", {32, 36}},    {"Q2_K", {256, 84}},    {"Q3_K", {256, 110}},
@@ -34,14 +34,14 @@ struct UserName {
   Dtype dtype;
 };
 
-// Short names that people use, and torch's old ones.
+// Short names that users type, and old names of torch.
 constexpr auto user_names = std::to_array<UserName>({
     {"byte", Dtype::u8},
     {"cfloat", Dtype::c64},
     {"char", Dtype::i8},
     {"double", Dtype::f64},
     {"float", Dtype::f32},
-    {"float4_e2m1fn_x2", Dtype::f4},  // two values in one element
+    {"float4_e2m1fn_x2", Dtype::f4},  // torch's dtype with two values per element
     {"fp16", Dtype::f16},
     {"fp32", Dtype::f32},
     {"fp64", Dtype::f64},

@@ -6,8 +6,8 @@
 namespace loadstone {
 
 std::optional<std::uint64_t> Shape::numel() const noexcept {
-  // The extents that are not 0 must fit by themselves: [0, 2^40, 2^40] counts 0 elements, but every
-  // stride computed from it would wrap.
+  // Also rejects an overflow among the extents other than 0: [0, 2^40, 2^40] has 0 elements, but
+  // every stride computed from it would wrap.
   std::uint64_t product = 1;
   bool empty = false;
   for (const std::uint64_t extent : extents_) {

@@ -1,4 +1,4 @@
-// Shapes, dtypes and encodings in JSON.
+// Reads and writes shapes, dtypes and encodings as JSON.
 #pragma once
 
 #include "base/json_fields.h"

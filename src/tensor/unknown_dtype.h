@@ -1,4 +1,4 @@
-// The message for an unknown dtype.
+// Builds the error message for an unknown dtype.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace loadstone {
 
-// "unknown dtype 'bf15'; did you mean 'bf16'?" `others`: further accepted words.
+// Returns, for example, "unknown dtype 'bf15'; did you mean 'bf16'?". `others` are further accepted
+// names.
 [[nodiscard]] std::string unknown_dtype(std::string_view text,
                                         std::vector<std::string> others = {});
 

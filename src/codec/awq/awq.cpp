@@ -1,4 +1,4 @@
-// AWQ, in the order of its GEMM kernel: docs/formats/awq.md
+// Recognises and decodes AWQ, with codes in the order of its GEMM kernel. See docs/formats/awq.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t word_outputs = 8;
 
-// ---- decoding: qweight I32 [in, out / 8], scales [groups, out], qzeros I32 [groups, out / 8]. The
+// ---- Decoding: qweight I32 [in, out / 8], scales [groups, out], qzeros I32 [groups, out / 8]. The
 // result is [in, out].
 
 std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
@@ -41,7 +41,7 @@ bool is_of_gemm(const std::string& layout) {
   return layout.empty() || layout == "gemm" || layout == "GEMM" || layout == "auto_round:auto_awq";
 }
 
-// "P.qweight" that has a column for each eight outputs.
+// Recognises "P.qweight" if each of its columns contains eight outputs.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const auto module = words::module_of(table, tensor);
   if (!module || module->scales == TensorTable::none) return std::nullopt;

@@ -1,4 +1,4 @@
-// NF4, FP4 and rows of LLM.int8. docs/formats/bitsandbytes.md
+// Recognises NF4, FP4 and LLM.int8 weights. See docs/formats/bitsandbytes.md
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -21,9 +21,9 @@ constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
 
 // ---- LLM.int8: "P.weight" with "P.SCB"
 
-// Old GPUs kept tiles, which bitsandbytes itself no longer reads.
+// Rejects the tiled layout for old GPUs, which bitsandbytes itself no longer reads.
 void check_weight_format(const TensorTable& table, QuantizedTensor& made, std::uint32_t format) {
-  constexpr std::uint64_t bytes_max = 8;  // one integer
+  constexpr std::uint64_t bytes_max = 8;  // the size of an I64
   std::string text(1, '\1');
   if (table[format].byte_count() <= bytes_max) text = table.bytes_of(format);
   if (std::ranges::all_of(text, [](char byte) { return byte == 0; })) return;
@@ -49,22 +49,22 @@ std::optional<QuantizedTensor> recognise_rows(const TensorTable& table, std::uin
   return made;
 }
 
-// ---- NF4 and FP4: packed bytes, and a state that describes them
+// ---- NF4 and FP4: packed bytes, and a state (JSON) that describes them
 
-// A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
+// bitsandbytes packs 4-bit codes as a column of bytes, whatever the shape of the weight.
 bool is_packed(const TensorInfo& tensor) {
   return tensor.shape.rank() == 2 && tensor.shape[1] == 1 && tensor.shape[0] > 1 &&
          tensor.name.ends_with(".weight");
 }
 
-// Names that the states of a weight can have: one for each encoding with blocks.
+// Returns the possible names of a weight's state: one for each 4-bit encoding.
 std::vector<std::string> state_names(const std::string& weight) {
   auto names = names_of<BnbEncoding>([](BnbEncoding each) { return bnb4_code(each).has_value(); });
   for (std::string& each : names) each = weight + std::string(state_infix) + each;
   return names;
 }
 
-// Packed bytes without a state; it may be of either type.
+// Rejects packed bytes without a state, because they may be NF4 or FP4.
 std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
                                                        std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
@@ -84,12 +84,12 @@ void check_tables(const TensorTable& table, const QuantizedTensor& made, const s
     const auto encoding = from_name<BnbEncoding>(type);
     const auto code = encoding ? bnb4_code(*encoding) : std::nullopt;
     if (code)
-      check_bnb_map(table[map], table.bytes_of(map), *code);  // otherwise no kernel was found
+      check_bnb_map(table[map], table.bytes_of(map), *code);  // only if a kernel decodes the weight
   }
   if (nested_map != none) check_bnb_nested_map(table[nested_map], table.bytes_of(nested_map));
 }
 
-// The number of scales determines the kernel's block size, which the state must confirm.
+// The kernel derives the block size from the number of scales. Checks that the state has this size.
 bool has_sizes(const TensorTable& table, QuantizedTensor& made, const Decoding& decoding,
                std::uint64_t block_size) {
   const TensorInfo& data = table[decoding.sources[0]];
@@ -139,7 +139,7 @@ void decode_by_state(const TensorTable& table, QuantizedTensor& made) {
   }
 }
 
-// Recognised by its state; if there are two, the first in the file has the tensor.
+// Recognises a weight by its state. If it has two states, the first one in the file counts.
 std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
   const auto at = name.find(state_infix);

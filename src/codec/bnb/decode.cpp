@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<std::string_view, 4> components = {"data", "absmax", "nested_absmax",
                                                         "nested_code"};
 
-// Scales that are decoded at once: they stay in the first-level cache.
+// Number of nested scales that are decoded at once. They fit the L1 cache.
 constexpr std::uint64_t scales_max = 512;
 
 class RowDecoder final : public Decoder {
@@ -96,7 +96,7 @@ std::optional<std::uint64_t> block_size_of(std::uint64_t elements, std::uint64_t
   return std::nullopt;
 }
 
-// Applies check_bnb_parts() to a request, which has dtypes and shapes only.
+// Applies check_bnb_parts() to the dtypes and shapes of a request.
 std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
                              std::uint64_t block_size) {
   std::vector<BnbPart> checked;
@@ -107,7 +107,7 @@ std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
     }
     checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
-  // Without a separate component it comes with the request.
+  // The request itself contains the nested offset, which is not a component here.
   if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
   const auto problem = check_bnb_parts(encoding, request.shape, block_size, checked);
   if (!problem) return std::nullopt;
@@ -146,7 +146,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
-// Nested scales are off by half of the widest gap of their table, whose last code is 1.
+// A nested scale is off by at most half of the widest gap of its table, whose last value is 1.
 constexpr ErrorBound with_nested_scales(ErrorBound bound) noexcept {
   double gap = 0;
   for (std::size_t i = 0; i + 1 < simd::bnb_map.size(); ++i) {
@@ -155,13 +155,13 @@ constexpr ErrorBound with_nested_scales(ErrorBound bound) noexcept {
   return error_bound::with_scale_codes(bound, gap / 2, std::byte{0xff});
 }
 
-// Values are cast to F16 first, whose least subnormal is 2^-24.
+// The encoder casts values to F16 first, whose smallest subnormal is 2^-24.
 constexpr ErrorBound by_way_of_f16(ErrorBound bound) noexcept {
   bound.constant = 0x1p-25;
   return bound;
 }
 
-// A scale below 2^-128 has an infinite inverse: its values get the outermost codes, or none.
+// A scale below 2^-128 has an infinite inverse. Then values get the outermost codes, or code 0.
 constexpr ErrorBound with_inverse_scales(ErrorBound bound) noexcept {
   bound.constant = 0x1p-127;
   return bound;

@@ -62,7 +62,8 @@ Bytes bytes_of(std::span<const std::byte> bytes) {
   return std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
 }
 
-// The codes' values, and the rest as JSON. All weights share the bytes of one table.
+// Returns the table of the codes' values and the state as JSON. All weights share the table's
+// bytes.
 template <Bnb4Code code>
 std::vector<ConstantComponent> state(const Quantization& quantization, const Shape& shape,
                                      Dtype dtype) {
@@ -77,7 +78,7 @@ std::vector<ConstantComponent> state(const Quantization& quantization, const Sha
            bytes_of(std::as_bytes(std::span(text)))}};
 }
 
-// The order of the bytes: 0 for row-major.
+// Returns the tensor for the order of the bytes: 0 means row-major.
 std::vector<ConstantComponent> weight_format(const Quantization& /*quantization*/,
                                              const Shape& /*shape*/, Dtype /*dtype*/) {
   static const Bytes rows = bytes_of(std::array{std::byte{0}});

@@ -1,4 +1,4 @@
-// The small JSON in which bitsandbytes describes a packed weight.
+// Reads and writes the JSON state in which bitsandbytes describes a packed weight.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// A state has about 200 bytes; a much larger tensor is not one.
+// A state has about 200 bytes. Tensors above this size are not parsed as a state.
 inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
 
 struct BnbState {
@@ -26,11 +26,11 @@ struct BnbState {
 // Throws Error "q.quant_state" or "q.group_size" that names the tensor `name`.
 [[nodiscard]] BnbState parse_bnb_state(std::string_view text, const std::string& name);
 
-// The state of a weight of this type, as bitsandbytes writes it; the scales are not nested.
+// Returns the state of a weight of this type, as bitsandbytes writes it. Its scales are not nested.
 [[nodiscard]] std::string bnb_state_text(std::string_view type, const BnbState& state);
 
-// The tables "quant_map" and "nested_quant_map", by the rules of kernels/bnb_parts.h. Throw Error
-// that names the tensor.
+// Check the tables "quant_map" and "nested_quant_map" by the rules of kernels/bnb_parts.h. Throw an
+// Error that names the tensor.
 void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, Bnb4Code code);
 void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes);
 

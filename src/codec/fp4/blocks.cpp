@@ -24,7 +24,7 @@ constexpr std::byte pair_of(unsigned first, unsigned second) noexcept {
   return static_cast<std::byte>(first | second << 4);
 }
 
-// Repacks adjacent pairs per byte into halves of a block: elements i and i + 16 per byte.
+// Converts bytes with two adjacent elements to bytes with the elements i and i + 16, as in GGUF.
 void interleave(const std::byte* codes, std::byte* to) noexcept {
   constexpr std::size_t half = code_bytes / 2;
   for (std::size_t i = 0; i < half; ++i) {
@@ -33,7 +33,7 @@ void interleave(const std::byte* codes, std::byte* to) noexcept {
   }
 }
 
-// The reverse.
+// Reverses interleave().
 void separate(const std::byte* codes, std::byte* to) noexcept {
   constexpr std::size_t half = code_bytes / 2;
   for (std::size_t i = 0; i < half; ++i) {
@@ -42,7 +42,7 @@ void separate(const std::byte* codes, std::byte* to) noexcept {
   }
 }
 
-// The result that a decoder makes from each block.
+// The output of a decoder for each block.
 enum class Made : std::uint8_t { blocks, codes, scales };
 
 constexpr std::uint64_t made_bytes(Made made) noexcept {
@@ -170,7 +170,7 @@ std::optional<Decoding> mxfp4_blocks_of(const Decoding& numbers,
   const auto& extents = numbers.shape.extents();
   if (numbers.sources.size() != 2 || extents.empty()) return std::nullopt;
   const TensorInfo& scales = tensors[numbers.sources[1]];
-  // Other block sizes, and two-dimensional blocks, have different counts of scales.
+  // Blocks of different sizes, or in two dimensions, have a different number of scales.
   const auto& groups = scales.shape.extents();
   if (extents.back() % block_elements != 0 || !is_byte(scales.encoding) || groups.empty() ||
       groups.back() != extents.back() / block_elements ||

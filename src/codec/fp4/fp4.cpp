@@ -1,5 +1,5 @@
-// E2M1 codes with scales of blocks: NVFP4 and MXFP4, under four sets of names.
-// docs/formats/modelopt.md
+// Recognises and decodes E2M1 codes with block scales: NVFP4 and MXFP4, under four naming styles.
+// See docs/formats/modelopt.md
 #include <fmt/format.h>
 
 #include <array>
@@ -54,7 +54,7 @@ std::optional<Problem> prepare_nvfp4(const DecodeRequest& request, PreparedDecod
   return std::nullopt;
 }
 
-// Flattens groups with a scale each: [..., groups, 16] bytes are [..., groups * 32].
+// Returns the shape of the values of [..., groups, 16] bytes: [..., groups * 32].
 Shape ungrouped(const Shape& shape) {
   auto extents = shape.extents();
   if (extents.size() < 2) return shape;
@@ -64,7 +64,7 @@ Shape ungrouped(const Shape& shape) {
   return Shape(std::move(extents));
 }
 
-// GPT-OSS: U8 [..., groups, 16] and U8 [..., groups].
+// GPT-OSS stores blocks as U8 [..., groups, 16] and scales as U8 [..., groups].
 std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecoder& made) {
   if (request.parts.size() != 2) {
     return Problem{"the kernel takes weights and scales",
@@ -100,10 +100,10 @@ std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecod
 }
 
 constexpr ErrorBound e2m1_error = error_bound::of_floats(Dtype::f4, std::byte{0x77}, Dtype::u8);
-// The OCP's specification rounds exponents down: magnitudes below 2^3 may have the scale for 6.
+// The OCP specification rounds exponents down, so magnitudes below 2^3 may have the scale for 6.
 constexpr ErrorBound mx_error = error_bound::clamped(e2m1_error, 8.0 / 6.0);
-// Scales in E4M3 are up to 1/17 too small, half a step of 2^-3 above 1, and subnormal ones half of
-// 2^-9 of the largest, 448.
+// Scales in E4M3 are at most 1/17 too small, which is half a step of 2^-3 above 1. Subnormal scales
+// are off by at most half of 2^-9, relative to the largest scale, 448.
 constexpr ErrorBound nvfp4_error = error_bound::with_scale_codes(
     error_bound::clamped(e2m1_error, 17.0 / 16.0), 0x1p-10 / 448, std::byte{0x7e});
 
@@ -134,14 +134,15 @@ Shape in_blocks(const Shape& shape, std::uint64_t block) {
   return Shape(std::move(extents));
 }
 
-// Suffixes of the companions, appended to the tensor's name.
+// Suffixes that are appended to the tensor's name, and the kernel for NVFP4.
 struct Naming {
   std::string_view scale;
   std::string_view global;
-  const char* nvfp4;  // the kernel
+  const char* nvfp4;  // the kernel that decodes NVFP4
 };
 
-// NVFP4 if there is a scale of scales, MXFP4 if scales are powers of two.
+// Decodes NVFP4 if scales are F8_E4M3 (which needs a global scale), or MXFP4 if scales are powers
+// of two.
 void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale,
             std::uint32_t global, const Naming& naming) {
   const bool is_nvfp4 = scale != none && is_dtype(table[scale], {Dtype::f8_e4m3});
@@ -175,7 +176,8 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
   }
 }
 
-// compressed-tensors: two values per byte. Integers have words, or a separate shape.
+// Recognises compressed-tensors' two codes per byte. Skips packed integers, which have a "_shape"
+// tensor.
 std::optional<QuantizedTensor> recognise_packed(const TensorTable& table, std::uint32_t tensor) {
   constexpr Naming naming = {"_scale", "_global_scale", "nvfp4_divided"};
   const std::string name = without_suffix(table[tensor].name, "_packed");
@@ -187,7 +189,7 @@ std::optional<QuantizedTensor> recognise_packed(const TensorTable& table, std::u
   return made;
 }
 
-// GPT-OSS, whose model has the last two dims in the other order.
+// Recognises GPT-OSS, whose model has the last two dimensions in the opposite order.
 QuantizedTensor recognise_blocks(const TensorTable& table, std::uint32_t tensor) {
   const TensorInfo& blocks = table[tensor];
   const std::string name = without_suffix(blocks.name, "_blocks");

@@ -1,4 +1,4 @@
-// FP8 codes with scales: one for all, one a row, one a block. docs/formats/fp8.md
+// Recognises FP8 codes with one scale per tensor, row or block. See docs/formats/fp8.md
 #include <array>
 #include <utility>
 
@@ -43,7 +43,7 @@ constexpr std::uint64_t mx_columns = simd::mx_block;
 
 constexpr ErrorBound error =
     error_bound::of_floats(Dtype::f8_e4m3, std::byte{0x7e}, Dtype::f8_e4m3);
-// The OCP's specification rounds exponents down: magnitudes below 2^9 may have the scale for 448.
+// The OCP specification rounds exponents down, so magnitudes below 2^9 may have the scale for 448.
 constexpr ErrorBound mx_error = error_bound::clamped(error, 512.0 / 448.0);
 
 constexpr std::array kernels = {
@@ -59,7 +59,7 @@ bool is_scale_name(std::string_view name) {
   return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales");
 }
 
-// Recognises the encoding by shapes and dtypes. Used once.
+// Recognises the encoding by shapes and dtypes. Each instance is used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, std::uint32_t data, std::uint32_t scale)
@@ -79,7 +79,7 @@ class Recogniser {
     columns_ = weight_.shape[rank - 1];
     const Shape& shape = scales_.shape;
     const bool is_grid = shape.rank() == rank;
-    // ModelOpt's blocks: [a, 1, b, 1].
+    // ModelOpt writes scales of blocks as [a, 1, b, 1].
     const bool is_spread = shape.rank() == 4 && rank == 2 && shape[1] == 1 && shape[3] == 1;
     const bool is_inverse =
         is_grid && scales_.name.ends_with("_inv") && !table_.claim().has_whole_scales;
@@ -138,13 +138,13 @@ class Recogniser {
   std::uint64_t columns_ = 0;
 };
 
-// FP8 tensors without scales are plain values, unless the checkpoint's configs claim more.
+// FP8 tensors without scales are plain values, unless the config declares them as quantized.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const TensorInfo& data = table[tensor];
   if (!is_fp8(data) || is_scale_name(data.name)) return std::nullopt;  // scales can be FP8 too
   const auto scale = table.find_any(data.name, {"_scale_inv", "_scale", "_weight_scale"});
   const auto other = table.find_any(data.name, {"_scale", "_weight_scale"});
-  if (other != TensorTable::none && other != scale) {  // two scales, and only one can be right
+  if (other != TensorTable::none && other != scale) {  // ambiguous: only one can be the scale
     QuantizedTensor made = quantized_tensor(data.name, tensor, {scale, other});
     refuse_layout(table, made);
     return made;

@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// The most that one block of any format decodes to.
+// Upper bound of the decoded size of one block, in any format.
 constexpr std::size_t block_result_bytes_max = 256 * sizeof(float);
 
 class BlockDecoder final : public Decoder {
@@ -57,7 +57,7 @@ class BlockDecoder final : public Decoder {
   }
 
  private:
-  const DecodeBlocks decode_;  // null: the bytes are the result
+  const DecodeBlocks decode_;  // null if the blocks are copied as bytes
   const BlockLayout block_;
   const Dtype dtype_;
 };
@@ -65,7 +65,7 @@ class BlockDecoder final : public Decoder {
 // Blocks whose values are multiplied by a scale from a separate tensor.
 class ScaledBlockDecoder final : public Decoder {
  public:
-  // `per_scale`: values per scale.
+  // `per_scale` is the number of values per scale.
   ScaledBlockDecoder(DecodeBlocks kernel, BlockLayout block, std::uint64_t per_scale, Dtype dtype)
       : blocks_(kernel, block, Dtype::f32),
         block_(block),
@@ -140,7 +140,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
-// One scale, or one for each matrix of a stack.
+// Prepares blocks with one separate scale, or with one for each matrix of a stack.
 std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request, 2)) return wrong;
   const DecodePart& part = request.parts[0];
@@ -183,8 +183,9 @@ constexpr std::array kernels = {
     DecodeKernel{"bytes", prepare_bytes, true},
 };
 
-// llama.cpp multiplies with "P.scale" of "P.weight": what ModelOpt calls weight_scale_2, and
-// BitNet's weight_scale. Gemma's scale of experts, which is its own weight, has the same name.
+// In these encodings, llama.cpp multiplies "P.weight" by "P.scale", which is ModelOpt's
+// weight_scale_2 or BitNet's weight_scale. In others, "P.scale" may be a weight: Gemma's experts
+// have one.
 std::string_view scaled_encoding(Encoding encoding) noexcept {
   if (encoding == Encoding(BlockFormat::nvfp4)) return "nvfp4-gguf";
   if (encoding == Encoding(BlockFormat::tq1_0)) return "tq1_0";

@@ -1,4 +1,4 @@
-// Encodes blocks of GGUF. docs/formats/gguf-blocks.md
+// The GGUF block encodings that loadstone writes. See docs/formats/gguf-blocks.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace loadstone {
 
 namespace {
 
-// The bytes of ggml's reference.
+// The only dialect: the bytes of ggml's reference code.
 constexpr std::array<std::string_view, 1> dialects = {"ggml"};
 
 std::optional<Problem> check_importance(const Quantization& quantization,

@@ -1,4 +1,4 @@
-// GPTQ: docs/formats/gptq.md
+// Recognises and decodes GPTQ. See docs/formats/gptq.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,9 +19,8 @@ constexpr unsigned word_bits = 32;
 
 bool is_width(std::uint64_t bits) { return bits == 2 || bits == 3 || bits == 4 || bits == 8; }
 
-// ---- decoding: qweight I32 [in * bits / 32, out], scales [groups, out], qzeros I32 [groups,
-// ceil(out * bits / 32)], and g_idx I32 [in] where the groups are in no order. The result is [in,
-// out].
+// ---- Decoding: qweight I32 [in * bits / 32, out], scales [groups, out], qzeros I32 [groups,
+// ceil(out * bits / 32)], and g_idx I32 [in] if the groups are reordered. The result is [in, out].
 
 template <unsigned zero_offset>
 std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
@@ -49,7 +48,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Used once.
+// Recognises one tensor. Each instance is used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, const words::Module& module)
@@ -141,7 +140,7 @@ class Recogniser {
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;
     group_size_ = ceil_div(inputs_, groups);
-    // Without an order, only the config determines the place of a short last group.
+    // Without g_idx, only the config determines which inputs a short last group contains.
     const bool is_even = words::are_even(inputs_, groups);
     const bool is_told = module_.order != TensorTable::none || is_even;
     if (!is_told && (!claim.group_size || claim.has_exceptions)) {
@@ -162,7 +161,7 @@ class Recogniser {
     return true;
   }
 
-  // g_idx has the group of each input, usually equal to the default.
+  // g_idx contains the group of each input. Usually it equals the default order.
   bool find_order() {
     const QuantizationClaim& claim = table_.claim();
     if (module_.order == TensorTable::none) {
@@ -194,8 +193,8 @@ class Recogniser {
     return true;
   }
 
-  // In symmetric models all zero points are equal, and determine the version. Some readers of
-  // version 1 take a stored zero point of all ones for 0, others for 2^bits, which no code reaches.
+  // In symmetric models all zero points are equal and reveal the version. Some readers of version 1
+  // decode a stored zero point of all ones as 0, others as 2^bits, which exceeds all codes.
   bool check_zeros() {
     const std::uint32_t half = 1u << (bits_ - 1);
     const std::string name = table_[module_.zeros].name;
@@ -253,12 +252,12 @@ class Recogniser {
   std::uint64_t group_size_ = 0;
 };
 
-// "P.qweight" that has a column for each output.
+// Recognises "P.qweight" if each of its columns contains one output.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const auto module = words::module_of(table, tensor);
   if (!module) return std::nullopt;
   const bool has_scales = module->scales != TensorTable::none;
-  // Codes of AWQ have eight outputs per word.
+  // AWQ has eight outputs per word.
   if (has_scales && table[tensor].shape[1] * 8 == table[module->scales].shape[1]) {
     return std::nullopt;
   }

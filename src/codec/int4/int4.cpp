@@ -1,5 +1,5 @@
-// ModelOpt's integers of 4 bits, in two layouts that some shapes leave ambiguous.
-// docs/formats/modelopt.md
+// Recognises, decodes and writes ModelOpt's 4-bit integers in two layouts. For some shapes, a
+// weight fits both layouts. See docs/formats/modelopt.md
 #include <array>
 #include <optional>
 #include <utility>
@@ -22,8 +22,8 @@ constexpr std::string_view metadata_key = "loadstone.int4";
 using scaled::Codes;
 using scaled::Layout;
 
-// U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 values each; or U8
-// [..., rows / 2, columns], F32 [..., rows, columns / 128].
+// `is_flat`: U8 [..., columns / 2] and inverse scales F32, F16 or BF16 [..., blocks, 1] for blocks
+// of 128 values. Otherwise: U8 [..., rows / 2, columns] and scales F32 [..., rows, columns / 128].
 template <bool is_flat>
 std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   Layout form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs,
@@ -61,7 +61,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
-// The code 7 is stored as 15 with an offset of 8.
+// The largest code, 7, is stored as 15 because of an offset of 8.
 constexpr ErrorBound offset_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
 constexpr ErrorBound error = error_bound::of_integers(7, std::byte{0x77}, Dtype::u8);
 
@@ -72,9 +72,9 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Shapes of the decoded tensor; nullopt if weight and scales do not fit the layout.
+// The shapes of the decoded tensor in both layouts; nullopt if weight and scales do not fit it.
 struct Int4Shapes {
-  std::optional<Shape> blocks;     // [..., rows, columns / 2], [..., blocks, 1]
+  std::optional<Shape> blocks;     // data, scales: [..., rows, columns / 2], [..., blocks, 1]
   std::optional<Shape> row_pairs;  // [..., rows / 2, columns], [..., rows, columns / 128]
 };
 
@@ -87,7 +87,7 @@ Int4Shapes int4_shapes(const Shape& weight, const Shape& scales) {
   }
   const std::uint64_t rows = weight[rank - 2];
   const std::uint64_t columns = weight[rank - 1];
-  const std::uint64_t bytes = rows * columns;  // part of a product that fits
+  const std::uint64_t bytes = rows * columns;  // cannot overflow: numel() did not
   if (bytes > UINT64_MAX / 4 || bytes == 0) return shapes;
   auto extents = weight.extents();
   if (scales[rank - 1] == 1 && bytes % (block / 2) == 0 &&
@@ -160,7 +160,7 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
   return std::nullopt;
 }
 
-// For such shapes, bytes and scales fit both layouts.
+// True if data and scales fit both layouts, which is so for this number of columns.
 template <std::uint64_t columns>
 bool is_ambiguous(const Shape& shape) noexcept {
   return shape.rank() > 1 && shape[shape.rank() - 1] == columns;

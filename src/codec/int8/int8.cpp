@@ -1,4 +1,4 @@
-// Integers of 8 bits with a scale for each row. docs/formats/modelopt.md
+// Recognises and decodes 8-bit integers with scales of rows or blocks. See docs/formats/modelopt.md
 #include <array>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t none = TensorTable::none;
 
-// ---- decoding: I8 [..., rows, columns], scales, and zero points I8 of the scales' shape
+// ---- Decoding: I8 [..., rows, columns], scales, and I8 zero points in the shape of the scales
 
 enum class Cut : std::uint8_t { evenly, by_rows, by_128 };
 

@@ -1,4 +1,5 @@
-// Integers of compressed-tensors, packed in words: docs/formats/compressed-tensors.md
+// Recognises and decodes integers that compressed-tensors packs in words. See
+// docs/formats/compressed-tensors.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,9 +18,9 @@ namespace {
 constexpr std::uint64_t word_bits = 32;
 constexpr std::uint32_t none = TensorTable::none;
 
-// ---- decoding: words I32 [rows, ceil(columns * bits / 32)], scales [rows, groups] or one; then
-// zero points I32 [ceil(rows * bits / 32), groups], or I8 of one; and the order of groups I32
-// [columns].
+// ---- Decoding: words I32 [rows, ceil(columns * bits / 32)] and scales [rows, groups] or one.
+// Optional: zero points I32 [ceil(rows * bits / 32), groups], or I8 for one scale; and the group of
+// each column I32 [columns].
 
 template <unsigned bits>
 std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
@@ -84,7 +85,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Used once.
+// Recognises one tensor. Each instance is used once.
 class Recogniser {
  public:
   Recogniser(const TensorTable& table, std::uint32_t tensor)
@@ -196,7 +197,7 @@ class Recogniser {
     return true;
   }
 
-  // Written only for reordered groups; -1 throughout means unset.
+  // The library writes an order only for reordered groups. If all elements are -1, it is unset.
   bool find_order() {
     if (order_ == none) {
       if (table_.claim().is_reordered != true) return true;

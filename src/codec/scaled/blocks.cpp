@@ -18,7 +18,7 @@ using Block = std::array<std::uint64_t, 2>;
 
 constexpr Block usual = {128, 128};
 
-// The last two extents of a matrix, or of its scales.
+// Returns the last two extents of a shape.
 Block grid_of(const Shape& shape) { return {shape[shape.rank() - 2], shape[shape.rank() - 1]}; }
 
 std::optional<Block> claimed_block(const QuantizationClaim& claim, const Block& matrix,
@@ -32,7 +32,8 @@ bool divides(const Block& grid, const Block& matrix) {
   return grid[0] != 0 && grid[1] != 0 && matrix[0] % grid[0] == 0 && matrix[1] % grid[1] == 0;
 }
 
-// Any number of scales that divides a matrix defines some block size, but few are in use.
+// Returns true if block sizes are whole extents or powers of two. Other sizes are not in use, even
+// if they divide the matrix.
 bool has_usual_extents(const Block& grid, const Block& matrix) {
   if (!divides(grid, matrix)) return false;
   const Block size = {matrix[0] / grid[0], matrix[1] / grid[1]};

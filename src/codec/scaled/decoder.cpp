@@ -13,7 +13,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// F32 values that fit the first-level cache.
+// Number of F32 values that fit the L1 cache.
 constexpr std::uint64_t run_max = 1024;
 
 constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
@@ -45,7 +45,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
 
 using Pair = std::array<float, 2>;
 
-// Both values of each byte: one look-up in place of two, and no shifts.
+// Returns the two values of each byte, which one look-up finds without shifts.
 constexpr std::array<Pair, 256> make_pairs() {
   std::array<Pair, 256> pairs = {};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) {
@@ -69,7 +69,8 @@ void load_nibbles(const std::byte* weights, bool starts_high, float* values,
   }
 }
 
-// Loads one row's values from bytes that it shares with its neighbour.
+// Loads the values of one row. Each byte contains a value of this row and one of the next or
+// previous.
 void load_row_half(const std::byte* weights, bool is_high, float* values,
                    std::uint64_t count) noexcept {
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -91,7 +92,7 @@ void divide_values(float* values, std::uint64_t count, float scale) noexcept {
   for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
 }
 
-// A NaN of the weight goes before one of the scale, on every compiler and machine.
+// Multiplies. On every machine, a NaN value keeps its bits even if the scale is NaN too.
 void multiply(float* values, std::uint64_t count, float scale) noexcept {
   if (scale != scale) {
     const auto quiet = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | 0x00400000u);
@@ -174,7 +175,7 @@ ByteRange ScaledDecoder::part_bytes(std::size_t part, std::uint64_t begin,
           ((end - 1) / form_.matrix_elements + 1) * sizeof(float)};
 }
 
-// `codes` begin with the byte of the number at `at`; all are of one row.
+// Loads values of one row. `codes` begin with the byte that contains value `at`.
 void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values,
                          std::uint64_t count) const noexcept {
   switch (form_.codes) {

@@ -10,7 +10,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// Multiplies the dimension `from_end`; nullopt on overflow.
+// Multiplies dimension `from_end`, counted from the end. Returns nullopt on overflow.
 std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size_t from_end) {
   auto extents = shape.extents();
   if (extents.size() < from_end) return std::nullopt;
@@ -77,7 +77,7 @@ std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const std::size_t rank = scales.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];
-  form.matrix_elements = rows * form.columns;  // part of a product that fits
+  form.matrix_elements = rows * form.columns;  // cannot overflow: the product of all dims does not
   const std::uint64_t scale_rows = rank < 2 ? 1 : scales[rank - 2];
   form.scale_columns = rank < 2 ? 1 : scales[rank - 1];
   form.scale_count = scales.numel().value_or(0);
@@ -106,7 +106,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   start(request, form);
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];
-  form.matrix_elements = rows * form.columns;  // part of a product that fits
+  form.matrix_elements = rows * form.columns;  // cannot overflow: the product of all dims does not
   form.block_rows = block_rows;
   form.block_columns = block_columns == 0 ? form.columns : block_columns;
   form.scale_columns = ceil_div(form.columns, form.block_columns);
@@ -118,7 +118,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   const Shape whole(expected);
   expected.pop_back();
   const bool is_vector = form.scale_columns == 1 && scales == Shape(expected);
-  // ModelOpt has a dimension of 1 for the block next to each dimension that counts blocks.
+  // ModelOpt writes a dimension of 1 after each dimension that counts blocks.
   expected.insert(expected.end(), {1, form.scale_columns, 1});
   const bool is_spread = block_rows > 1 && scales == Shape(std::move(expected));
   if (is_vector || is_spread || scales == whole) return std::nullopt;

@@ -14,15 +14,15 @@ namespace {
 
 constexpr std::uint32_t none = TensorTable::none;
 
-// A module has a few tensors; a common prefix of more is not a module.
+// A module has only a few tensors. If more names share a prefix, the prefix is not a module.
 constexpr std::size_t siblings_max = 64;
 
-// Words in names of tensors that are needed to interpret codes: TensorRT-LLM's
-// "weights_scaling_factor", ModelOpt's "weight_quantizer._amax".
+// Words in the names of tensors without which codes cannot be interpreted, such as TensorRT-LLM's
+// "weights_scaling_factor" and ModelOpt's "weight_quantizer._amax".
 constexpr std::array<std::string_view, 9> factor_words = {
     "scale", "scaling", "factor", "zero", "offset", "amax", "absmax", "codebook", "quantizer"};
 
-// The position of the first such word, or npos.
+// Returns the position of the first of factor_words, or npos.
 std::size_t factor_at(std::string_view leaf) {
   std::size_t first = std::string_view::npos;
   for (const std::string_view word : factor_words) first = std::min(first, leaf.find(word));
@@ -35,7 +35,8 @@ bool is_factor_leaf(std::string_view leaf) {
   return factor_at(leaf) != std::string_view::npos || std::ranges::count(others, leaf) > 0;
 }
 
-// Returns whether a tensor is of the module itself; `leaf`: its name after the module's.
+// Returns true if a tensor belongs to the module itself. `leaf` is its name after the module's
+// name.
 bool is_of_module(std::string_view leaf) {
   const auto part = leaf.substr(0, leaf.find('.'));
   return part.size() == leaf.size() || part == "weight" || part.ends_with("quantizer");
@@ -43,7 +44,8 @@ bool is_of_module(std::string_view leaf) {
 
 std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// "weight" of "_weight_scale", "weight:scale" and "weight_scale_inv"; nothing of "scale".
+// Returns the name of the scaled tensor: "weight" for "_weight_scale", "weight:scale" and
+// "weight_scale_inv", and an empty string for "scale".
 std::string_view scaled_by(std::string_view leaf) {
   constexpr std::string_view separators = "_:-";
   leaf = leaf.substr(0, factor_at(leaf));
@@ -51,7 +53,7 @@ std::string_view scaled_by(std::string_view leaf) {
   return leaf.substr(0, leaf.find_last_not_of(separators) + 1);
 }
 
-// Indices and masks of an embedding are integers too: only a name distinguishes codes from them.
+// Requires a matching name, because an embedding's indices and masks are integers like codes.
 bool may_be_codes_of(const TensorInfo& tensor, std::string_view scaled) {
   const std::string_view leaf = leaf_of(tensor.name);
   if (is_factor_leaf(leaf) || is_companion_name(tensor.name)) return false;
@@ -63,8 +65,8 @@ bool may_be_codes_of(const TensorInfo& tensor, std::string_view scaled) {
   return is_integer && tensor.shape.rank() >= 2 && has_name && !scaled.empty();
 }
 
-// Returns whether the name goes with another tensor of the same module: "in_proj_weight" has the
-// "in_proj_weight_scale" next to "weight".
+// Returns true if the name belongs to a different tensor of the module: "in_proj_weight_scale"
+// belongs to "in_proj_weight", not to "weight".
 bool is_of_another(const TensorTable& table, const std::string& name,
                    const QuantizedTensor& quantized) {
   const auto known = quantized.companions();
@@ -78,7 +80,7 @@ bool is_of_another(const TensorTable& table, const std::string& name,
   return false;
 }
 
-// Returns the module of codes, with its dot or underscore, or an empty text.
+// Returns the prefix of the codes' module, with its dot or underscore, or an empty string.
 std::string module_of(const std::string& name) {
   for (const std::string_view leaf : {"weight", "W_q", "codes"}) {
     if (name.ends_with(leaf)) return without_suffix(name, leaf);
@@ -86,9 +88,9 @@ std::string module_of(const std::string& name) {
   return name + "_";
 }
 
-// Returns scales, zero points and other tensors with a factor's name next to codes, unless their
-// codec reads them: "weight_offset", "weight_scale_second". Scales first. Factors of activations
-// and caches are in the companions' table.
+// Returns the scales, zero points and similar tensors of codes that their codec does not read, such
+// as "weight_offset" and "weight_scale_second". Scales come first. Excludes companions of
+// activations and caches, which companions.h recognises.
 std::vector<std::uint32_t> factors_beside(const TensorTable& table, const QuantizedTensor& codes) {
   const std::string& name = codes.name;
   const auto known = codes.companions();
@@ -211,7 +213,7 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
   if (quantized.data == none) return;
   const std::string& name = quantized.name;
   std::uint32_t other = reads_all ? none : table.find_any(name, {"_zero_point", "_g_idx"});
-  if (other == none && name.ends_with("weight")) {  // SVDQuant adds a product
+  if (other == none && name.ends_with("weight")) {  // SVDQuant adds a low-rank product
     other = table.find_any(without_suffix(name, "weight"),
                            {"svdquant_lora_a", "weight_quantizer._svdquant_lora_a"});
   }

@@ -1,5 +1,5 @@
-// Layouts that are known to be quantized but cannot be decoded: rejected by name, never read as
-// plain values.
+// Recognises quantized layouts that loadstone cannot decode. They are rejected by name and never
+// read as plain values.
 #include "codec/families.h"
 #include "codec/unknown/foreign_scale.h"
 
@@ -7,8 +7,8 @@ namespace loadstone {
 
 namespace {
 
-// Quanto's "P._data" with "P._scale"; its packed codes are "P._data._data" and have a "P._shift"
-// too. Packed codes of GPTQ and AWQ in other forms than matrices of I32.
+// Recognises Quanto's "P._data" with "P._scale", and its packed codes "P._data._data", which also
+// have a "P._shift". Recognises packed codes of GPTQ and AWQ that are not matrices of I32.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
   if (name.ends_with(".qweight")) {

@@ -8,7 +8,7 @@ namespace loadstone::words {
 
 namespace {
 
-// A scale or zero point must be a matrix, or it is as good as missing.
+// Returns the tensor if it is a matrix. Otherwise adds it to `lacks`, as if it were missing.
 std::uint32_t matrix(const TensorTable& table, const std::string& name,
                      std::vector<std::string>& lacks) {
   const auto found = table.find(name);

@@ -11,7 +11,7 @@ namespace loadstone::words {
 
 namespace {
 
-// F32 values that fit the first-level cache.
+// Number of F32 values that fit the L1 cache.
 constexpr std::uint64_t run_max = 1024;
 constexpr std::uint64_t word_bytes = 4;
 constexpr unsigned word_bits = 32;
@@ -22,7 +22,7 @@ std::uint32_t word_at(const std::byte* words, std::uint64_t index) noexcept {
   return word;
 }
 
-// The bit position in a word of column `column` after a multiple of eight.
+// Returns the bit position of a column's code within its word, which contains eight columns.
 unsigned interleaved_shift(std::uint64_t column) noexcept {
   constexpr std::array<unsigned, 8> places = {0, 4, 1, 5, 2, 6, 3, 7};
   return 4 * places[column % 8];
@@ -34,7 +34,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
   return number::load<Dtype::f32>(from + 4 * index);
 }
 
-// Both ends of the rows or words that a stream of fields [begin, end) touches.
+// Returns the range of words that contain the fields [begin, end) of a stream.
 ByteRange words_of(std::uint64_t begin, std::uint64_t end, unsigned bits) noexcept {
   return {begin * bits / word_bits, (end * bits + word_bits - 1) / word_bits};
 }
@@ -51,7 +51,7 @@ class WordDecoder : public Decoder {
  protected:
   [[nodiscard]] virtual ByteRange part_of_rows(std::size_t part, std::uint64_t first,
                                                std::uint64_t last) const noexcept = 0;
-  // Writes a run of values of one row: the scale times code minus zero point.
+  // Rounds and writes values of one row: scale * (code - zero point).
   void write(const float* values, std::uint64_t count, std::byte* target) const noexcept {
     round_.run(reinterpret_cast<const std::byte*>(values), target, count);
   }
@@ -59,8 +59,8 @@ class WordDecoder : public Decoder {
   [[nodiscard]] std::uint64_t group_of(const std::byte* order, std::uint64_t first,
                                        std::uint64_t index) const noexcept {
     if (!form_.has_order) return index / form_.group_size;
-    // The plan checked the order; a file that changed since is detected after the load, and until
-    // then no read exceeds the scales.
+    // The plan has checked the order. If the file changes afterwards, the load detects it only at
+    // its end, so this limit prevents reads beyond the scales until then.
     return std::min<std::uint64_t>(word_at(order, index - first), form_.groups - 1);
   }
   [[nodiscard]] unsigned zero_of(unsigned stored) const noexcept {
@@ -71,7 +71,7 @@ class WordDecoder : public Decoder {
   const Cast round_ = cast_between(Dtype::f32, form_.dtype);
 };
 
-// ---- groups of rows, a scale for each column of each: GPTQ, AWQ
+// ---- GPTQ and AWQ: groups of rows, with one scale per column of a group
 
 class GroupedRows final : public WordDecoder {
  public:
@@ -96,7 +96,7 @@ class GroupedRows final : public WordDecoder {
     return of_rows({first, last}, word_bytes);
   }
 
-  // A code may straddle two words.
+  // A code may be split over two words.
   [[nodiscard]] std::uint64_t bytes_of_one() const noexcept override {
     const bool straddles = word_bits % form_.bits != 0;
     return Decoder::bytes_of_one() + (straddles ? form_.columns * word_bytes : 0);
@@ -113,7 +113,8 @@ class GroupedRows final : public WordDecoder {
     alignas(64) std::array<float, run_max> zeros;
     alignas(64) std::array<float, run_max> scales;
     alignas(64) std::array<float, run_max> values;
-    // Runs of columns go through all rows: what a group needs is unpacked once.
+    // Processes runs of columns through all rows, so that each group's scales are unpacked only
+    // once.
     for (std::uint64_t run = 0; run < columns; run += run_max) {
       const std::uint64_t run_end = std::min(run + run_max, columns);
       std::uint64_t known_group = UINT64_MAX;
@@ -140,7 +141,7 @@ class GroupedRows final : public WordDecoder {
   [[nodiscard]] std::uint64_t zero_words() const noexcept {
     return (form_.columns * form_.bits + word_bits - 1) / word_bits;
   }
-  // A reordered tensor may use any group.
+  // If there is an order, rows may belong to any group.
   [[nodiscard]] ByteRange groups_of(std::uint64_t first, std::uint64_t last) const noexcept {
     if (form_.has_order) return {0, form_.groups};
     return {first / form_.group_size, (last - 1) / form_.group_size + 1};
@@ -177,7 +178,7 @@ class GroupedRows final : public WordDecoder {
   }
 };
 
-// ---- groups of columns, a scale for each in each row: compressed-tensors
+// ---- compressed-tensors: groups of columns, with one scale per row of a group
 
 class GroupedColumns final : public WordDecoder {
  public:
@@ -239,7 +240,7 @@ class GroupedColumns final : public WordDecoder {
     const std::uint64_t index = form_.has_one_scale ? 0 : (row - first) * form_.groups + group;
     return scale_at(form_.scale, scales, index);
   }
-  // Codes are offset by half of their range, and so are packed zero points.
+  // Returns the zero point. Codes and packed zero points are offset by half of the codes' range.
   [[nodiscard]] float zero_of_group(std::uint64_t row, std::uint64_t first, std::uint64_t group,
                                     std::span<const std::byte* const> parts) const noexcept {
     const auto half = static_cast<float>(1u << (form_.bits - 1));

@@ -1,6 +1,6 @@
-// Integers of a few bits in words of 32, low bits first, with a scale and a zero point per group:
-// the common part of GPTQ, AWQ and compressed-tensors. A value is the scale, as F32, times code
-// minus zero point, which F32 represents exactly; it is rounded once.
+// Decodes integers of a few bits that are packed in 32-bit words, low bits first, with a scale and
+// a zero point per group: the common part of GPTQ, AWQ and compressed-tensors. The difference of
+// code and zero point is exact in F32. It is multiplied by the scale in F32, and rounded once.
 #pragma once
 
 #include <bit>
@@ -15,11 +15,14 @@
 
 namespace loadstone::words {
 
-// Storage of codes in words; for a matrix as stored, [rows, columns].
+// Storage in words of the codes of a matrix [rows, columns].
 enum class Layout : std::uint8_t {
-  down,         // a stream of bits down each column: GPTQ, [rows * bits / 32, columns]
-  across,       // a stream along each row: compressed-tensors, [rows, ceil(columns * bits / 32)]
-  interleaved,  // eight columns a word in the order 0 2 4 6 1 3 5 7: AWQ, [rows, columns / 8]
+  // GPTQ: a bit stream down each column, [rows * bits / 32, columns].
+  down,
+  // compressed-tensors: a bit stream along each row, [rows, ceil(columns * bits / 32)].
+  across,
+  // AWQ: eight columns per word in the order 0 2 4 6 1 3 5 7, [rows, columns / 8].
+  interleaved,
 };
 
 // Value type.
@@ -28,25 +31,25 @@ struct Packing {
   unsigned bits = 4;
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
-  std::uint64_t group_size = 0;  // numbers of a group: down the rows; `across`, along the columns
+  std::uint64_t group_size = 0;  // rows per group, or columns per group if `across`
   std::uint64_t groups = 1;
   Dtype scale = Dtype::f16;  // F32, F16 or BF16
-  // `across` only: one scale for all, instead of [rows, groups].
+  // Only if `across`: one scale for the whole tensor instead of [rows, groups].
   bool has_one_scale = false;
-  // Stored zero points are less by it: 1 in the first version of GPTQ.
+  // Difference of zero points from their stored values: 1 in the first version of GPTQ, else 0.
   unsigned zero_offset = 0;
-  // Without zero points: what codes are offset by.
+  // True if there are zero points. Otherwise codes are offset by half of their range.
   bool has_zeros = false;
-  // `across` only: the only zero point is a plain I8 without an offset.
+  // Only if `across`: the only zero point is an I8 value without an offset.
   bool has_plain_zero = false;
-  // The last component has the group of each row (of each column, if `across`), instead of an
-  // order.
+  // True if the last component contains the group of each row (if `across`, of each column).
+  // Otherwise groups are consecutive.
   bool has_order = false;
   Dtype dtype = Dtype::f32;  // of the decoded tensor
 };
 
-// Components: codes, scales, then zero points and the order of groups, if present. Sizes must have
-// been checked; the groups of an order must exist.
+// Creates the decoder. Its components are codes, scales, then zero points and the order of groups
+// if present. The caller must have checked the sizes, and that the groups of an order exist.
 void finish(const Packing& form, PreparedDecoder& made);
 
 // Reads the field that begins at `bit` of a stream whose words are `stride` words apart, including
@@ -54,10 +57,11 @@ void finish(const Packing& form, PreparedDecoder& made);
 [[nodiscard]] unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
                                 unsigned bits) noexcept;
 
-// ---- the tensors of a linear layer whose codes are packed in words: "P.qweight", "P.scales",
-// "P.qzeros" and "P.g_idx" of GPTQ and AWQ
+// ---- The tensors of a linear layer in GPTQ and AWQ: "P.qweight", "P.scales", "P.qzeros" and
+// "P.g_idx"
 
-// Orders and zero points are read as headers are: a megabyte is an order of 262,144 inputs.
+// Limits for tensors that are read when a checkpoint is opened. An order of 262,144 inputs takes
+// 1 MiB.
 inline constexpr std::uint64_t order_bytes_max = 1u << 20;
 inline constexpr std::uint64_t zeros_bytes_max = 16u << 20;
 
@@ -67,21 +71,21 @@ struct Module {
   std::uint32_t scales = TensorTable::none;
   std::uint32_t zeros = TensorTable::none;
   std::uint32_t order = TensorTable::none;
-  std::vector<std::string> lacks;  // of scales and zero points
+  std::vector<std::string> lacks;  // names of missing scales and zero points
 
-  // "P.weight", without a decoding.
+  // Returns "P.weight" as a quantized tensor without a decoding.
   [[nodiscard]] QuantizedTensor quantized() const;
 };
 
-// Returns nullopt if the tensor is not a matrix of words with such a name.
+// Returns nullopt if the tensor is not a matrix of words with the name "P.qweight".
 [[nodiscard]] std::optional<Module> module_of(const TensorTable& table, std::uint32_t tensor);
 
-// The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
-// groups, group size, dtypes and whether there is an order.
+// Checks the components of a request for [rows, columns]: three, or four with an order. Sets rows,
+// columns, groups, group size, dtypes and has_order of the packing.
 [[nodiscard]] std::optional<Problem> check_module(const DecodeRequest& request, Packing& form);
 
-// Returns true if the number of groups determines their size. Sizes are powers of two; another
-// quotient means that the last group is short, and the size is then unknown.
+// Returns true if the number of groups determines their size. Group sizes are powers of two, so any
+// other quotient means that the last group is short and the size is unknown.
 [[nodiscard]] constexpr bool are_even(std::uint64_t count, std::uint64_t groups) noexcept {
   return groups == 1 || (count % groups == 0 && std::has_single_bit(count / groups));
 }

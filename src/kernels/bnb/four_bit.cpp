@@ -1,5 +1,5 @@
-// nf4 and fp4: blocks of values that share a scale, two codes per byte, the first one in the high
-// bits.
+// Encodes and decodes nf4 and fp4: blocks of values that share a scale, with two codes per byte,
+// the first code in the high bits.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,7 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bnb/four_bit.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/numbers_inl.h"
@@ -21,7 +21,7 @@
 
 namespace loadstone::simd {
 
-// Encodes one value of a scaled block, finite or not.
+// Returns the code of a value that is already divided by its block's scale, finite or not.
 inline unsigned code_of(float scaled, const Ranks& ranks, BnbDialect dialect) noexcept {
   if (scaled != scaled) return dialect == BnbDialect::cpu ? ranks.codes[15] : 0u;
   std::size_t rank = 0;
@@ -29,10 +29,10 @@ inline unsigned code_of(float scaled, const Ranks& ranks, BnbDialect dialect) no
   return ranks.codes[rank];
 }
 
-// The scale of one block.
+// The factor or divisor that scales the values of one block.
 struct BlockScale {
-  float factor = 0;   // times this
-  float divisor = 0;  // divides instead, if it is not 0
+  float factor = 0;   // multiplies each value
+  float divisor = 0;  // if not 0, divides each value instead
   float stored = 0;
 };
 
@@ -45,7 +45,7 @@ inline BlockScale block_scale(float absmax, bool is_short, BnbDialect dialect) n
   return {.factor = 1.0f / clamped, .stored = absmax};
 }
 
-// One value at a time: for short blocks, and blocks with NaNs.
+// Encodes one value at a time, for short blocks and blocks with NaNs.
 template <Dtype source>
 void encode_plainly(const Ranks& ranks, BnbDialect dialect, const BlockScale& scale,
                     const std::byte* from, std::uint64_t count, std::byte* to) noexcept {
@@ -72,7 +72,7 @@ using VI = hn::Vec<I32>;
 
 // ---- encoding
 
-// True if a vector fits a table of 8 floats: at the vector widths known at compile time.
+// True if one vector holds a table of 8 floats, for vector widths known at compile time.
 constexpr bool holds_tables = HWY_MAX_BYTES == 32 || HWY_MAX_BYTES == 64;
 
 // Finds codes by bisection: each step looks up the middle one of the remaining thresholds.
@@ -108,7 +108,7 @@ class Bisection {
   static HWY_INLINE void fill(Floats& table, std::initializer_list<float> values) {
     std::ranges::copy(values, table.begin());
   }
-  // -1 if it is above, 0 otherwise.
+  // Returns -1 in lanes where `scaled` is above `threshold`, 0 in others.
   static HWY_INLINE VI above(VF scaled, VF threshold) {
     return hn::BitCast(I32(), hn::VecFromMask(F32(), hn::Gt(scaled, threshold)));
   }
@@ -130,7 +130,7 @@ class Bisection {
   alignas(64) Codes above_{};
 };
 
-// For vectors too short for the tables: compares with all thresholds.
+// Finds codes by comparing with all thresholds, for vectors that are too short for Bisection.
 class Counting {
  public:
   HWY_INLINE explicit Counting(const Ranks& ranks) : ranks_(ranks) {}
@@ -150,7 +150,7 @@ class Counting {
   const Ranks& ranks_;
 };
 
-// A whole block of finite scaled values.
+// Encodes a whole block of finite scaled values.
 template <Dtype source, class Search>
 HWY_INLINE void encode_block(const Search& search, float factor, const std::byte* from,
                              std::size_t count, std::byte* to) {
@@ -200,7 +200,7 @@ std::uint64_t Encode(const Bnb4& form, Dtype source, const std::byte* from, std:
   });
 }
 
-// ---- Decoding: by a table of the 16 values in one block
+// ---- Decoding: looks up each code in a table of the block's 16 values
 
 template <Dtype target>
 struct BlockTable {
@@ -227,7 +227,7 @@ struct BlockTable {
   }
 };
 
-// The codes of 16 bytes in order, each in a byte.
+// Returns the 32 codes of 16 bytes in order, one code per byte.
 #if HWY_TARGET != HWY_SCALAR
 using Bytes32 = hn::CappedTag<std::uint8_t, 32>;
 HWY_INLINE hn::Vec<Bytes32> codes_in_bytes(const std::byte* from) {
@@ -240,7 +240,7 @@ HWY_INLINE hn::Vec<Bytes32> codes_in_bytes(const std::byte* from) {
 }
 #endif
 
-// 16-bit values: looks up the table's low bytes and its high bytes.
+// Looks up 16-bit values in two tables, one of their low bytes and one of their high bytes.
 template <Dtype target>
 HWY_INLINE std::uint64_t look_up_halves(const BlockTable<target>& table, const std::byte* from,
                                         std::uint64_t count, std::byte* to) {

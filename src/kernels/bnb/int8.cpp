@@ -1,4 +1,4 @@
-// LLM.int8: rows of integers of 8 bits that share a scale.
+// Encodes and decodes LLM.int8: rows of 8-bit integers, with one scale per row.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bnb/int8.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/numbers_inl.h"
@@ -20,10 +20,10 @@
 
 namespace loadstone::simd {
 
-// A number that is this large is infinite in F16.
+// Magnitudes from this value on round to infinity in F16.
 inline constexpr float f16_overflow = 65520.0f;
-// From this scale on, a BF16 row need not be rounded to F16: the eight bits of a value fit from
-// 2^-17 on, and smaller values have the code 0 with or without rounding.
+// A BF16 row with at least this absmax need not be rounded to F16: F16 represents the eight
+// significant bits of values from 2^-17 on, and smaller values have code 0 either way.
 inline constexpr float bf16_is_exact = 127.0f * 0x1p-15f;
 inline constexpr float one_127th = 7.874015718698502e-3f;
 
@@ -119,7 +119,7 @@ HWY_INLINE void decode_run(float absmax, const std::byte* from, std::uint64_t co
                            std::byte* to) {
   using Write = FiniteWriter<target>;
   std::uint64_t i = 0;
-  // The largest product is 128 * absmax before it is divided.
+  // The largest intermediate product is 128 * absmax, before the division.
   if (HWY_LIKELY(is_finite_number(absmax * 128.0f))) {
     const VF factors = hn::Set(F32(), absmax);
     const std::size_t lanes = hn::Lanes(F32());

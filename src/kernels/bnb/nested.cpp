@@ -1,4 +1,5 @@
-// Nested statistics: the scales of blocks less their mean, in 8 bits, with a scale for each 256.
+// Encodes nested scales: subtracts the mean of all block scales, then stores 8-bit codes with one
+// scale per 256 of them.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -13,7 +14,7 @@ namespace {
 
 using simd::bnb_map;
 
-// The code of a value is the number of these thresholds below it.
+// The code of a value is the number of these thresholds that are below the value.
 constexpr auto middles = [] {
   std::array<float, 255> between{};
   for (std::size_t i = 0; i < 255; ++i) between[i] = 0.5f * (bnb_map[i] + bnb_map[i + 1]);
@@ -24,8 +25,8 @@ std::uint8_t nearest_code(float value) noexcept {
   return static_cast<std::uint8_t>(std::ranges::lower_bound(middles, value) - middles.begin());
 }
 
-// [-1, 1] in 65,536 steps with a code each, as bitsandbytes has it on a CPU: the code of a number
-// is that of its step, which is not always the nearest.
+// bitsandbytes on a CPU divides [-1, 1] into 65,536 steps with one code each. A value gets the code
+// of its step, which is not always the nearest code.
 constexpr std::size_t step_count = 65536;
 
 const std::array<std::uint8_t, step_count>& codes_of_steps() noexcept {

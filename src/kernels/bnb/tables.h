@@ -1,4 +1,4 @@
-// Values of the codes of nf4 and fp4, and the thresholds between codes.
+// The values of the nf4 and fp4 codes, and the thresholds between codes.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ inline constexpr std::array<float, 16> nf4_values = {
     1.0f,
 };
 
-// A sign and three bits. Both zeros are plain ones.
+// Codes are a sign and three bits. The code of -0 has the value +0, too.
 inline constexpr std::array<float, 16> fp4_values = {
     0.0f, 0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  6.0f / 12,  2.0f / 12,  3.0f / 12,
     0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12,
@@ -45,7 +45,7 @@ struct Ranks {
   std::array<std::uint8_t, 16> codes{};
 };
 
-// The middle between each two neighbours; a number in the very middle gets the lower one.
+// Thresholds are the midpoints between neighbouring values. A midpoint itself gets the lower value.
 constexpr Ranks ranks_by_middles(const std::array<float, 16>& values,
                                  const std::array<std::uint8_t, 16>& codes) noexcept {
   Ranks ranks{.codes = codes};
@@ -55,14 +55,14 @@ constexpr Ranks ranks_by_middles(const std::array<float, 16>& values,
   return ranks;
 }
 
-// The largest number below a negative one, or below zero.
+// Returns the largest float below `value`, which is negative or 0.
 constexpr float next_below(float value) noexcept {
   if (value == 0.0f) return -std::bit_cast<float>(1u);
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) + 1);
 }
 
-// CUDA compares magnitudes with constants that are cut after some digits, so that a tie goes to the
-// code nearer to zero on both sides, and adds the sign of the number.
+// CUDA compares the magnitude with constants that are rounded to a few decimal digits, and then
+// adds the sign. So positive and negative ties both go to the code nearer to zero.
 constexpr Ranks fp4_ranks_of_cuda() noexcept {
   constexpr std::array<float, 7> pivots = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f,
                                            0.4166667f,  0.583333f,  0.8333333f};

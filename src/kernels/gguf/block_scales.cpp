@@ -8,10 +8,10 @@ namespace loadstone {
 
 namespace {
 
-// Places of the scales in a block. `halves`: offsets of f16 values, -1 for none.
+// Byte offsets of the scales in a block. `halves`: offsets of F16 scales, -1 if there are fewer.
 struct Scales {
   std::array<int, 2> halves;
-  int bytes_begin;  // of one-byte scales whose NaN is `byte_nan`
+  int bytes_begin;  // offset of one-byte scales, which are NaN if they are `byte_nan`
   int bytes_count;
   unsigned byte_nan;
 };
@@ -19,7 +19,8 @@ struct Scales {
 constexpr Scales one(int offset) noexcept { return {{offset, -1}, 0, 0, 0}; }
 constexpr Scales two(int first, int second) noexcept { return {{first, second}, 0, 0, 0}; }
 
-// The order of BlockFormat. IQ1_M stores its scale in four pieces, Q8_K as f32: see below.
+// One entry per BlockFormat, in its order. has_nonfinite_scale() reads two more scales: IQ1_M's,
+// which is split over four words, and Q8_K's, which is F32.
 constexpr auto scale_rows = std::to_array<Scales>({
     one(0),                  // q4_0
     two(0, 2),               // q4_1
@@ -60,7 +61,8 @@ Bits load(const std::byte* from) noexcept {
 
 bool half_is_odd(std::uint16_t half) noexcept { return (half & 0x7c00u) == 0x7c00u; }
 
-// IQ1_M: the high nibble of each of four 16-bit words at byte 48, lowest first.
+// Joins the four nibbles of IQ1_M's scale: each is the high nibble of a 16-bit word from byte 48
+// on, the lowest nibble first.
 std::uint16_t iq1_m_scale(const std::byte* block) noexcept {
   unsigned scale = 0;
   for (unsigned i = 0; i < 4; ++i) {

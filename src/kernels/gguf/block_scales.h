@@ -1,4 +1,4 @@
-// The scales in blocks of GGUF.
+// Finds blocks of GGUF formats that have non-finite scales.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Returns true if one of the block's scales is NaN or infinite, so that it has no valid values.
+// Returns true if a scale of the block is NaN or infinite, which makes the block's values invalid.
 [[nodiscard]] bool has_nonfinite_scale(BlockFormat format, const std::byte* block) noexcept;
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Codes of encoders, single and packed eight at a time.
+// Helpers of encoders for codes: rounding, and packing of eight codes at a time.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,7 @@ constexpr std::uint64_t each_byte(std::uint64_t value) noexcept {
   return value * 0x0101010101010101u;
 }
 
-// The first of eight codes is the lowest byte.
+// Returns eight codes as one word, with the first code in the lowest byte.
 inline std::uint64_t eight_codes(const std::uint8_t* codes) noexcept {
   std::uint64_t word = 0;
   if constexpr (std::endian::native == std::endian::little) {
@@ -25,7 +25,7 @@ inline std::uint64_t eight_codes(const std::uint8_t* codes) noexcept {
   return word;
 }
 
-// The lowest bit of each byte, the lowest byte's first.
+// Returns the lowest bits of all bytes as one byte. The lowest byte's bit is the lowest bit.
 constexpr std::byte gathered_bits(std::uint64_t word) noexcept {
   return static_cast<std::byte>((word & each_byte(1)) * 0x0102040810204080u >> 56);
 }
@@ -34,7 +34,7 @@ inline void store_f16(std::byte* to, float value) noexcept {
   number::store_raw(to, number::f16_from_f32(std::bit_cast<std::uint32_t>(value)));
 }
 
-// The nearest integer, ties to even, if |value| < 2^22; for other values the same result as ggml.
+// Returns the nearest integer, ties to even, if |value| < 2^22, and otherwise the result of ggml.
 inline int nearest_integer(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value + 12582912.0f);
   return static_cast<int>(bits & 0x7fffffu) - 0x400000;

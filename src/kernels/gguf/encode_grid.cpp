@@ -1,5 +1,5 @@
-// Encodes IQ2 and IQ3: magnitudes of 8 or 4 values form a point of a grid, whose coordinates are
-// odd multiples of a run's scale. Signs are stored separately.
+// Encodes IQ2 and IQ3. The magnitudes of 8 or 4 values form a point of a grid, whose coordinates
+// are odd multiples of the scale of the values' run. Signs are stored separately.
 #include <algorithm>
 #include <array>
 
@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_grid.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/groups_inl.h"
@@ -57,8 +57,9 @@ HWY_INLINE VI ones_where(MaskF mask) {
   return hn::IfThenElseZero(hn::RebindMask(I32(), mask), integers(1));
 }
 
-// For eight rows: replaces values by magnitudes and returns the signs as bits. If their number must
-// be even and is odd, the value with the least weight gets the wrong sign.
+// Replaces the values in eight rows by their magnitudes and returns the signs as bits. If the
+// format requires an even number of minus signs, and the number is odd, this function flips the
+// sign of the value with the least weight.
 template <bool is_even>
 HWY_INLINE VI take_signs(float* numbers, const float* weights) {
   const F32 d;
@@ -108,7 +109,7 @@ HWY_INLINE void take_all_signs(CodesOf<Format>& codes) {
 
 // ---- points
 
-// The runs of a vector's lanes, and the parameters of a search.
+// A search for points. One run per lane.
 template <class Format>
 struct GridSearch {
   using L = typename Format::L;
@@ -121,8 +122,8 @@ struct GridSearch {
   const GridMap<L> map;
   std::array<bool, lane_count> is_active;
 
-  // Writes the nearest points for coordinates in multiples of 1 / inverse, and the groups whose
-  // codes are not points.
+  // Writes the nearest points for coordinates in multiples of 1 / `inverse`. `off_grid` gets a bit
+  // for each group whose codes are not a point.
   HWY_INLINE void find(VF inverse, VF scale, std::int32_t* points, std::int32_t* off_grid) const {
     const F32 d;
     alignas(64) LaneNumbers scales;
@@ -145,7 +146,7 @@ struct GridSearch {
     }
   }
 
-  // weight * number * coordinate, and weight * coordinate * coordinate.
+  // Sums weight * number * coordinate, and weight * coordinate * coordinate.
   HWY_INLINE void sums(const std::int32_t* points, VF& sum_lx, VF& sum_l2) const {
     sum_lx = hn::Zero(F32());
     sum_l2 = hn::Zero(F32());
@@ -173,7 +174,7 @@ HWY_INLINE void keep_where(MaskF mask, const std::int32_t* found, std::int32_t* 
   }
 }
 
-// Tries scales; `first` is the largest number that candidates are relative to.
+// Tries candidates of the scale, which divide `first` by different numbers of steps.
 template <class Format>
 HWY_INLINE VF try_scales(const GridSearch<Format>& search, VF first, VF scale, std::int32_t* points,
                          VI& off_grid) {
@@ -199,7 +200,7 @@ HWY_INLINE VF try_scales(const GridSearch<Format>& search, VF first, VF scale, s
   return scale;
 }
 
-// Chooses points for the scale that was found, and the scale of least squares for these.
+// Chooses points again for the best scale, and returns their least-squares scale.
 template <class Format>
 HWY_INLINE VF refit(GridSearch<Format>& search, VF scale, VI off_grid, std::int32_t* points) {
   using Search = GridSearch<Format>;
@@ -226,7 +227,7 @@ HWY_INLINE VF refit(GridSearch<Format>& search, VF scale, VI off_grid, std::int3
   return where(hn::And(is_refit, hn::Gt(sum_l2, zero)), hn::Div(sum_lx, sum_l2), scale);
 }
 
-// The largest number, or three of the scales that fit codes of 0 to 4.
+// Returns `most`, or if the format needs it, the scale that fits codes 0 to 4 best.
 template <class Format>
 HWY_INLINE VF first_scales(const CodesOf<Format>& codes, std::size_t lane, VF most) {
   if constexpr (!Format::fits_first) return most;
@@ -276,7 +277,7 @@ HWY_INLINE void fit_grid_lanes(const GridMap<typename Format::L>& map, std::size
   scale = refit<Format>(search, scale, off_grid, points);
   const MaskF is_negative = hn::And(is_active, hn::Lt(scale, zero));
   scale = hn::Abs(scale);
-  // NaN if squares overflow; ggml then gives up.
+  // The scale is NaN if squares overflowed. ggml stores zeros in this case.
   is_active = hn::And(is_active, hn::Ge(scale, zero));
   hn::StoreU(where(is_active, scale, zero), d, codes.scales.data() + lane);
   const VI is_kept = hn::IfThenElseZero(hn::RebindMask(I32(), is_active), integers(-1));

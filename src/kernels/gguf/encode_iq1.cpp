@@ -1,8 +1,9 @@
-// Encodes IQ1_S and IQ1_M: eight values form a point of a grid, whose coordinates are -1, 0 and 1,
-// each plus or minus an eighth, times a run's scale.
+// Encodes IQ1_S and IQ1_M. Eight values form a point of a grid, whose coordinates are -1, 0 and 1,
+// each plus or minus an eighth, times the scale of the values' run.
 //
-// The best coordinates of a run, if all were points, are found by trial: sorted by value, the first
-// values of a run are -1, the next 0, and the last 1.
+// The search first ignores that not every combination of coordinates is a point. It sorts the
+// values of a run and tries every split into three parts: the first part gets -1, the next 0, the
+// last 1.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,7 +17,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_iq1.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/groups_inl.h"
@@ -27,8 +28,8 @@
 
 namespace loadstone::simd {
 
-// Signs of the eighths, for each part of a run that stores one: bit `parts - 1 - i` is set if part
-// i subtracts it.
+// Results for 16 runs, one per lane. Each run has one or more parts that store the sign of the
+// eighth. Bit `parts - 1 - i` of `shifts` is set if part i subtracts the eighth.
 template <std::size_t numbers_of_run, std::size_t parts_of_run>
 struct Iq1Codes {
   static constexpr std::size_t run = numbers_of_run;
@@ -38,7 +39,7 @@ struct Iq1Codes {
   alignas(64) LaneRows<run> weights;
   alignas(64) LaneNumbers scales;
   alignas(64) LaneWords<1> shifts;
-  alignas(64) LaneWords<groups> points;  // packed
+  alignas(64) LaneWords<groups> points;  // packed codes of coordinates
 
   [[nodiscard]] bool is_less(std::size_t lane, std::size_t group) const noexcept {
     const std::size_t part = group * parts / groups;
@@ -51,7 +52,7 @@ struct Iq1Codes {
 
 constexpr float first_coordinate(bool is_less) noexcept { return is_less ? -1.125f : -0.875f; }
 
-// Codes of scales, 0 to 7; the largest is the code of 15 halves.
+// Computes the codes of scales, 0 to 7. Code k means the factor 2 * k + 1 of `scale`.
 template <std::size_t count>
 inline void odd_scale_codes(const float* scales, float scale, int* codes) noexcept {
   const float inverse = 1 / scale;
@@ -122,7 +123,7 @@ struct Iq1MFormat {
   }
 
  private:
-  // Least squares over the whole block; `scale` if all weights are zero.
+  // Returns the least-squares scale of the whole block, or `scale` if all weights are zero.
   static float fitted_scale(const Codes& codes, const std::array<int, 16>& scale_codes,
                             float scale) noexcept {
     fits::Sums sums;
@@ -147,9 +148,9 @@ struct Iq1MFormat {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// ---- the two places that part a sorted run
+// ---- the two splits of a sorted run
 
-// Sorts the values of each lane, ascending and stable.
+// Computes the rank of each value within its lane, ascending. Equal values keep their order.
 template <std::size_t run>
 HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
   for (std::size_t i = 0; i < run; ++i) {
@@ -159,7 +160,7 @@ HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
     const VF number = row_at(numbers + i * lane_count);
     VI rank = hn::LoadU(I32(), ranks + i * lane_count);
     for (std::size_t k = i + 1; k < run; ++k) {
-      // -1 if the first one comes first
+      // -1 if value i comes before value k, 0 otherwise.
       const VI is_before = hn::VecFromMask(
           I32(), hn::RebindMask(I32(), hn::Le(number, row_at(numbers + k * lane_count))));
       const VI other = hn::LoadU(I32(), ranks + k * lane_count);
@@ -170,14 +171,14 @@ HWY_INLINE void rank_numbers(const float* numbers, std::int32_t* ranks) {
   }
 }
 
-// Sums over the sorted values of a part of the run: of the first `i`, for i from 0 to `run`.
+// Sums over the first i of the sorted values, for each i from 0 to `run`.
 template <std::size_t run>
 struct PrefixSums {
-  alignas(64) LaneRows<run + 1> numbers;  // times weights
+  alignas(64) LaneRows<run + 1> numbers;  // sums of weight * value
   alignas(64) LaneRows<run + 1> weights;
 };
 
-// Values of other parts add nothing, because adding zero has no effect.
+// Sums the values [begin, end) only. Other values add 0, which leaves each sum unchanged.
 template <std::size_t run>
 HWY_INLINE void sum_sorted(const float* numbers, const float* weights, const std::int32_t* ranks,
                            std::size_t begin, std::size_t end, PrefixSums<run>& sums) {
@@ -202,8 +203,8 @@ HWY_INLINE void sum_sorted(const float* numbers, const float* weights, const std
   }
 }
 
-// Keeps the better result: `choice` has the first split in the lowest bits, the second from bit 8
-// and the shifts from bit 16; below 0: no result.
+// Keeps the better result. The bits of `choice` are the first split from bit 0, the second split
+// from bit 8, and the shifts from bit 16. `chosen` is negative until there is a result.
 HWY_INLINE void keep_better(VF sum_lx, VF sum_l2, int choice, VF& best, VF& scale, VI& chosen) {
   const MaskF is_better =
       hn::And(hn::Gt(sum_l2, hn::Zero(F32())), hn::Gt(square(sum_lx), hn::Mul(best, sum_l2)));
@@ -217,7 +218,7 @@ constexpr int choice_of(std::size_t first, std::size_t second, int shifts) {
   return static_cast<int>(first | second << 8) | shifts << 16;
 }
 
-// Tries all splits of the 32 sorted values, with the same shift for the whole run.
+// Tries all pairs of splits of the 32 sorted values, with one shift for the whole run.
 HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& weights,
                             const LaneWords<32>& ranks, std::size_t lane, VF& scale, VI& chosen) {
   constexpr std::size_t run = 32;
@@ -229,7 +230,7 @@ HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& wei
   const auto weight_sum = [&](std::size_t i) {
     return row_at(sums.weights.data() + i * lane_count);
   };
-  // Contributions of the last values, for each second split.
+  // Contributions of the third part, for each second split and each shift.
   std::array<PrefixSums<run>, 2> lasts;
   for (int less = 0; less < 2; ++less) {
     const VF last = floats(first_coordinate(less != 0) + 2);
@@ -259,8 +260,9 @@ HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& wei
   }
 }
 
-// One shift per half of the run. Coordinates differ by 1, so their sum is the last coordinate times
-// all values, minus the prefix sums at each split.
+// Tries all pairs of splits of the 16 sorted values, with one shift for each half of the run.
+// Neighbouring coordinates differ by 1, so the sum of value * coordinate is the last coordinate
+// times the sum of all values, minus the prefix sums at both splits.
 HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& weights,
                             const LaneWords<16>& ranks, std::size_t lane, VF& scale, VI& chosen) {
   constexpr std::size_t run = 16;
@@ -269,7 +271,7 @@ HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& wei
     sum_sorted<run>(numbers.data() + lane, weights.data() + lane, ranks.data() + lane, 8 * half,
                     8 * half + 8, sums[half]);
   }
-  // For half h and shift s, at 2 * h + s: the last coordinate, and its product with all values.
+  // Index 2 * h + s contains the sums for half h and shift s.
   constexpr auto square_of = [](float value) { return value * value; };
   alignas(64) LaneRows<4> number_sums;
   alignas(64) LaneRows<4> weight_sums;
@@ -310,7 +312,7 @@ HWY_INLINE void try_parting(const LaneRows<16>& numbers, const LaneRows<16>& wei
 
 // ---- points
 
-// Packs the codes. If the scale is negative, all coordinates change their signs.
+// Packs the codes of coordinates. If the scale is negative, all coordinates change their signs.
 template <class Codes>
 HWY_INLINE void pack_codes(const std::int32_t* ranks, VI chosen, MaskF is_negative,
                            std::int32_t* points) {
@@ -331,7 +333,7 @@ HWY_INLINE void pack_codes(const std::int32_t* ranks, VI chosen, MaskF is_negati
   }
 }
 
-// The least-squares scale for the points of one lane; `scale` if it would not be positive.
+// Returns the least-squares scale for the points of one lane, or `scale` if it is not positive.
 template <class Codes>
 HWY_INLINE float fit_to_points(const Codes& codes, std::size_t lane, float scale) {
   fits::Sums sums;
@@ -382,7 +384,7 @@ HWY_INLINE void fit_iq1_lanes(std::size_t lane, typename Format::Codes& codes) {
   shifts = hn::Xor(shifts, hn::IfThenElseZero(hn::RebindMask(I32(), is_negative), every_shift));
   pack_codes<Codes>(ranks.data() + lane, chosen, is_negative, codes.points.data() + lane);
   scale = hn::Abs(scale);
-  // NaN if squares overflow; ggml then gives up.
+  // The scale is NaN if squares overflowed. ggml stores zeros in this case.
   const MaskF is_fitted = hn::And(hn::Ge(most, floats(Format::smallest)), hn::Ge(scale, zero));
   const auto is_kept = hn::AndNot(hn::Lt(chosen, integers(0)), hn::RebindMask(I32(), is_fitted));
   hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, is_kept), scale), d, codes.scales.data() + lane);

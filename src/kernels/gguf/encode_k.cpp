@@ -1,5 +1,5 @@
-// Encodes Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: searches a scale for each run; the scales of a block
-// become codes themselves.
+// Encodes Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: searches the scale of each run, then encodes the scales
+// of a block's runs.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_k.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/groups_inl.h"
@@ -45,7 +45,8 @@ struct Q2_KSearch {
   static constexpr bool is_absolute = true;
 };
 
-// Weights of values: magnitudes, plus the root of the mean square for runs of 32.
+// Computes weights for values without an importance: magnitudes, plus the root mean square of the
+// run for runs of 32.
 template <std::size_t run>
 HWY_INLINE void weigh_magnitudes(const LaneRows<run>& rows, LaneRows<run>& weights) {
   for (std::size_t lane = 0; lane < lane_count; lane += hn::Lanes(F32())) {
@@ -65,7 +66,8 @@ HWY_INLINE void weigh_magnitudes(const LaneRows<run>& rows, LaneRows<run>& weigh
   }
 }
 
-// The weights of an importance; `factor` times the mean square of a block is added to squares.
+// Computes weights from the importance. `factor` multiplies the mean square of the block, which is
+// added to the square of each value.
 template <class Layout>
 HWY_INLINE void weigh_blocks(const GroupNumbers& group, float factor,
                              const LaneRows<Layout::run>& rows, LaneRows<Layout::run>& weights) {
@@ -81,7 +83,7 @@ HWY_INLINE void weigh_blocks(const GroupNumbers& group, float factor,
   weigh_importance<run>(rows, by_lanes, weights);
 }
 
-// The sums of the weights, run by run.
+// Returns the sum of the weights of each run.
 template <std::size_t run>
 HWY_INLINE LaneNumbers weights_of_runs(const LaneRows<run>& weights) {
   alignas(64) LaneNumbers sums;
@@ -95,8 +97,8 @@ HWY_INLINE VI shifted_code(VF number, VF scale, VF minimum, int top) {
   return clamped(nearest_integers(hn::Div(hn::Add(number, minimum), scale)), 0, top);
 }
 
-// Encodes the scales and minima of a block's runs, and computes the decoded ones with which values
-// are encoded. `weights`: of the runs, or null.
+// Encodes the scales and minima of a block's runs, then replaces them by the decoded ones, which
+// the codes of values are computed with. `weights`: one per run, or null.
 template <class Layout>
 HWY_INLINE void store_affine_scales(float* scales, float* minima, const float* weights,
                                     std::byte* block) {
@@ -172,14 +174,15 @@ struct AffineGroup : Layout {
   }
 };
 
-// ---- scales alone
+// ---- scales without minima
 
 HWY_INLINE VI quotient_code(VF number, VF scale, int middle) {
   const VI code = clamped(nearest_integers(hn::Div(number, scale)), -middle, middle - 1);
   return hn::Add(code, integers(middle));
 }
 
-// Stores the scale of a block and the codes of its runs' scales; the scales of codes, by lane.
+// Stores the scale of a block and the codes of its runs' scales. Returns the decoded scales of the
+// runs, by lane.
 template <class Layout>
 HWY_INLINE LaneNumbers store_centered_scales(float scale, const int* codes, std::byte* block) {
   store_f16(block + Layout::scale_at, scale);
@@ -190,7 +193,7 @@ HWY_INLINE LaneNumbers store_centered_scales(float scale, const int* codes, std:
   return by_lane(scales, lane_order<Layout::run>());
 }
 
-// `old_code` as for write_codes().
+// Stores the codes of all values. `old_code`: see write_codes().
 template <class Layout, class OldCode>
 HWY_INLINE void store_quotients(const LaneRows<Layout::run>& rows, const LaneNumbers& scales,
                                 OldCode old_code, LaneCodes<Layout::run>& codes, std::byte* to) {

@@ -1,4 +1,5 @@
-// Encodes Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: the scale follows from the extremes of a block of 32.
+// Encodes Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0. The scale follows from the extreme values of a block of
+// 32.
 #include <array>
 #include <limits>
 
@@ -8,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_legacy.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/groups_inl.h"
@@ -22,13 +23,14 @@ using Codes32 = std::array<std::uint8_t, legacy_elements>;
 
 HWY_INLINE float reciprocal(float scale) { return scale != 0 ? 1.0f / scale : 0.0f; }
 
-// For infinite scales, and scales without a finite inverse, x86-64 yields code 0: products are
-// infinite or NaN, and their integer conversion is 0 in the stored bits.
+// Returns false if all codes must be 0 because the scale or its inverse is infinite or NaN. Then
+// products are infinite or NaN, and ggml on x86-64 converts them to integers whose stored bits are
+// 0.
 HWY_INLINE bool is_usable(float scale, float inverse) {
   return is_finite_number(scale) && is_finite_number(inverse);
 }
 
-// The number of the largest magnitude, with its sign: the first of several.
+// Returns the first value with the largest magnitude.
 HWY_INLINE float extreme(const float* numbers) {
   const F32 d;
   VF most = hn::Zero(d);
@@ -60,7 +62,7 @@ HWY_INLINE Limits limits_of(const float* numbers) {
     most = hn::Max(most, values);
   }
   Limits limits = {hn::GetLane(hn::MinOfLanes(d, least)), hn::GetLane(hn::MaxOfLanes(d, most))};
-  if (limits.least == 0) {  // the sign of the first zero is stored
+  if (limits.least == 0) {  // the format stores the sign of the first zero
     std::size_t i = 0;
     while (numbers[i] != 0) ++i;
     limits.least = numbers[i];
@@ -69,7 +71,7 @@ HWY_INLINE Limits limits_of(const float* numbers) {
   return limits;
 }
 
-// (number - less) * factor + half, cut to an integer of at most `top`.
+// Computes (number - less) * factor + half, truncated to an integer of at most `top`.
 HWY_INLINE void cut_codes(const float* numbers, float less, float factor, float half, int top,
                           Codes32& codes) {
   const F32 d;
@@ -81,7 +83,7 @@ HWY_INLINE void cut_codes(const float* numbers, float less, float factor, float 
   }
 }
 
-// The first 16 codes are the low halves of 16 bytes.
+// Packs 32 codes into 16 bytes. The first 16 codes are the low halves of the bytes.
 HWY_INLINE void pack_halves(const Codes32& codes, std::byte* to) {
   for (std::size_t i = 0; i < 16; i += 8) {
     const std::uint64_t low = eight_codes(codes.data() + i);
@@ -96,7 +98,7 @@ HWY_INLINE void pack_fifths(const Codes32& codes, std::byte* to) {
   }
 }
 
-// Codes around `middle`, of which the extreme number has the lowest.
+// Encodes with codes around `middle`. The value with the largest magnitude gets code 0.
 template <int middle>
 HWY_INLINE float encode_around(const float* numbers, Codes32& codes) {
   const float scale = extreme(numbers) / -middle;
@@ -108,7 +110,7 @@ HWY_INLINE float encode_around(const float* numbers, Codes32& codes) {
   return scale;
 }
 
-// Codes from the least number up; stores both scale and least number.
+// Encodes with codes from the least value up. Stores the scale and the least value.
 template <int top>
 HWY_INLINE void encode_above(const float* numbers, std::byte* block, Codes32& codes) {
   const Limits limits = limits_of(numbers);
@@ -120,11 +122,12 @@ HWY_INLINE void encode_above(const float* numbers, std::byte* block, Codes32& co
   store_f16(block + 2, limits.least);
 }
 
-// A format has
-//   block_bytes, encode(numbers, block)
-//   is_searched              searches a scale for values with an importance; then also
-//   top, has_minimum         the largest code; stores the least value
-//   pack(codes, block)       stores codes only
+// A format has these members:
+//   block_bytes, encode(values, block)
+//   is_searched              true if values with an importance need a search; then also:
+//   top                      the largest code
+//   has_minimum              true if the format stores the least value
+//   pack(codes, block)       stores the codes, but not the scale
 struct ToQ4_0 {
   static constexpr std::size_t block_bytes = 18;
   static constexpr int top = 15;
@@ -210,16 +213,15 @@ struct ToQ8_0 {
   }
 };
 
-// ---- numbers with an importance: 16 blocks at once, each in a lane, whose scale is searched
+// ---- Values with an importance: searches the scales of 16 blocks at once, one block per lane
 
-// The codes of a lane.
 HWY_INLINE Codes32 codes_of_lane(const LaneCodes<legacy_elements>& codes, std::size_t lane) {
   Codes32 found;
   for (std::size_t i = 0; i < legacy_elements; ++i) found[i] = codes[i * lane_count + lane];
   return found;
 }
 
-// Writes code(number, lane) of each number.
+// Computes code(value, lane) for each value.
 template <class Code>
 HWY_INLINE void store_searched(const LaneRows<legacy_elements>& rows, Code code,
                                LaneCodes<legacy_elements>& codes) {

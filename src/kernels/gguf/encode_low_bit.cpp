@@ -1,4 +1,4 @@
-// Encodes TQ1_0 and TQ2_0: -1, 0 or 1 times the largest magnitude of a block.
+// Encodes TQ1_0 and TQ2_0. Each value becomes -1, 0 or 1 times the largest magnitude of its block.
 #include <array>
 
 #include "kernels/gguf/codes.h"
@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_low_bit.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/codes_inl.h"
@@ -18,9 +18,9 @@
 namespace loadstone::simd {
 
 inline constexpr std::size_t ternary_elements = 256;
-using TernaryCodes = std::array<std::uint8_t, ternary_elements>;  // 0, 1, 2
+using TernaryCodes = std::array<std::uint8_t, ternary_elements>;  // each 0, 1 or 2
 
-// Five digits of base 3 as a fraction of 256, rounded up.
+// The byte for each number of five base-3 digits: the number / 243 in units of 1/256, rounded up.
 inline constexpr auto ternary_bytes = [] {
   std::array<std::byte, 243> bytes{};
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -29,7 +29,8 @@ inline constexpr auto ternary_bytes = [] {
   return bytes;
 }();
 
-// Packs `count` bytes of digits that are `count` apart, the first one highest.
+// Packs `count` bytes. Consecutive digits of a byte are `count` codes apart; the first digit is the
+// highest.
 template <std::size_t count, std::size_t digits>
 inline void pack_digits(const std::uint8_t* codes, std::byte* to) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
@@ -48,7 +49,7 @@ inline void pack_digits(const std::uint8_t* codes, std::byte* to) noexcept {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// Returns the scale.
+// Computes the codes of a block and returns its scale.
 HWY_INLINE float ternary_codes(const float* numbers, TernaryCodes& codes) {
   const F32 d;
   VF most = hn::Zero(d);
@@ -57,7 +58,7 @@ HWY_INLINE float ternary_codes(const float* numbers, TernaryCodes& codes) {
   }
   const float scale = hn::GetLane(hn::MaxOfLanes(d, most));
   const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  codes.fill(1);  // the result of infinite products on x86-64
+  codes.fill(1);  // x86-64 yields this code for infinite products
   if (!is_finite_number(inverse)) return scale;
   for (std::size_t i = 0; i < ternary_elements; i += hn::Lanes(d)) {
     const VI rounded = rounded_away(hn::Mul(hn::LoadU(d, numbers + i), floats(inverse)));

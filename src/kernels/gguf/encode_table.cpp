@@ -1,4 +1,4 @@
-// Encodes IQ4_NL, IQ4_XS, MXFP4: four-bit codes that are indices of a table's values.
+// Encodes IQ4_NL, IQ4_XS and MXFP4, whose four-bit codes are indices into a table of values.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/encode_table.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/groups_inl.h"
@@ -20,19 +20,21 @@
 
 namespace loadstone::simd {
 
-// The middle between a value of IQ4 and the next. ggml compares two differences; the middle selects
-// the same value, because both differences are exact near it.
+// Returns the midpoint between a value of IQ4 and the next value. ggml instead compares the
+// distances to both values. The results are the same, because both distances are exact near the
+// midpoint.
 constexpr float middle_above(std::size_t code) noexcept {
   return (static_cast<float>(iq4_values[code]) + static_cast<float>(iq4_values[code + 1])) / 2;
 }
 
-// The E8M0 byte that ggml computes from the largest magnitude of a block: its logarithm to base 2,
-// rounded to F32 and then down, minus 2. Below 2^-125 it is the low byte of a negative integer.
+// Returns the E8M0 byte that ggml computes from the largest magnitude of a block: the base-2
+// logarithm is rounded to F32, then down, minus 2. Below 2^-125 the exponent is out of range and
+// wraps, because ggml stores the low byte of a negative integer.
 inline std::uint8_t mxfp4_exponent(float most) noexcept {
   if (!(most > 0)) return 0;
   const auto bits = std::bit_cast<std::uint32_t>(most);
   int exponent = static_cast<int>(bits >> 23) - 127;
-  // Just below a power of two the logarithm is rounded up to a whole number.
+  // For magnitudes just below a power of two, F32 rounds the logarithm up to an integer.
   if (exponent == -127 || (bits & 0x7fffffu) >= 0x7fffffu - 63) {
     exponent =
         static_cast<int>(std::floor(static_cast<float>(std::log2(static_cast<double>(most)))));
@@ -46,7 +48,7 @@ inline std::uint8_t mxfp4_exponent(float most) noexcept {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// The value of IQ4 that is nearest; a NaN has the last one, as in ggml.
+// Returns the nearest value of IQ4; for a NaN the last one, as in ggml.
 HWY_INLINE VF nearest_value(VF number) {
   VF value = floats(iq4_values[0]);
   for (std::size_t i = 0; i + 1 < iq4_values.size(); ++i) {
@@ -79,7 +81,8 @@ HWY_INLINE void table_sums(const float* numbers, const float* weights, VF invers
   }
 }
 
-// Candidates give the extreme number a place up to 7 from the first value of the table.
+// Searches the scale of each run. Candidates are the scales with which the extreme value becomes
+// the first value of the table plus an integer from -7 to 7.
 template <std::size_t run>
 HWY_INLINE void fit_table(const LaneRows<run>& rows, const LaneRows<run>& row_weights,
                           LaneNumbers& scales) {
@@ -122,8 +125,8 @@ HWY_INLINE void write_table_codes(const LaneRows<run>& rows, const LaneNumbers& 
 
 HWY_INLINE float inverse_of(float scale) { return scale != 0 ? 1 / scale : 0.0f; }
 
-// A layout has the members of a group except encode(), and
-//   store_scales(scales of runs, blocks, inverses)   writes all but codes
+// A layout has the members of a group except encode(), and also:
+//   store_scales(scales of runs, blocks, inverses)   stores the block except the codes
 //   codes_at(run)                                    offset of the 16 bytes of a run's codes
 template <class Layout>
 struct TableGroup : Layout {
@@ -202,7 +205,7 @@ struct Iq4XsLayout {
   }
 };
 
-// The code of the number that is nearest, the first of several.
+// Returns the code of the nearest value, and the first one if several are equally near.
 HWY_INLINE VI nearest_e2m1(VF number, float scale) {
   VI code = integers(0);
   VF least = hn::Abs(hn::Sub(hn::Zero(F32()), number));

@@ -1,4 +1,5 @@
-// Decoders and encoders by family, each in a separate file. Null if the family has none.
+// Returns the decoders and encoders of GGUF formats. Each family of formats has its own file; its
+// functions return null for formats of other families.
 #pragma once
 
 #include "kernels/gguf.h"
@@ -9,9 +10,9 @@ namespace loadstone::simd {
 [[nodiscard]] DecodeBlocks legacy_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
 // Q2_K to Q6_K.
 [[nodiscard]] DecodeBlocks k_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
-// IQ4_NL, IQ4_XS, MXFP4, NVFP4: codes of four bits that count the values of a table.
+// IQ4_NL, IQ4_XS, MXFP4, NVFP4: four-bit codes, which are indices into a table of values.
 [[nodiscard]] DecodeBlocks table_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
-// IQ1, IQ2 and IQ3: codes that count the points of a grid.
+// IQ1, IQ2 and IQ3: codes are indices into a grid of points.
 [[nodiscard]] DecodeBlocks grid_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
 // TQ1_0, TQ2_0, Q1_0, Q2_0.
 [[nodiscard]] DecodeBlocks low_bit_decoder(BlockFormat format, Dtype target,

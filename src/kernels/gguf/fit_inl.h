@@ -1,9 +1,10 @@
-// Scales that fit codes to values: ggml's searches, one run per lane. Sums follow the order of a
-// run's values; nothing is reordered or fused. For files that Highway compiles once per instruction
-// set.
+// Searches the scales that fit codes to values best, as ggml does, one run per lane. Sums follow
+// the order of a run's values; nothing is reordered or fused. Included by files that Highway
+// compiles once per instruction set.
 //
-// The codes chosen by a search are needed only if a scale is 0 after it is encoded, which is rare.
-// `code_scales` and `code_minima` let a caller compute them again, so they are not stored.
+// A search does not store the codes of its best candidate, because they are needed only if a scale
+// is 0 after it is encoded, which is rare. From `code_scales` and `code_minima` a caller can
+// compute these codes again.
 
 #include "kernels/gguf/lanes.h"
 #include "kernels/gguf/scale_fits.h"
@@ -29,14 +30,15 @@ using MaskF = hn::Mask<F32>;
 HWY_INLINE VF where(MaskF mask, VF yes, VF no) { return hn::IfThenElse(mask, yes, no); }
 HWY_INLINE VF square(VF value) { return hn::Mul(value, value); }
 
-// ---- numbers = scale * code + minimum, codes from 0 to `top`
+// ---- values = scale * code + minimum, codes from 0 to `top`
 
 // Vectors are not members of structs, because on some instruction sets they have no size.
 HWY_INLINE VI affine_code(VF number, VF inverse, VF minimum, int top) {
   return clamped(nearest_integers(hn::Mul(inverse, hn::Sub(number, minimum))), 0, top);
 }
 
-// The least value or 0, whichever is less, the largest, and sums of weights and of weighted values.
+// Computes the least value (at most 0), the largest value, and the sums of weights and of weighted
+// values.
 template <std::size_t run>
 HWY_INLINE void affine_limits(const float* numbers, const float* weights, VF& lowest, VF& highest,
                               VF& sum_w, VF& sum_x) {
@@ -56,8 +58,8 @@ HWY_INLINE void affine_limits(const float* numbers, const float* weights, VF& lo
   lowest = where(hn::Gt(lowest, zero), zero, lowest);
 }
 
-// Writes the codes of a candidate as F32, and sums what least squares need: weight * code, the same
-// times the code, and times the number.
+// Writes the codes of a candidate as F32. Computes the sums for least squares: of weight * code,
+// weight * code * code, and weight * code * value.
 template <std::size_t run>
 HWY_INLINE void affine_sums(const float* numbers, const float* weights, VF inverse, VF minimum,
                             int top, float* codes, VF& sum_l, VF& sum_l2, VF& sum_xl) {
@@ -75,7 +77,7 @@ HWY_INLINE void affine_sums(const float* numbers, const float* weights, VF inver
   }
 }
 
-// Sum of errors as magnitudes, or as squares.
+// Returns the weighted sum of the magnitudes of errors, or of their squares.
 template <std::size_t run, bool is_absolute>
 HWY_INLINE VF affine_error(const float* numbers, const float* weights, const float* codes, VF scale,
                            VF minimum) {
@@ -89,11 +91,12 @@ HWY_INLINE VF affine_error(const float* numbers, const float* weights, const flo
   return sum;
 }
 
-// A search has
-//   run, top, steps
-//   first, step      added to `top` before it is divided by the range of the values
-//   is_absolute      errors are magnitudes, not squares
-// Each candidate yields the scale and minimum of least squares, which replace worse ones.
+// A search has these members:
+//   run, top         values per run; the largest code
+//   steps            index of the last candidate
+//   first, step      candidate i divides the range of the values by top + first + step * i
+//   is_absolute      true if the search sums the magnitudes of errors instead of squares
+// Each candidate yields a least-squares scale and minimum, which are kept if their error is less.
 template <class Search>
 HWY_INLINE void fit_affine_lanes(const float* numbers, const float* weights, std::size_t lane,
                                  Fitted& fitted) {
@@ -138,7 +141,7 @@ HWY_INLINE void fit_affine_lanes(const float* numbers, const float* weights, std
   hn::StoreU(where(is_flat, lowest, code_minimum), d, fitted.code_minima.data() + lane);
 }
 
-// For values with an importance.
+// The search for values with an importance.
 template <std::size_t numbers, int largest_code>
 struct WeightedSearch {
   static constexpr std::size_t run = numbers;
@@ -157,21 +160,22 @@ HWY_INLINE void fit_affine(const LaneRows<Search::run>& numbers,
   }
 }
 
-// ---- numbers = scale * code, codes from -middle to middle - 1
+// ---- values = scale * code, codes from -middle to middle - 1
 
 HWY_INLINE VI centered_code(VF number, VF inverse, int middle) {
   return clamped(nearest_integers(hn::Mul(inverse, number)), -middle, middle - 1);
 }
 
-// Codes from 0 up. A run whose values are too small for a scale has codes of 0, not `middle`.
+// Adds `middle` to the code, because stored codes start at 0. If the run's values are too small for
+// a scale, returns 0.
 HWY_INLINE VI stored_centered_code(VF number, VF inverse, int middle) {
   const VI code = hn::Add(centered_code(number, inverse, middle), integers(middle));
   const auto has_scale = hn::Ne(inverse, hn::Zero(F32()));
   return hn::IfThenElseZero(hn::RebindMask(I32(), has_scale), code);
 }
 
-// The first value with the largest magnitude in each lane; `is_small`: lanes whose values are too
-// small for a scale.
+// Returns the first value with the largest magnitude in each lane. `is_small` is set for lanes
+// whose values are too small for a scale.
 template <std::size_t run>
 HWY_INLINE VF extremes(const float* numbers, MaskF& is_small) {
   VF extreme = hn::Zero(F32());
@@ -187,7 +191,7 @@ HWY_INLINE VF extremes(const float* numbers, MaskF& is_small) {
   return extreme;
 }
 
-// weight * number * code, and weight * code * code.
+// Sums weight * value * code, and weight * code * code.
 template <std::size_t run, int middle>
 HWY_INLINE void centered_sums(const float* numbers, const float* weights, VF inverse, VF& sum_lx,
                               VF& sum_l2) {
@@ -202,7 +206,7 @@ HWY_INLINE void centered_sums(const float* numbers, const float* weights, VF inv
   }
 }
 
-// Candidates are `middle`, plus and minus a number of tenths, divided by the extreme value.
+// Candidates map the extreme value to -(middle + i / 10), for i from -9 to 9.
 template <std::size_t run, int middle>
 HWY_INLINE void fit_centered(const LaneRows<run>& rows, const LaneRows<run>& row_weights,
                              Fitted& fitted) {
@@ -233,8 +237,8 @@ HWY_INLINE void fit_centered(const LaneRows<run>& rows, const LaneRows<run>& row
   }
 }
 
-// ---- The same values: changes single codes while that improves the fit of least squares; weights
-// are squares
+// ---- values = scale * code without an importance: after a first fit, changes single codes while
+// that improves the least-squares fit. Weights are the squares of values
 
 template <std::size_t run, int middle>
 HWY_INLINE void refined_begin(const float* numbers, VF inverse, float* codes, VF& sum_lx,
@@ -251,7 +255,7 @@ HWY_INLINE void refined_begin(const float* numbers, VF inverse, float* codes, VF
   }
 }
 
-// Tries another code for one value of each lane; returns the lanes that accepted it.
+// Tries a different code for one value of each lane. Returns the lanes that accepted it.
 template <int middle>
 HWY_INLINE MaskF refine_code(VF number, float* place, VF& sum_lx, VF& sum_l2) {
   const VF zero = hn::Zero(F32());

@@ -1,11 +1,11 @@
-// IQ1, IQ2 and IQ3: each group of 4 or 8 values is a point of a grid, with signs.
+// Decodes IQ1, IQ2 and IQ3: each group of 4 or 8 values is a point of a grid, with signs.
 #include "kernels/gguf/families.h"
 #include "kernels/gguf/grid_data.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/grid.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/group_inl.h"
@@ -15,7 +15,7 @@
 
 namespace loadstone::simd {
 
-// Points with their coordinates as bytes, the first one lowest.
+// Expands packed points to one byte per coordinate, with the first coordinate in the lowest byte.
 template <typename Point, std::size_t points, std::size_t values>
 constexpr std::array<Point, points> grid_of(const std::array<std::uint16_t, points>& packed,
                                             const std::array<std::uint8_t, values>& coordinates) {
@@ -41,11 +41,11 @@ inline constexpr std::array<std::uint8_t, 16> iq3_s_values = {1, 3, 5, 7, 9, 11,
 inline constexpr auto iq3_xxs_grid = grid_of<std::uint32_t>(iq3_xxs_points, iq3_xxs_values);
 inline constexpr auto iq3_s_grid = grid_of<std::uint32_t>(iq3_s_points, iq3_s_values);
 
-// -1, 0, 1 are the coordinates. Here they are in eighths, and 8 more.
+// The coordinates -1, 0 and 1 in units of 1/8, plus 8 so that they are not negative.
 inline constexpr std::array<std::uint8_t, 4> iq1_values = {0, 8, 16, 0};
 inline constexpr auto iq1_grid = grid_of<std::uint64_t>(iq1_points, iq1_values);
 
-// Eight bits as eight bytes of 0 or 0xff.
+// For each byte, eight bytes that are 0xff for its 1 bits and 0 for its 0 bits.
 inline constexpr auto sign_masks = [] {
   std::array<std::uint64_t, 256> masks{};
   for (std::size_t i = 0; i < masks.size(); ++i) {
@@ -56,7 +56,7 @@ inline constexpr auto sign_masks = [] {
   return masks;
 }();
 
-// Seven signs, and an eighth that makes the number of minuses even.
+// The same masks for 7 stored signs; the eighth sign makes the number of minus signs even.
 inline constexpr auto even_sign_masks = [] {
   std::array<std::uint64_t, 128> masks{};
   for (std::size_t i = 0; i < masks.size(); ++i) {
@@ -71,7 +71,7 @@ inline constexpr auto even_sign_masks = [] {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// Negates bytes of 1 to 127 if the mask is set.
+// Negates the bytes whose mask is 0xff. All bytes are 1 to 127.
 HWY_INLINE std::uint64_t with_signs(std::uint64_t bytes, std::uint64_t mask) {
   return (bytes ^ mask) + (mask & 0x0101010101010101u);
 }
@@ -84,7 +84,7 @@ HWY_INLINE std::size_t nibble(const std::byte* from, std::size_t i) {
   return (octets(from)[i / 2] >> (4 * (i % 2))) & 15u;
 }
 
-// scale * (2 * index + 1) * unit for each index; `unit` is a power of two.
+// Computes scale * (2 * index + 1) * unit for each index. `unit` is a power of two.
 template <std::size_t count>
 HWY_INLINE void odd_scales(float scale, const std::array<std::uint8_t, count>& indices, float unit,
                            float* to) {
@@ -188,7 +188,7 @@ struct Iq3S : GridBlock {
   }
 };
 
-// A point plus or minus an eighth.
+// Returns a point in units of 1/8, with 1/8 added to each coordinate, or subtracted if `is_less`.
 HWY_INLINE std::uint64_t shifted_point(std::size_t index, bool is_less) {
   const std::uint64_t two = is_less ? 0 : 0x0202020202020202u;
   return subtract_from_each(iq1_grid[index] + two, 9);

@@ -1,4 +1,4 @@
-// Parameters and block layouts of the encoders of IQ2 and IQ3. Factors and limits are ggml's.
+// Parameters and block layouts for encoding IQ2 and IQ3. Factors and limits are ggml's.
 #pragma once
 
 #include <algorithm>
@@ -14,42 +14,42 @@
 
 namespace loadstone::simd {
 
-// The groups of a run whose points are chosen again for the best scale.
+// The groups of a run for which the search chooses points again with the best scale.
 enum class Refit : std::uint8_t {
-  off_grid,    // of groups whose codes were on no point
-  all_of_run,  // all groups of a run that has some that are not points
+  off_grid,    // only the groups whose codes were not a point
+  all_of_run,  // all groups of a run in which some codes were not a point
   always
 };
 
-// Weights of values without an importance.
+// Formulas for the weights of values without an importance.
 enum class Unweighted : std::uint8_t { squares, quarter_of_mean_more };
 
-// Results for 16 runs.
+// Results of the search for 16 runs.
 template <std::size_t run, std::size_t dims>
 struct GridCodes {
   static constexpr std::size_t groups = run / dims;
-  alignas(64) LaneRows<run> numbers;  // magnitudes; negative if the stored sign is wrong
+  alignas(64) LaneRows<run> numbers;  // magnitudes, but negative if the stored sign is flipped
   alignas(64) LaneRows<run> weights;
-  alignas(64) LaneRows<run> roots;  // of weights
+  alignas(64) LaneRows<run> roots;  // square roots of the weights
   alignas(64) LaneNumbers scales;
   alignas(64) LaneWords<run / 8> signs;
-  alignas(64) LaneWords<groups> points;  // packed
+  alignas(64) LaneWords<groups> points;  // packed codes of coordinates
   alignas(64) LaneWords<groups> indices;
 };
 
-// ---- Constants of each format; GridFormat has the defaults
+// ---- Constants of each format. GridFormat contains the defaults
 
 struct GridFormat {
   static constexpr std::size_t elements = 256;
-  static constexpr float smallest = smallest_fitted;  // runs of smaller values have no scale
+  static constexpr float smallest = smallest_fitted;  // runs of smaller magnitudes get scale 0
   static constexpr float candidate_step = 0.1f;
-  static constexpr int candidates = 9;  // on either side of the first
+  static constexpr int candidates = 9;  // number of candidates on each side of the first one
   static constexpr float mean_factor = 2;
   static constexpr Unweighted unweighted = Unweighted::squares;
   static constexpr Refit refit = Refit::off_grid;
-  static constexpr float scale_factor = 1;  // what the scale of a block is stored times
+  static constexpr float scale_factor = 1;  // multiplies the block's scale before it is stored
   static constexpr bool fits_first = false;
-  // Blocks with scale 0 keep points and signs.
+  // True if blocks with scale 0 still store points and signs.
   static constexpr bool keeps_codes = false;
 };
 
@@ -112,7 +112,7 @@ struct Iq3SFormat : Iq3Format {
   static GridMap<L> map() noexcept { return iq3_s_map(); }
 };
 
-// ---- bytes of a block, whose bytes are zeros before
+// ---- Packing. All bytes of a block are 0 before
 
 template <class Codes>
 inline std::uint32_t index_at(const Codes& codes, std::size_t run, std::size_t group) noexcept {
@@ -128,7 +128,7 @@ inline void add_nibble(std::byte* bytes, std::size_t i, std::uint32_t value) noe
   bytes[i / 2] |= static_cast<std::byte>(value << (4 * (i % 2)));
 }
 
-// Seven signs per eight values, and the code of a scale.
+// Packs seven signs for each eight values, and the code of a scale.
 template <class Codes>
 inline std::uint32_t signs_and_scale(const Codes& codes, std::size_t run, int scale) noexcept {
   std::uint32_t packed = static_cast<std::uint32_t>(scale) << 28;
@@ -196,7 +196,7 @@ inline void pack(Iq3SFormat /*format*/, const GridCodes<32, 4>& codes, std::size
   }
 }
 
-// `first`: the run that the block begins with.
+// Stores one block. `first` is the index of its first run in `codes`.
 template <class Format, class Codes>
 inline void store_block(const Codes& codes, std::size_t first, std::byte* block) noexcept {
   constexpr std::size_t runs = Format::elements / Format::run;

@@ -9,7 +9,8 @@ namespace loadstone::simd {
 
 namespace {
 
-// Squared distances, in steps of codes, from a place to all whose coordinates are those of a byte.
+// For each byte, the squared distance of its coordinates from those in the byte `half`. Coordinates
+// are measured in codes.
 template <class L>
 std::array<std::uint8_t, 256> distances_of_bytes(std::uint32_t half) noexcept {
   std::array<std::uint8_t, 256> all{};
@@ -25,7 +26,8 @@ std::array<std::uint8_t, 256> distances_of_bytes(std::uint32_t half) noexcept {
   return all;
 }
 
-// `rings` different distances are kept for each place; `room` is the number of all neighbours.
+// Stores a grid's map. For each place it keeps the neighbours at the `rings` least distances.
+// `room` is the total number of neighbours.
 template <class L, std::size_t point_count, std::size_t room>
 class MapMemory {
  public:
@@ -51,7 +53,7 @@ class MapMemory {
   }
 
  private:
-  // Returns the end of the list.
+  // Appends the neighbours of a place to the list at `end`. Returns the new end.
   std::size_t add_neighbours(std::uint32_t packed, std::size_t rings, std::size_t end) noexcept {
     const auto low = distances_of_bytes<L>(packed & 255);
     const auto high = distances_of_bytes<L>(packed >> 8);
@@ -61,7 +63,7 @@ class MapMemory {
       return std::size_t{low[point & 255]} + high[point >> 8];
     };
     for (const std::uint16_t point : points_) ++counts[distance(point)];
-    // Offsets by distance; 0 if they are too far.
+    // For each distance, 1 + the offset of the next neighbour; 0 if the distance is not kept.
     std::array<std::size_t, farthest + 1> places{};
     std::size_t kept = 0;
     for (std::size_t i = 0; i <= farthest && kept < rings; ++i) {
@@ -86,7 +88,8 @@ class MapMemory {
 
 }  // namespace
 
-// The distances that ggml searches; sizes follow from the grids.
+// The second argument is the number of distances that ggml searches. The template argument `room`
+// follows from the grid.
 
 GridMap<Lattice8> iq2_xxs_map() noexcept {
   static const MapMemory<Lattice8, 256, 135360> memory(iq2_xxs_points, 2);

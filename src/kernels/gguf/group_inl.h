@@ -1,10 +1,10 @@
-// Decodes groups of 256 elements by a description of the format, a struct with
-//   block_bytes, block_elements   of one block
-//   run                           elements that share a scale
-//   has_offset                    value = code * scale, or code * scale + offset
-//   half                          meaning of GgufMode::half for it
-//   unpack(block, Unpacked)       codes, scales and offsets of one block
-// For files that Highway compiles once per instruction set.
+// Decodes groups of 256 elements. The format is described by a struct with these members:
+//   block_bytes, block_elements   size of one block
+//   run                           number of elements that share a scale
+//   has_offset                    value = code * scale + offset; otherwise value = code * scale
+//   half                          the arithmetic of GgufMode::half for this format
+//   unpack(block, Unpacked)       writes the codes, scales and offsets of one block
+// Included by files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <array>
@@ -18,10 +18,10 @@
 
 namespace loadstone::simd {
 
-// products_only: scale and offset are rounded to F16, and all that follows is F32.
+// products_only: rounds the scales and offsets to F16, and computes the values in F32.
 enum class HalfArithmetic : std::uint8_t { none, full, products_only };
 
-// Output of unpack().
+// The arrays that unpack() writes.
 struct Unpacked {
   std::int8_t* codes;
   float* scales;
@@ -58,13 +58,13 @@ struct Group {
   alignas(64) Scales offsets{};
 };
 
-// ---- One value at a time, with the same NaN everywhere
+// ---- Arithmetic on single values, with the same NaN on every instruction set
 
 HWY_INLINE bool is_finite(float value) {
   return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-// `factor` is finite.
+// Multiplies. `factor` must be finite.
 HWY_INLINE float product(float value, float factor) {
   if (value != value) return value;
   if (!is_finite(value) && factor == 0.0f) return std::bit_cast<float>(0xffc00000u);
@@ -90,11 +90,11 @@ HWY_INLINE float load_f16(const std::byte* from) {
   return std::bit_cast<float>((half & 0x8000u) << 16 | ((magnitude << 13) + (112u << 23)));
 }
 
-// Keeps the sign of a NaN, like a subtraction.
+// Negates, but keeps the sign of a NaN, like a subtraction from 0.
 HWY_INLINE float negative(float value) { return value != value ? value : -value; }
 
-// scale * factor for each 8-bit factor. Uses vectors, because the next load would wait for floats
-// that are stored one at a time.
+// Computes scale * factor for each 8-bit factor. Uses vectors because floats that are stored one at
+// a time would delay the next vector load.
 template <std::size_t count, typename Integer>
 HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
   if (HWY_UNLIKELY(!is_finite(scale))) {
@@ -110,7 +110,7 @@ HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
   }
 }
 
-// ---- bytes to codes
+// ---- Bytes to codes
 
 using Bytes = hn::CappedTag<std::uint8_t, 32>;
 using HalfBytes = hn::CappedTag<std::uint8_t, 16>;
@@ -125,7 +125,6 @@ HWY_INLINE std::uint8_t* octets(std::int8_t* codes) {
   return reinterpret_cast<std::uint8_t*>(codes);
 }
 
-// The bits of each byte from `shift` upwards.
 template <int shift, class D>
 HWY_INLINE hn::Vec<D> field(D d, hn::Vec<D> bytes, std::uint8_t mask) {
   if constexpr (shift == 0) {
@@ -135,13 +134,13 @@ HWY_INLINE hn::Vec<D> field(D d, hn::Vec<D> bytes, std::uint8_t mask) {
   }
 }
 
-// Eight bits of a byte as eight bytes of 0 or 1, the low one first.
+// Spreads the eight bits of a byte over eight bytes of 0 or 1, the lowest bit first.
 HWY_INLINE std::uint64_t spread_bits(std::uint8_t byte) {
   const std::uint64_t each = (byte * 0x0101010101010101u) & 0x8040201008040201u;
   return ((each + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u;
 }
 
-// Subtracts `amount` from bytes below 128.
+// Subtracts `amount` from each byte. All bytes must be below 128.
 HWY_INLINE std::uint64_t subtract_from_each(std::uint64_t bytes, std::uint8_t amount) {
   constexpr std::uint64_t tops = 0x8080808080808080u;
   return ((bytes | tops) - amount * 0x0101010101010101u) ^ tops;
@@ -151,7 +150,7 @@ HWY_INLINE void store_codes(std::uint64_t codes, std::int8_t* to) {
   number::store_raw(reinterpret_cast<std::byte*>(to), codes);
 }
 
-// ---- From codes and scales to values
+// ---- Codes and scales to values
 
 template <Dtype target, std::uint16_t nan>
 struct WriterOf;
@@ -168,8 +167,9 @@ struct WriterOf<Dtype::bf16, nan> {
   using Type = WriteBf16<nan>;
 };
 
-// For infinities and NaNs. Of two NaNs the product's wins, and with `half` the offset's, as in the
-// references; `half` has no rule for incomplete vectors.
+// Decodes a run whose scale or offset is infinite or NaN. If both terms of the sum are NaN, the
+// result is the product's NaN, as in the reference decoder. With `half` it is the offset's, because
+// torch's choice depends on the machine and the shape.
 template <std::size_t run, bool has_offset, bool half, Dtype target, std::uint16_t nan>
 HWY_NOINLINE void write_special_run(const std::int8_t* codes, float scale, float offset,
                                     std::byte* to) {
@@ -192,7 +192,7 @@ HWY_INLINE bool all_finite(const float* values, std::size_t count) {
   return special == 0;
 }
 
-// Decodes one vector, starting at element `at` of the group.
+// Returns the bits of the values of one vector, which starts at element `at` of the group.
 template <std::size_t run, bool has_offset, bool half>
 HWY_INLINE V bits_at(const Group& group, std::size_t at) {
   const F32 d;
@@ -205,7 +205,7 @@ HWY_INLINE V bits_at(const Group& group, std::size_t at) {
   return hn::BitCast(U32(), values);
 }
 
-// Blocks have at least 32 elements, so two vectors of 16 always fit.
+// Decodes two vectors at a time: blocks have at least 32 elements, so two vectors of 16 always fit.
 template <std::size_t run, bool has_offset, bool half, Dtype target>
 HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to) {
   constexpr std::uint16_t nan = half ? number::bf16_nan_scalar : number::bf16_nan_vector;
@@ -229,8 +229,6 @@ HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to
     }
   }
 }
-
-// Indices of all elements of a group, in one vector.
 
 HWY_INLINE void round_all_to_f16(Scales& values) {
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());

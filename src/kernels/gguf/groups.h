@@ -1,4 +1,4 @@
-// Groups of values that are encoded together: see groups_inl.h.
+// Groups of values that are encoded together. See groups_inl.h.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace loadstone::simd {
 
-// The values of a group. `importance` is null without an importance.
+// The values of a group. `importance` may be null.
 struct GroupNumbers {
   const float* numbers;
   const float* importance;
@@ -19,7 +19,7 @@ inline float sum_of_squares(const float* numbers, std::size_t count) noexcept {
   return sum;
 }
 
-// The signed value with the largest magnitude: the first of several, 0 if all are NaN.
+// Returns the first value with the largest magnitude, or 0 if all values are NaN.
 inline float extreme_of(const float* values, std::size_t count) noexcept {
   float most = 0;
   float extreme = 0;

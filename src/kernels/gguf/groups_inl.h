@@ -1,5 +1,5 @@
-// Runs of blocks in groups of 16 runs, weights of their numbers, and fits of a few scales.
-// For files that Highway compiles once for each instruction set.
+// Encodes blocks in groups of 16 runs, and computes the weights of their values. Included by files
+// that Highway compiles once for each instruction set.
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ HWY_INLINE void weigh_squares(const LaneRows<run>& rows, LaneRows<run>& weights)
   }
 }
 
-// importance * sqrt(mean square + number * number); `weights` holds the importance before.
+// Replaces the importance in `weights` by importance * sqrt(mean square + value * value).
 template <std::size_t run>
 HWY_INLINE void weigh_importance(const LaneRows<run>& rows, const LaneNumbers& mean_squares,
                                  LaneRows<run>& weights) {
@@ -44,7 +44,7 @@ HWY_INLINE void weigh_importance(const LaneRows<run>& rows, const LaneNumbers& m
   }
 }
 
-// For each lane.
+// Sums the weights of each lane.
 template <std::size_t run>
 HWY_INLINE void sum_weights(const LaneRows<run>& weights, LaneNumbers& sums) {
   for (std::size_t lane = 0; lane < lane_count; lane += hn::Lanes(F32())) {
@@ -56,11 +56,11 @@ HWY_INLINE void sum_weights(const LaneRows<run>& weights, LaneNumbers& sums) {
   }
 }
 
-// A group has
-//   elements, block_bytes   of a block
-//   blocks                  of a group: 16 runs of numbers
+// A group has these members:
+//   elements, block_bytes   size of a block
+//   blocks                  number of blocks in a group, which has 16 runs of values
 //   encode(GroupNumbers, blocks)
-// The last blocks, fewer than a group, are encoded with zeros behind them.
+// If the last blocks are fewer than a group, zeros are appended and encoded with them.
 template <class Group>
 HWY_INLINE void encode_groups(const float* numbers, std::uint64_t block_count,
                               const BlockImportance* importance, std::byte* blocks) {

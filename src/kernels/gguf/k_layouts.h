@@ -1,4 +1,4 @@
-// The blocks of Q2_K to Q6_K: places of scales and codes, and the encoding of a block's scales.
+// Block layouts of Q2_K to Q6_K: offsets of scales and codes, and how a block's scales are encoded.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace loadstone::simd {
 
 inline constexpr std::size_t k_elements = 256;
 
-// Lanes whose codes share a byte are eight apart: neighbours among runs of 32, and runs of 16 that
-// are four apart.
+// Orders of the runs in lanes. Two runs whose codes share a byte must be eight lanes apart. Runs of
+// 32 share a byte with the next run, and runs of 16 with the run four places later.
 inline constexpr LaneOrder order_of_32 = {0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
 inline constexpr LaneOrder order_of_16 = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
 
@@ -24,7 +24,7 @@ constexpr LaneOrder lane_order() noexcept {
   return run == 32 ? order_of_32 : order_of_16;
 }
 
-// Ignores NaN, as ggml does.
+// Returns the largest value, or 0 if none is positive. Ignores NaNs, as ggml does.
 inline float largest(const float* values, std::size_t count) noexcept {
   float most = 0;
   for (std::size_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
@@ -43,7 +43,8 @@ inline std::byte byte_at(std::uint64_t word, std::size_t i) noexcept {
 
 // ---- Q4_K and Q5_K: scales and minima of six bits
 
-// Scales or minima of a block as codes of the largest. Returns the scale of the codes.
+// Encodes the scales or minima of a block relative to the largest one. Returns the scale of the
+// codes.
 template <std::size_t count, int top>
 inline float codes_of_largest(const float* values, int* codes) noexcept {
   const float most = largest(values, count);
@@ -52,7 +53,8 @@ inline float codes_of_largest(const float* values, int* codes) noexcept {
   return most / top;
 }
 
-// Stores codes like ggml: in bytes, whose top bits are cut if 4 of them share one.
+// Stores six-bit codes like ggml. The last four scales and minima are split over two bytes. Codes
+// above 63 are not checked: they lose bits or change other codes, as in ggml.
 inline void store_six_bit(const int* scales, const int* minima, std::byte* to) noexcept {
   for (std::size_t i = 0; i < 4; ++i) {
     const int scale = byte_of(scales[i + 4]);
@@ -74,7 +76,7 @@ inline void load_six_bit(const std::byte* from, int* scales, int* minima) noexce
   }
 }
 
-// A block's scale and offset, and the codes of its runs' scales and minima.
+// Layout of a block with one scale and offset, and six-bit codes for the runs' scales and minima.
 struct SixBitLayout {
   static constexpr std::size_t elements = k_elements;
   static constexpr std::size_t run = 32;
@@ -124,7 +126,7 @@ struct Q5_KLayout : SixBitLayout {
       for (std::size_t k = 0; k < 8; ++k) {
         to[k / 4 * block_bytes + 48 + 32 * (k % 4) + i] = byte_at(both, k);
       }
-      // The fifth bits of eight runs: two of each byte, of four bytes a block.
+      // A byte collects the fifth bits of eight runs: 2 bits from each of 4 bytes of `fifths`.
       const std::uint64_t fifths = (low >> 4 & each_byte(1)) | (high >> 4 & each_byte(1)) << 1;
       const std::uint64_t joined = fifths | fifths >> 6 | fifths >> 12 | fifths >> 18;
       to[16 + i] = byte_at(joined, 0);
@@ -135,7 +137,7 @@ struct Q5_KLayout : SixBitLayout {
 
 // ---- Q2_K, Q3_K, Q6_K: fields of two bits
 
-// Four codes of two bits each, of the runs k, k + 2, k + 4 and k + 6 of each half of a block.
+// Stores two-bit codes, four per byte: those of runs k, k + 2, k + 4 and k + 6 of a half block.
 inline void store_two_bits(std::uint64_t low, std::uint64_t high, std::size_t i,
                            std::byte* to) noexcept {
   const std::uint64_t pairs = low | high << 4;
@@ -206,7 +208,7 @@ struct Q3_KLayout {
       const std::uint64_t low = low_codes(codes, i);
       const std::uint64_t high = high_codes(codes, i);
       store_two_bits(low & each_byte(3), high & each_byte(3), i, to + 32);
-      // The top bits of runs k, k + 2 ... k + 14: two of each byte, then four, then eight.
+      // A byte collects the top bits of runs k, k + 2, ..., k + 14.
       const std::uint64_t tops = (low >> 2 & each_byte(1)) | (high >> 2 & each_byte(1)) << 2;
       const std::uint64_t halves = tops | tops >> 15;
       const std::uint64_t joined = halves | halves >> 28;

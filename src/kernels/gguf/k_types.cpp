@@ -1,10 +1,10 @@
-// Q2_K to Q6_K: blocks of 256 with runs of 16 or 32, each with a small integer scale.
+// Decodes Q2_K to Q6_K: blocks of 256 with runs of 16 or 32, each with a small integer scale.
 #include "kernels/gguf/families.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/k_types.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/group_inl.h"
@@ -50,7 +50,7 @@ struct Q3_K : Block256 {
   static constexpr std::size_t run = 16;
   static constexpr bool has_offset = false;
 
-  // Bits `low` and up of `bytes`, and bit `high` of `tops` above them; less 4.
+  // Joins two bits of `bytes` from bit `low` up with bit `high` of `tops`, and subtracts 4.
   template <int low, int high, class D>
   static HWY_INLINE hn::Vec<D> code(D d, hn::Vec<D> bytes, hn::Vec<D> tops) {
     const auto top = field<high>(d, tops, 1);
@@ -75,7 +75,8 @@ struct Q3_K : Block256 {
   static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
     const auto low = number::load_raw<std::uint64_t>(block + 96);
     const std::uint64_t high = number::load_raw<std::uint32_t>(block + 104);
-    const std::uint64_t tops = high | high >> 2 << 32;  // of 8 scales, and of 8 more 4 bits higher
+    // Byte i contains the top two bits of scale i (bits 0 and 1) and of scale i + 8 (bits 4 and 5).
+    const std::uint64_t tops = high | high >> 2 << 32;
     constexpr std::uint64_t nibbles = 0x0f0f0f0f0f0f0f0fu;
     constexpr std::uint64_t pairs = 0x0303030303030303u;
     const std::array<std::uint64_t, 2> scales = {
@@ -91,14 +92,14 @@ struct Q3_K : Block256 {
   }
 };
 
-// The scales of Q4_K and Q5_K: d, dmin, and 8 pairs of 6 bits in 12 bytes.
+// Unpacks the scales of Q4_K and Q5_K: d, dmin, and 8 pairs of 6-bit codes in 12 bytes.
 HWY_INLINE void unpack_scales_and_minima(const std::byte* block, Unpacked to) {
   const auto scale = number::load_raw<std::uint32_t>(block + 4);
   const auto minimum = number::load_raw<std::uint32_t>(block + 8);
   const auto both = number::load_raw<std::uint32_t>(block + 12);
   const std::uint32_t high_scales = (both & 0x0f0f0f0fu) | (scale >> 2 & 0x30303030u);
   const std::uint32_t high_minima = (both >> 4 & 0x0f0f0f0fu) | (minimum >> 2 & 0x30303030u);
-  // Unpacks in registers, without a pass through memory.
+  // Unpacks in registers, because a pass through memory would be slower.
   const auto scales = std::bit_cast<std::array<std::uint8_t, 8>>((scale & 0x3f3f3f3fu) |
                                                                  std::uint64_t{high_scales} << 32);
   const auto minima = std::bit_cast<std::array<std::uint8_t, 8>>((minimum & 0x3f3f3f3fu) |
@@ -158,7 +159,8 @@ struct Q6_K : Block256 {
   static constexpr std::size_t run = 16;
   static constexpr bool has_offset = false;
 
-  // Four bits from `shift` of `bytes`, two from `high` of `tops` above them; less 32.
+  // Joins four bits of `bytes` from bit `shift` up with two bits of `tops` from bit `high` up, and
+  // subtracts 32.
   template <int shift, int high, class D>
   static HWY_INLINE hn::Vec<D> code(D d, hn::Vec<D> bytes, hn::Vec<D> tops) {
     const auto top = hn::ShiftLeft<4>(field<high>(d, tops, 3));

@@ -1,6 +1,6 @@
-// Parallel runs of values, one per lane, so that each lane sums and compares in the order of a
-// plain loop over its run: results have the same bits on every instruction set. For files that
-// Highway compiles once per instruction set.
+// Processes 16 runs of values in parallel, one per lane. Each lane sums and compares in the order
+// of a plain loop over its run, so results have the same bits on every instruction set. Included by
+// files that Highway compiles once per instruction set.
 
 #include "kernels/gguf/lanes.h"
 
@@ -20,7 +20,7 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Transposes 16 consecutive runs into lanes.
+// Transposes 16 consecutive runs, so that lane i contains run order[i].
 template <std::size_t run>
 HWY_INLINE void spread_runs(const float* numbers, const LaneOrder& order, LaneRows<run>& rows) {
 #if HWY_TARGET == HWY_SCALAR
@@ -52,8 +52,8 @@ HWY_INLINE void spread_runs(const float* numbers, const LaneOrder& order, LaneRo
 
 HWY_INLINE VF row_at(const float* row) { return hn::LoadU(F32(), row); }
 
-// Writes the codes of values with the scales of their lanes: new_code(number, lane), where `lane`
-// is a vector's first. For scale 0 it is old_code(number, lane, place of the code).
+// Writes the codes of all values: new_code(value, lane), where `lane` is the first lane of the
+// vector. In lanes with scale 0, writes old_code(value, lane, address of the code) instead.
 template <std::size_t run, class NewCode, class OldCode>
 HWY_INLINE void write_codes(const LaneRows<run>& rows, const LaneNumbers& scales, NewCode new_code,
                             OldCode old_code, LaneCodes<run>& codes) {

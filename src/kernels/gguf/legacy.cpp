@@ -1,10 +1,10 @@
-// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: blocks of 32 with one scale, and perhaps an offset.
+// Decodes Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: blocks of 32 with one scale, and some with an offset.
 #include "kernels/gguf/families.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/legacy.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/group_inl.h"
@@ -12,7 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// 16 bytes: the low halves are the first 16 codes, the high halves the others.
+// Unpacks 32 codes from 16 bytes and subtracts `less`. The low halves are the first 16 codes.
 HWY_INLINE void unpack_nibbles(const std::byte* from, std::uint8_t less, std::int8_t* codes) {
   const HalfBytes d;
   for (std::size_t i = 0; i < 16; i += hn::Lanes(d)) {
@@ -22,7 +22,7 @@ HWY_INLINE void unpack_nibbles(const std::byte* from, std::uint8_t less, std::in
   }
 }
 
-// Adds a fifth bit for each code from the 32 bits at `high`.
+// Like unpack_nibbles(), with a fifth bit for each code from the 32 bits at `high`.
 HWY_INLINE void unpack_fives(const std::byte* high, const std::byte* from, std::uint8_t less,
                              std::int8_t* codes) {
   std::array<std::uint64_t, 4> fifths;

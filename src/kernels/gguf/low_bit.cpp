@@ -1,10 +1,11 @@
-// TQ1_0, TQ2_0, Q1_0, Q2_0: codes of two bits and fewer, one scale a block.
+// Decodes TQ1_0, TQ2_0, Q1_0 and Q2_0: codes of one or two bits or base-3 digits, with one scale
+// per block.
 #include "kernels/gguf/families.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/low_bit.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/group_inl.h"
@@ -22,14 +23,15 @@ HWY_INLINE void same_scales(const std::byte* half, std::size_t runs, float* scal
   std::fill_n(scales, runs, load_f16(half));
 }
 
-// `count` bytes of five digits of base 3 as a fraction of 256: the first digits, then the second...
+// Unpacks `count` bytes, each a fraction of 256 with base-3 digits: first digit 1 of all bytes,
+// then digit 2 of all bytes, and so on.
 template <std::size_t count, std::size_t digits>
 HWY_INLINE void unpack_digits(const std::byte* from, std::int8_t* codes) {
   const hn::CappedTag<std::uint8_t, count> d;
   for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
     auto fraction = hn::LoadU(d, octets(from) + i);
     for (std::size_t digit = 0; digit < digits; ++digit) {
-      // The digit, fraction * 3 / 256, is 1 from 86 and 2 from 171; a mask is -1.
+      // The digit is fraction * 3 / 256: 1 from 86 on, and 2 from 171 on. A true mask is -1.
       const auto one = hn::VecFromMask(d, hn::Eq(hn::Max(fraction, hn::Set(d, 86)), fraction));
       const auto two = hn::VecFromMask(d, hn::Eq(hn::Max(fraction, hn::Set(d, 171)), fraction));
       const auto code = hn::Sub(hn::Sub(hn::Set(d, 255), one), two);

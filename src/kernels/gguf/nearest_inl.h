@@ -1,6 +1,6 @@
-// Nearest points of a grid, one run of values per lane: ggml's searches, with errors summed in the
-// order of the coordinates. Neighbours are in vectors, so each sum has the bits of a plain loop.
-// For files that Highway compiles once per instruction set.
+// Finds the nearest points of a grid, as ggml does, one run of values per lane. A vector contains
+// several neighbours, so each neighbour's error is summed in the order of the coordinates, with the
+// bits of a plain loop. Included by files that Highway compiles once per instruction set.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace loadstone::simd {
 
-// Errors per row: the maximal number of codes of a coordinate.
+// Length of a row of errors: the largest number of codes of a coordinate.
 inline constexpr std::size_t error_row = 8;
 
 }  // namespace loadstone::simd
@@ -36,23 +36,23 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Vectors of neighbours.
+// Vectors with one neighbour per lane.
 using NearF = hn::CappedTag<float, neighbour_step>;
 using NearI = hn::RebindToSigned<NearF>;
 
-// The values of one lane with their weights, lane_count apart.
+// The values of one lane and their weights. Consecutive elements are lane_count apart.
 struct Weighed {
   const float* numbers;
   const float* weights;
 };
 
-// A coordinate's number is first + step * code.
+// A coordinate with code c has the value first + step * c.
 struct CodeNumbers {
   float first;
   float step;
 };
 
-// weight * (scale * coordinate - number)^2 for each code of each coordinate.
+// Computes weight * (scale * coordinate - value)^2 for each code of each coordinate.
 template <std::size_t dims>
 HWY_INLINE void errors_of_codes(Weighed lane, float scale, CodeNumbers values, float* errors) {
   const NearF d;
@@ -82,7 +82,7 @@ HWY_INLINE hn::Vec<NearF> errors_at(const float* row, hn::Vec<NearI> codes) {
 #endif
 }
 
-// The first candidate with the least error; the first of all if errors are infinite or NaN.
+// Returns the first candidate with the least error, or the first of all if no error is finite.
 template <class L>
 HWY_INLINE std::uint32_t nearest_point(std::span<const std::uint16_t> points, Weighed lane,
                                        float scale, CodeNumbers values) {
@@ -112,8 +112,8 @@ HWY_INLINE std::uint32_t nearest_point(std::span<const std::uint16_t> points, We
   return points[static_cast<std::size_t>(hn::GetLane(first))];
 }
 
-// Replaces the packed codes of a vector's lanes by points: the nearest ones if they are not points.
-// `off_grid` gets bit `group` of these lanes. Inactive lanes are unchanged.
+// Replaces the packed codes of each lane by the nearest point, unless they already are a point.
+// Sets bit `group` of `off_grid` in lanes whose codes were replaced. Inactive lanes are unchanged.
 template <class L>
 HWY_INLINE void move_to_points(const GridMap<L>& map, std::size_t group, Weighed lanes,
                                const float* scales, const bool* is_active, CodeNumbers values,

@@ -1,5 +1,5 @@
-// Scales of a block's scales: ggml's searches over a few values, for blocks with an importance.
-// Sums follow the order of the values.
+// Searches the scale of a few values, such as a block's scales, as ggml does for blocks with an
+// importance. Sums follow the order of the values.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace loadstone::simd {
 
-// Runs with only smaller values have the scale 0.
+// Runs in which all magnitudes are smaller get scale 0.
 inline constexpr float smallest_fitted = 1e-15f;
 
 namespace fits {
 
-// The sums of least squares: weight * value * code, and weight * code * code.
+// The sums for least squares: of weight * value * code, and of weight * code * code.
 struct Sums {
   float lx = 0;
   float l2 = 0;
@@ -34,7 +34,7 @@ float error_of(const float* values, const float* weights, float scale, const int
   return error;
 }
 
-// Changes the code of one value if that improves the fit; returns true if it did.
+// Changes the code of one value if that improves the fit. Returns true if it changed the code.
 inline bool refine_code(float value, float weight, int top, int& code, Sums& sums) noexcept {
   const auto old = static_cast<float>(code);
   float lx = sums.lx - weight * value * old;
@@ -52,8 +52,8 @@ inline bool refine_code(float value, float weight, int top, int& code, Sums& sum
 
 }  // namespace fits
 
-// value = scale * code, codes from 0 to `top`. Returns the scale. Codes are bytes, as in ggml: a
-// value below 0 has one that is far too large.
+// Fits value = scale * code with codes from 0 to `top`. Returns the scale. Codes are stored in
+// bytes, as in ggml, so a negative value gets a code that is far too large.
 template <std::size_t count>
 float fit_positive(const float* values, const float* weights, int top, int* codes) noexcept {
   float most = 0;
@@ -95,8 +95,8 @@ float fit_positive(const float* values, const float* weights, int top, int* code
   return sums.l2 > 0 ? sums.lx / sums.l2 : 0.0f;
 }
 
-// value = scale * code, codes from -middle to middle - 1; all are -middle if the values are too
-// small for a scale. Returns the scale.
+// Fits value = scale * code with codes from -middle to middle - 1. Returns the scale. If the values
+// are too small for a scale, all codes are -middle.
 template <std::size_t count, int middle>
 float fit_around_zero(const float* values, const float* weights, int* codes) noexcept {
   const float extreme = extreme_of(values, count);

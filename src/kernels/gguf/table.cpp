@@ -1,11 +1,12 @@
-// IQ4_NL, IQ4_XS, MXFP4, NVFP4: codes of four bits that count the values of a table.
+// Decodes IQ4_NL, IQ4_XS, MXFP4 and NVFP4: four-bit codes, which are indices into a table of
+// values.
 #include "kernels/gguf/families.h"
 #include "kernels/gguf/tables.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/table.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/gguf/group_inl.h"
@@ -15,8 +16,8 @@
 
 namespace loadstone::simd {
 
-// Half of the value of an E4M3 byte without its sign. Here 0x7f is 0, not NaN, and 0xff is the
-// value after the largest.
+// Returns half of the value of an E4M3 byte without its sign. As in ggml, 0x7f is 0 instead of NaN,
+// and 0xff is the value after the largest one.
 constexpr float half_of_ue4m3(std::uint8_t byte) noexcept {
   if (byte == 0x7f) return 0.0f;
   if (byte == 0xff) return 240.0f;
@@ -29,7 +30,7 @@ constexpr float half_of_ue4m3(std::uint8_t byte) noexcept {
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// `count` bytes, at most 16: the values of the low halves, then those of the high halves.
+// Looks up the codes of `count` <= 16 bytes: first all low halves, then all high halves.
 template <std::size_t count>
 HWY_INLINE void look_up(const Table& table, const std::byte* from, std::int8_t* to) {
 #if HWY_TARGET == HWY_SCALAR

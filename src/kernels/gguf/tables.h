@@ -1,4 +1,4 @@
-// Tables of codes, which decoders and encoders share.
+// Tables of codes for decoders and encoders.
 #pragma once
 
 #include <array>
@@ -11,11 +11,11 @@ using Table = std::array<std::int8_t, 16>;
 
 alignas(16) inline constexpr Table iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                  1,    13,   25,  38,  53,  69,  89,  113};
-// The values of E2M1, doubled. Its negative zero is lost.
+// The values of E2M1, doubled. The code of -0 has the value 0.
 alignas(16) inline constexpr Table e2m1_doubled = {0, 1,  2,  3,  4,  6,  8,  12,
                                                    0, -1, -2, -3, -4, -6, -8, -12};
 
-// Half of the power of two of an E8M0 byte; 0xff is not NaN here.
+// Returns half of the power of two that an E8M0 byte encodes. 0xff is not NaN here.
 constexpr float half_of_e8m0(std::uint8_t byte) noexcept {
   const std::uint32_t bits = byte < 2 ? 0x00200000u << byte : (byte - 1u) << 23;
   return std::bit_cast<float>(bits);

@@ -14,7 +14,8 @@ namespace loadstone {
 
 namespace {
 
-// Values in F32 between two steps: some blocks of any format, which fit into the first cache.
+// Number of values that are converted to F32 at a time: whole blocks of every format, and few
+// enough to fit into the L1 cache.
 constexpr std::uint64_t piece_elements = 2048;
 using Piece = std::array<float, piece_elements>;
 
@@ -29,7 +30,7 @@ void replace_non_finite(std::span<float> block) noexcept {
   }
 }
 
-// A run of values to encode in blocks.
+// Reads the values of a window in pieces.
 class Pieces {
  public:
   Pieces(const QuantizedLayout& form, std::uint64_t begin, const std::byte* numbers)
@@ -39,7 +40,8 @@ class Pieces {
         begin_(begin),
         numbers_(numbers) {}
 
-  // Loads finite values from `at` on as F32; returns the index of the first non-finite one.
+  // Loads values from index `at` on as F32 and replaces non-finite ones. Returns the index of the
+  // first non-finite value, or at + count.
   std::uint64_t load(std::uint64_t at, std::uint64_t count) noexcept {
     const std::byte* const from = numbers_ + (at - begin_) * element_bytes(form_.dtype);
     float most = 0;
@@ -51,7 +53,7 @@ class Pieces {
     return at + good;
   }
 
-  // Mean square of the row that begins at `at`, summed in order.
+  // Returns the mean square of the row that begins at index `at`. Squares are summed in order.
   float mean_square(std::uint64_t at) noexcept {
     float sum = 0;
     for (std::uint64_t done = 0; done < form_.columns;) {
@@ -74,7 +76,7 @@ class Pieces {
   alignas(64) Piece piece_;
 };
 
-// Importance of the value at an index, and of the rest of its row.
+// Returns the importance of the value at index `at`, followed by the importance of its row's end.
 const float* importance_at(const QuantizedLayout& form, std::uint64_t at) noexcept {
   const bool is_one = form.importance->size() == form.columns;
   const std::uint64_t matrix = is_one ? 0 : at / form.matrix_elements();

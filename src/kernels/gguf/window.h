@@ -1,4 +1,4 @@
-// Windows of a value as blocks of GGUF.
+// Encodes windows of a tensor as blocks of GGUF.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace loadstone {
 
-// A window is whole blocks, and with an importance whole rows. Returns the index of the first
-// non-finite value, or `end`: NaN counts as 0 and an infinity as the largest finite magnitude of
-// its block.
+// Encodes [begin, end). A window consists of whole blocks, and of whole rows if there is an
+// importance. Returns the index of the first non-finite value, or `end`. Encodes a NaN as 0, and an
+// infinity as the largest finite magnitude of its block, with the infinity's sign.
 std::uint64_t encode_gguf_window(const QuantizedLayout& form, std::uint64_t begin,
                                  std::uint64_t end, const std::byte* numbers,
                                  std::byte* blocks) noexcept;

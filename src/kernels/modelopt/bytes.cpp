@@ -1,5 +1,5 @@
-// Codes of 8 bits with a separate scale, F8_E4M3 and I8, and the largest magnitudes that determine
-// scales.
+// Encodes and decodes 8-bit codes with separate scales, F8_E4M3 and I8. Finds the largest
+// magnitudes, which determine scales.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/modelopt/bytes.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/modelopt/small_inl.h"
@@ -33,7 +33,7 @@ void store_code(float value, std::byte* to) noexcept {
   }
 }
 
-// One value at a time: for runs with NaNs.
+// Encodes one value at a time, for runs with NaNs.
 template <Dtype source, bool is_int8, bool rounds>
 void encode_bytes_plainly(float scale, const std::byte* from, std::uint64_t count,
                           std::byte* to) noexcept {
@@ -55,7 +55,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// Values that are examined, and then encoded from the nearest cache.
+// Number of values that are first examined and then encoded, while they are still in the L1 cache.
 constexpr std::uint64_t stretch = 4096;
 
 template <Dtype source, bool is_int8, bool rounds>
@@ -102,7 +102,7 @@ std::uint64_t encode_run(float scale, const std::byte* from, std::uint64_t count
 template <Dtype source>
 std::uint64_t encode_as(const ScaledRun& run, const std::byte* from, std::uint64_t count,
                         std::byte* to) {
-  // Computes in F32.
+  // For F32, rounding the quotient to the source's dtype changes nothing.
   if (run.rounds && source != Dtype::f32) {
     return run.is_int8 ? encode_run<source, true, true>(run.scale, from, count, to)
                        : encode_run<source, false, true>(run.scale, from, count, to);
@@ -117,7 +117,7 @@ std::uint64_t Encode(const ScaledRun& run, const std::byte* from, std::uint64_t 
                       [&]<Dtype dtype>() { return encode_as<dtype>(run, from, count, to); });
 }
 
-// ---- mxfp8: blocks of 32 with a power of two each
+// ---- mxfp8: blocks of 32 with a power-of-two scale each
 
 template <Dtype source>
 std::uint64_t encode_mx_row(bool is_rounded_log, const std::byte* from, std::uint64_t columns,
@@ -163,7 +163,7 @@ std::uint64_t EncodeMx(Dtype source, bool is_rounded_log, const std::byte* from,
   });
 }
 
-// ---- The largest finite magnitude
+// ---- Largest finite magnitudes
 
 template <Dtype source>
 std::uint64_t join_run(const std::byte* from, std::uint64_t count, float& amax) {
@@ -213,7 +213,7 @@ void decode_run(float scale, const std::byte* from, std::uint64_t count, std::by
     std::array<std::byte, 16> last{};
     if (size < lanes) std::memcpy(last.data(), from + i, size);
     const VF values = decode_vector<is_int8>(scales, size < lanes ? last.data() : from + i);
-    // A NaN's bits are the plain ones on every instruction set.
+    // Replaces each NaN by the default one, because its bits may depend on the instruction set.
     const auto is_nan = hn::RebindMask(U32(), hn::Ne(values, values));
     const V bits = hn::IfThenElse(is_nan, plain, hn::BitCast(U32(), values));
     if (size == lanes) {
@@ -251,7 +251,7 @@ HWY_EXPORT(EncodeMx);
 HWY_EXPORT(Join);
 HWY_EXPORT(Decode);
 
-// Highway's dispatch is by a name that is looked up here.
+// HWY_DYNAMIC_DISPATCH finds Encode only in this namespace.
 std::uint64_t encode_scaled(const ScaledRun& run, const std::byte* numbers, std::uint64_t count,
                             std::byte* data) noexcept {
   return HWY_DYNAMIC_DISPATCH(Encode)(run, numbers, count, data);

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/modelopt/four_bit.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/modelopt/small_inl.h"
@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// Values of the codes with their scale.
+// Returns the values of the codes, multiplied or divided by their scales.
 template <FourBit type>
 HWY_INLINE VF scaled_values(V codes, VF scales) {
   if constexpr (type == FourBit::e2m1) {
@@ -29,7 +29,7 @@ HWY_INLINE VF scaled_values(V codes, VF scales) {
     const V sign = hn::ShiftLeft<28>(hn::And(codes, all(8)));
     return hn::Mul(hn::BitCast(F32(), hn::Or(bits, sign)), scales);
   } else {
-    // Offset by 8 and with an inverse scale, or in two's complement.
+    // The types `offset` and `twos`.
     const V shifted = type == FourBit::offset ? codes : hn::Xor(codes, all(8));
     const auto whole = hn::Sub(hn::BitCast(I32(), shifted), hn::Set(I32(), 8));
     const VF value = hn::ConvertTo(F32(), whole);

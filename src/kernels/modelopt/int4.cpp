@@ -1,5 +1,5 @@
-// int4 in blocks of 128, in both of ModelOpt's layouts: of a compressed model, with inverse scales,
-// two neighbours a byte, the first one high; and of its export, two rows a byte.
+// Encodes int4 in blocks of 128, in two layouts of ModelOpt. A compressed model has inverse scales
+// and two neighbours per byte, the first in the high bits. An exported model has two rows per byte.
 #include <algorithm>
 #include <array>
 
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/modelopt/int4.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/modelopt/small_inl.h"
@@ -19,7 +19,7 @@
 
 namespace loadstone::simd {
 
-// A block's values, with 0 for each NaN.
+// The values of a block after look_at(), with 0 for each NaN.
 template <Dtype source>
 struct Int4Block {
   static constexpr std::size_t size = scaled::int4_block;
@@ -95,7 +95,7 @@ std::uint64_t Encode(Dtype source, bool rounds, const std::byte* from, std::uint
       source, [&]<Dtype dtype>() { return encode_as<dtype>(rounds, from, count, to, scales); });
 }
 
-// Two rows; the scales of the first, and then those of the second.
+// Encodes two rows. The scales of the first row come before those of the second.
 template <Dtype source>
 std::uint64_t encode_two_rows(const std::byte* from, std::uint64_t columns, std::byte* to,
                               std::byte* scales) {

@@ -1,4 +1,5 @@
-// mxfp4: E2M1 in blocks of 32 with a power of two each. Two codes a byte, the first one low.
+// Encodes mxfp4: E2M1 codes in blocks of 32 with a power-of-two scale each. A byte contains two
+// codes, the first in the low bits.
 #include <algorithm>
 #include <array>
 
@@ -7,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/modelopt/mxfp4.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/modelopt/small_inl.h"

@@ -1,5 +1,5 @@
-// nvfp4: E2M1 in blocks of 16 with a scale of F8_E4M3 each, and one F32 for all. Two codes a byte,
-// the first one low.
+// Encodes nvfp4: E2M1 codes in blocks of 16 with an F8_E4M3 scale each, and one F32 scale for all
+// blocks. A byte contains two codes, the first in the low bits.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,7 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/modelopt/nvfp4.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway demands.
+// Highway requires this include after foreach_target.h.
 #include <hwy/highway.h>
 
 #include "kernels/modelopt/small_inl.h"
@@ -26,7 +26,7 @@ inline constexpr std::size_t block = 16;
 inline constexpr std::size_t pairs = block / 2;
 inline constexpr std::size_t blocks_at_once = 64;
 
-// Encodes one value divided by its block's scale, finite or not.
+// Encodes one value that is already divided by its block's scale, finite or not.
 inline unsigned e2m1_of(float value) noexcept {
   constexpr std::array<float, 7> bounds = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
   const float magnitude = std::abs(value);
@@ -45,14 +45,14 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-// Scales of whole vectors of blocks.
+// The scales of several blocks.
 struct Scales {
   alignas(64) std::array<float, blocks_at_once> amax{};
   alignas(64) std::array<float, blocks_at_once> divisor{};
   std::array<std::byte, blocks_at_once> codes{};
 };
 
-// Computes scales from `amax` and the value's scale.
+// Computes the scales of `count` blocks from their `amax` and the tensor's scale.
 HWY_INLINE void find_scales(float scale_2, std::size_t count, Scales& scales) {
   const VF all_scale = hn::Set(F32(), scale_2);
   const VF divisor = hn::Set(F32(), 6.0f * scale_2);
@@ -65,7 +65,7 @@ HWY_INLINE void find_scales(float scale_2, std::size_t count, Scales& scales) {
     const V codes = e4m3_of_bits(hn::BitCast(U32(), scale));
     write_u8(codes, scales.codes.data() + i);
     const VF product = hn::Mul(positive_of_e4m3(codes), all_scale);
-    const auto is_zero = hn::Eq(product, hn::Zero(F32()));  // tiny values become 0
+    const auto is_zero = hn::Eq(product, hn::Zero(F32()));  // then every value is encoded as 0
     hn::Store(hn::IfThenElse(is_zero, infinity, product), F32(), scales.divisor.data() + i);
   }
 }
@@ -76,7 +76,7 @@ HWY_INLINE V codes_of(VF values) {
   return hn::Or(e2m1_of_bits(hn::BitCast(U32(), values)), sign);
 }
 
-// An even count of blocks. Returns the place of the first number that is not finite.
+// Encodes an even number of blocks. Returns the index of the first non-finite value.
 template <Dtype source>
 std::uint64_t encode_blocks(float scale_2, const std::byte* from, std::size_t count, std::byte* to,
                             std::byte* codes) {
@@ -131,7 +131,7 @@ std::uint64_t encode_row(float scale_2, const std::byte* from, std::uint64_t col
       at += count * block;
       continue;
     }
-    // The last blocks, and zeros after them.
+    // Fewer than two whole blocks remain, so zeros are appended.
     const std::uint64_t size = columns - at;
     const std::size_t count = (size + block - 1) / block;
     std::array<std::byte, 2 * block * bytes> numbers{};

@@ -1,7 +1,7 @@
-// The number of values per scale in the encodings of modelopt.h, and the scale. All scales are
-// finite and positive: 1 instead of 0, for values that are all 0. If the largest code would be
-// infinite in the dtype of the values, the next smaller scale without that is used; ModelOpt, whose
-// dialects differ here, writes infinities.
+// Block sizes of the encodings in modelopt.h, and functions that compute their scales. All scales
+// are finite and positive: the scale of values that are all 0 is 1. If the decoded value of the
+// largest code would be infinite in the dtype of the values, loadstone uses the next smaller scale
+// for which it is finite. ModelOpt writes infinities, and its dialects differ in them.
 #pragma once
 
 #include <algorithm>
@@ -17,26 +17,28 @@ inline constexpr std::uint64_t nvfp4_block = 16;
 inline constexpr std::uint64_t int4_block = 128;
 inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 
-// The last of which may be a short one.
+// Returns the number of blocks for `count` values; the last block may be short.
 [[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t count, std::uint64_t block) noexcept {
   return count / block + (count % block != 0 ? 1u : 0u);
 }
 
-// The largest F32 that is finite when it is rounded to F32, F16 or BF16.
+// Returns the largest F32 that is finite after rounding to F32, F16 or BF16.
 [[nodiscard]] constexpr float most_finite(Dtype dtype) noexcept {
-  if (dtype == Dtype::f16) return std::bit_cast<float>(0x477fefffu);   // below 65520
-  if (dtype == Dtype::bf16) return std::bit_cast<float>(0x7f7f7fffu);  // half a step above the last
+  if (dtype == Dtype::f16) return std::bit_cast<float>(0x477fefffu);  // below 65520
+  // Just below the largest BF16 plus half a step.
+  if (dtype == Dtype::bf16) return std::bit_cast<float>(0x7f7f7fffu);
   return std::bit_cast<float>(0x7f7fffffu);
 }
 
-// `value` as the dtype has it.
+// Rounds `value` to `dtype`, and returns it as F32.
 [[nodiscard]] float rounded(Dtype dtype, float value) noexcept;
 
-// amax / most, of fp8, int8 and int4-awq.
+// Returns amax / most: the scale of fp8, int8 and int4-awq.
 [[nodiscard]] float scale_of(const QuantizedLayout& form, float amax, float most) noexcept;
-// 7 / amax.
+// Returns 7 / amax, the inverse scale of int4.
 [[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;
-// In "exact" it is so large that its inverse, which compressed-tensors keeps, is finite too.
+// Returns the F32 scale of a tensor. In the dialect `exact`, the scale is large enough that its
+// inverse, which compressed-tensors stores, is finite too.
 [[nodiscard]] float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept;
 
 }  // namespace loadstone::scaled
@@ -47,16 +49,17 @@ inline constexpr std::uint64_t mx_block = 32;
 
 enum class MxType : std::uint8_t { mxfp4, mxfp8 };
 
-// torch's log2 in F32, rounded up, of a quotient slightly above a power of two.
+// Returns log2 of the value, rounded to F32 like torch's and then up.
 [[nodiscard]] int rounded_log_up(float value) noexcept;
 
-// The exponent of a block's scale, the smallest whose codes reach `amax`, as the scale's byte: 127
-// is 2^0, and the minimum is 0. `is_rounded_log`: that of the quotient's logarithm, both rounded to
-// F32, which is one less for a few values.
+// Returns the exponent of a block's scale as the scale's byte: 127 means 2^0, and the minimum is 0.
+// The scale is the smallest whose codes reach `amax`. With `is_rounded_log`, the exponent is
+// computed like ModelOpt: quotient and logarithm are rounded to F32, and so for a few values the
+// exponent is one less.
 template <MxType type>
 [[nodiscard]] inline std::uint32_t mx_exponent(float amax, bool is_rounded_log) noexcept {
   constexpr bool is_mxfp4 = type == MxType::mxfp4;
-  // 6 is 1.5 * 2^2 and 448 is 1.75 * 2^8: a larger mantissa carries.
+  // The largest codes are 6 = 1.5 * 2^2 and 448 = 1.75 * 2^8. A larger mantissa carries.
   constexpr std::uint32_t carry = is_mxfp4 ? 0x3fffffu : 0x1fffffu;
   constexpr std::uint32_t bias = is_mxfp4 ? 2 : 8;
   if (!is_rounded_log) {
@@ -74,8 +77,8 @@ template <MxType type>
   return (bits >> 23) + 1;
 }
 
-// The exponent above which values of `source` can round up to infinity, and the largest value whose
-// code is finite with it.
+// Limits for values that become infinite in `source` when they are decoded. This can happen from
+// the scale byte `exponent` on. `largest` is the largest value whose decoded value is still finite.
 struct MxTop {
   std::uint32_t exponent;
   float largest;
@@ -89,7 +92,7 @@ template <MxType type>
   }
 }
 
-// 1 / the scale of this byte.
+// Returns 1 / scale for a scale's byte.
 [[nodiscard]] inline float one_by_power(std::uint32_t exponent) noexcept {
   return std::bit_cast<float>((254u - exponent) << 23);
 }

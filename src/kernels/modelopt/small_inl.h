@@ -1,5 +1,5 @@
-// Small floats in vectors, and quotients rounded as ModelOpt rounds them. For files that Highway
-// compiles once for each instruction set.
+// Encodes vectors of values as small floats, and rounds quotients as ModelOpt does. Included by
+// files that Highway compiles once for each instruction set.
 
 #include <algorithm>
 #include <cmath>
@@ -13,13 +13,13 @@
 
 namespace loadstone::simd {
 
-// The index of the first of `count` values that is not finite.
+// Returns the index of the first non-finite value, or `count`.
 template <Dtype source>
 inline std::uint64_t find_not_finite(const std::byte* from, std::uint64_t count) noexcept {
   return find_number<source>(from, count, [](float value) { return !is_finite_number(value); });
 }
 
-// The largest magnitude of those that are finite.
+// Returns the largest finite magnitude.
 template <Dtype source>
 inline float finite_magnitude(const std::byte* from, std::uint64_t count) noexcept {
   float most = 0;
@@ -30,7 +30,7 @@ inline float finite_magnitude(const std::byte* from, std::uint64_t count) noexce
   return most;
 }
 
-// A copy with 0 for each NaN.
+// Copies values, with 0 for each NaN.
 template <Dtype source>
 inline void zero_nans(const std::byte* from, std::uint64_t count, std::byte* to) noexcept {
   constexpr std::size_t bytes = number::bytes_of<source>;
@@ -41,7 +41,7 @@ inline void zero_nans(const std::byte* from, std::uint64_t count, std::byte* to)
   }
 }
 
-// Clamps magnitudes to `most`; keeps NaNs.
+// Copies values, with magnitudes limited to `most`. Keeps NaNs.
 template <Dtype source>
 inline void limit_magnitudes(float most, const std::byte* from, std::uint64_t count,
                              std::byte* to) noexcept {
@@ -66,14 +66,14 @@ inline void limit_magnitudes(float most, const std::byte* from, std::uint64_t co
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-// Rounds to the nearest value of `source`, ties to even. Values beyond all codes may stay
-// unchanged.
+// Rounds to the nearest value of `source`, ties to even. For F16, limits magnitudes to 32768, which
+// is beyond all codes.
 template <Dtype source>
 HWY_INLINE VF round_to(VF values) {
   if constexpr (source == Dtype::f16) {
     const VF most = hn::Set(F32(), 32768.0f);
     const VF limited = hn::Min(hn::Max(values, hn::Neg(most)), most);
-    return hn::CopySign(round_to_half(limited), values);  // a zero keeps its sign too
+    return hn::CopySign(round_to_half(limited), values);  // restores the sign of zeros
   } else if constexpr (source == Dtype::bf16) {
     const V bits = upper_bf16_of_bits(hn::BitCast(U32(), values));
     return hn::BitCast(F32(), hn::And(bits, all(0xffff0000u)));
@@ -82,21 +82,21 @@ HWY_INLINE VF round_to(VF values) {
   }
 }
 
-// The codes of F8_E4M3, which saturates. Not for NaN.
+// Returns F8_E4M3 codes; too large values get the code of the largest value. Not for NaNs.
 HWY_INLINE V e4m3_of_bits(V bits) {
   const V sign = hn::And(hn::ShiftRight<24>(bits), all(0x80));
   const V magnitude = hn::Min(hn::And(bits, all(0x7fffffffu)), all(0x43e00000u));  // 448
   const V odd = hn::And(hn::ShiftRight<20>(magnitude), all(1));
   const V normal = hn::ShiftRight<20>(
       hn::Add(magnitude, hn::Add(odd, all(0x7ffffu - (120u << 23)))));  // wraps on purpose
-  // Subnormal: the sum with 2^14 rounds to steps of 2^-9, to nearest even.
+  // Adding 2^14 rounds subnormals to steps of 2^-9, ties to even.
   const V base = all(141u << 23);
   const V subnormal = hn::Sub(
       hn::BitCast(U32(), hn::Add(hn::BitCast(F32(), magnitude), hn::BitCast(F32(), base))), base);
   return hn::Or(sign, where_greater(all(121u << 23), magnitude, subnormal, normal));
 }
 
-// Values of F8_E4M3 codes without sign, except NaN.
+// Returns the values of F8_E4M3 codes without sign, except NaN.
 HWY_INLINE VF positive_of_e4m3(V codes) {
   const V shifted = hn::ShiftLeft<20>(codes);
   const V base = all(121u << 23);  // 2^-6
@@ -105,20 +105,20 @@ HWY_INLINE VF positive_of_e4m3(V codes) {
                      where_greater(all(8), codes, subnormal, hn::Add(shifted, all(120u << 23))));
 }
 
-// The codes of E2M1 without the sign: to nearest, ties to even, saturating.
+// Returns E2M1 codes without sign: the nearest, ties to even; too large values become 6.
 HWY_INLINE V e2m1_of_bits(V bits) {
   const V magnitude = hn::Min(hn::And(bits, all(0x7fffffffu)), all(0x40c00000u));  // 6
   const V odd = hn::And(hn::ShiftRight<22>(magnitude), all(1));
   const V normal = hn::ShiftRight<22>(
       hn::Add(magnitude, hn::Add(odd, all(0x1fffffu - (126u << 23)))));  // wraps on purpose
-  // Below 1: the sum with 2^22 rounds to steps of 1/2.
+  // Adding 2^22 rounds values below 1 to steps of 1/2, ties to even.
   const V base = all(149u << 23);
   const V small = hn::Sub(
       hn::BitCast(U32(), hn::Add(hn::BitCast(F32(), magnitude), hn::BitCast(F32(), base))), base);
   return where_greater(all(127u << 23), magnitude, small, normal);
 }
 
-// E2M1 codes with ties towards zero.
+// Returns E2M1 codes without sign: the nearest, ties towards zero; too large values become 6.
 HWY_INLINE V e2m1_half_down_of_bits(V bits) {
   const V magnitude = hn::Min(hn::And(bits, all(0x7fffffffu)), all(0x40c00000u));  // 6
   const V normal =
@@ -128,7 +128,7 @@ HWY_INLINE V e2m1_half_down_of_bits(V bits) {
   return where_greater(all(127u << 23), magnitude, small, normal);
 }
 
-// Clamps to [-most, most - 1].
+// Clamps values to [-most, most - 1].
 HWY_INLINE VF within(VF values, float most) {
   return hn::Min(hn::Max(values, hn::Set(F32(), -most)), hn::Set(F32(), most - 1));
 }

@@ -1,4 +1,4 @@
-// Windows of a value cut into the runs that kernels of ModelOpt's encodings take.
+// Divides windows of a tensor into the runs that the kernels of modelopt.h encode or decode.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -24,7 +24,8 @@ float rounded(Dtype dtype, float value) noexcept {
 
 namespace {
 
-// The neighbour of a positive scale among the values of `dtype`: `step` is 1 or -1.
+// Returns the value of `dtype` next to a positive scale: `step` is 1 for the next larger value, or
+// -1 for the next smaller one.
 float neighbour(Dtype dtype, float value, int step) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (dtype == Dtype::f16) {
@@ -45,10 +46,10 @@ float scale_of(const QuantizedLayout& form, float amax, float most) noexcept {
   const Dtype dtype = dtype_of_scales(form);
   float scale = rounded(dtype, amax / most);
   if (!(scale > 0)) return 1.0f;
-  // More than the dtype has is the largest magnitude of others that share the scale.
+  // An `amax` above the limit can only come from other tensors that share the scale.
   const float limit = most_finite(form.dtype);
   if (most * scale <= limit || amax > limit) return scale;
-  // A smaller scale could give I8 the code -128.
+  // For I8, 128 * scale must be finite too, because a smaller scale can yield the code -128.
   const float reach = form.kind == QuantizeKind::int8_channel ? most + 1 : most;
   while (!(reach * scale <= limit)) scale = neighbour(dtype, scale, -1);
   return scale;
@@ -58,7 +59,7 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   if (amax == 0) return 1.0f;
   const Dtype stored = is_exact ? Dtype::f32 : dtype;
   float scale = is_exact ? 7.0f / amax : rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
-  // Without a finite inverse, uses the largest finite value.
+  // If 7 / amax is infinite, uses the largest finite value.
   if (!std::isfinite(scale)) {
     return stored == Dtype::f16    ? 65504.0f
            : stored == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
@@ -112,12 +113,12 @@ float load_scale(Dtype dtype, const std::byte* from) noexcept {
       return number::load<Dtype::f8_e4m3>(from);
     case Dtype::u8:
       return number::load<Dtype::f8_e8m0>(from);
-    default:  // no scale that an encoding here has
+    default:  // no encoding of modelopt.h has scales of a different dtype
       return std::numeric_limits<float>::quiet_NaN();
   }
 }
 
-// Places in a part are counted in its elements.
+// Returns the index in the data of element `at`. Each element of the data is one byte.
 std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexcept {
   switch (form.kind) {
     case QuantizeKind::int4:
@@ -138,7 +139,7 @@ std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexce
     case QuantizeKind::gguf_blocks:
       break;
   }
-  return 0;  // not one of these kernels
+  return 0;  // the other kinds do not use these kernels
 }
 
 std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcept {
@@ -176,14 +177,15 @@ std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcep
   return 0;
 }
 
-// The place in a component of the elements from `at`, which begins a window or ends the tensor.
+// Returns the byte offset in a component for element `at`, which begins a window or ends the
+// tensor.
 std::uint64_t place_in_part(const QuantizedLayout& form, std::size_t part,
                             std::uint64_t at) noexcept {
-  if (part == 0) return first_number(form, at);  // one byte each
+  if (part == 0) return first_number(form, at);  // its elements are bytes
   return part == 1 ? first_scale(form, at) * width(form.parts[1].dtype) : 0;
 }
 
-// A run of elements in one matrix, or in one row.
+// A run of elements within one matrix or one row.
 struct Run {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -191,8 +193,9 @@ struct Run {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Calls back with each run of the window that ends at a multiple of `length`. Returns the smallest
-// of the returned indices that are not the end of their run.
+// Divides the window into runs that end at multiples of `length`, and calls encode(run) for each.
+// encode() returns the index in the run of the first non-finite value, or the run's size. Returns
+// the index of the first non-finite value of the window, or `end`.
 template <class Encode>
 std::uint64_t by_runs(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                       std::uint64_t length, Encode encode) {
@@ -226,7 +229,7 @@ std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, s
 
 namespace {
 
-// A window that is being encoded or decoded.
+// A window and its components. Converts indices of elements to addresses.
 template <class Byte, class Number>
 struct Cut {
   const QuantizedLayout& form;
@@ -268,8 +271,8 @@ std::uint64_t encode_channels(const Encoded& cut) {
   });
 }
 
-// Calls back with the first place, the rows and the columns of each block of 128 x 128 in the
-// window, and with the block's number there.
+// Calls each(first element, rows, columns, index of the block in the window) for each block of
+// 128 x 128 in the window.
 template <class Each>
 void by_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end, Each each) {
   constexpr std::uint64_t block = scaled::fp8_block;
@@ -407,7 +410,7 @@ void decode_tiles(const Decoded& cut, Dtype target) {
             });
 }
 
-// Calls each(begin, size, matrix) for the blocks of each row; the last block of a row may be short.
+// Calls each(begin, size, matrix) for the blocks of each row. The last block of a row may be short.
 template <class Each>
 void by_row_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                    std::uint64_t block, Each each) {
