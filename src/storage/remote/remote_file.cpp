@@ -324,7 +324,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
   was_cached = !url.empty();
   if (!was_cached) url = address_.full_url();
   const std::string first_origin = origin_of(address_.url);
-  std::string commit;  // reported by the first host
+  std::string commit;  // from the last response that reports one
   for (int hop = 0; hop <= redirects_max; ++hop) {
     const bool is_first_host = origin_of(url) == first_origin;
     HttpResult result = client_->get({.url = url,
