@@ -1,4 +1,4 @@
-// Supported casts from a source to a target.
+// Classifies casts from a source dtype to a target dtype.
 #pragma once
 
 #include <cstddef>
@@ -11,27 +11,27 @@
 namespace loadstone {
 
 enum class CastKind : std::uint8_t {
-  same,      // bytes are moved
-  cast,      // float to float, or integers that all fit
-  lossy,     // integers that may not fit
-  counted,   // I64 or bool, which are not codes, to float: only if a recipe casts them
-  mismatch,  // float against integer or bool, complex against real: somebody meant something else
-  no_cast,   // no kernel for the pair, or a block format
+  same,      // the bytes are copied unchanged
+  cast,      // float to float, or between integers if all values fit
+  lossy,     // between integers if some values may not fit
+  counted,   // I64 or bool values to float; done only if a recipe requests it
+  mismatch,  // float with integer or bool, complex with real: probably a mistake
+  no_cast,   // loadstone has no kernel for the pair, or one is a block format
 };
 
-// Returns true if `target` represents every value of `source`, so that a cast to it is lossless
-// (except for the bits of a NaN).
+// Returns true if `target` represents every value of `source`, so that a cast is lossless (except
+// for the bits of a NaN).
 [[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
 
-// The dtype that a kernel returns for this target: kernels compute F32 and round it once, to a
-// narrower dtype if they support it.
+// Returns the dtype that a kernel returns for this target. Kernels compute F32 values, and
+// round them once if the target is BF16 or F16.
 [[nodiscard]] constexpr Dtype decoded_dtype(Dtype wanted) noexcept {
   return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
 }
 
 [[nodiscard]] CastKind cast_kind(Encoding source, Dtype target) noexcept;
 
-// Casts between dtypes that can_cast().
+// Casts a constant. Precondition: can_cast() accepts these dtypes.
 [[nodiscard]] Constant cast_constant(const std::vector<std::byte>& constant, Dtype source,
                                      Dtype target);
 

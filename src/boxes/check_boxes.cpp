@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// The last position that a box touches on one side; nothing when it does not fit 64 bits.
+// Returns the last element that a box touches on one side; nullopt if it does not fit 64 bits.
 template <typename Stride>
 std::optional<std::uint64_t> last_of(std::uint64_t offset, const Box& box, Stride stride) {
   std::optional<std::uint64_t> last = offset;
@@ -30,16 +30,17 @@ std::optional<Problem> outside(const char* side, std::optional<std::uint64_t> la
                  fmt::format("one of {} elements", elements)};
 }
 
-// Number of elements that boxes may address: all in the range of a strided tensor.
+// Returns the number of elements that boxes may address. For a strided tensor these are all
+// elements in its byte range.
 std::uint64_t elements_of(const TensorInfo& source) noexcept {
   if (source.strides.empty() || !source.encoding.is_dtype()) {
     return source.shape.numel().value_or(0);
   }
-  const unsigned element_bytes = bits(source.encoding.dtype()) / 8;  // no view cuts bytes
+  const unsigned element_bytes = bits(source.encoding.dtype()) / 8;  // views have whole bytes
   return element_bytes == 0 ? 0 : source.byte_count() / element_bytes;
 }
 
-// False: more than the target's.
+// Adds the box's elements to `total`. Returns false if the total exceeds the target's elements.
 bool add_volume(const Box& box, std::uint64_t& total, std::uint64_t elements) {
   std::optional<std::uint64_t> sum = 1;
   for (const BoxDim& dim : box.dims) sum = sum ? checked_mul(*sum, dim.extent) : sum;
@@ -103,7 +104,7 @@ std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
 std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
                                    const std::vector<TensorInfo>& sources,
                                    std::span<const Decoding> decodings) {
-  if (boxes.empty()) {  // a target without elements still has boxes, for its provenance
+  if (boxes.empty()) {  // even a target without elements has boxes, which name its sources
     return Problem{"the value has no boxes", "no boxes", "one or more"};
   }
   std::uint64_t total = 0;
@@ -139,7 +140,7 @@ ElementRange source_range(const Box& box) noexcept {
   return {box.source_offset, last + 1};
 }
 
-// 8 elements of any width fill whole bytes, so no product overflows.
+// Divides by 8 first to avoid an overflow, because 8 elements of any width fill whole bytes.
 ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept {
   const std::uint64_t width = bits(dtype);
   return {range.begin / 8 * width + range.begin % 8 * width / 8,

@@ -8,8 +8,8 @@ namespace loadstone {
 
 namespace {
 
-// A tile's rows are whole cache lines on both sides, and a tile with its cast copy fits into the
-// first-level cache.
+// Edge of a square tile, in elements. A tile's rows are whole cache lines on both sides, and a tile
+// with its cast copy fits into the first-level cache.
 constexpr std::uint64_t tile_edge = 32;
 
 struct Sides {
@@ -17,7 +17,8 @@ struct Sides {
   std::byte* target;
 };
 
-// Elements of a run that are counted and cast while they are in the first-level cache.
+// Elements that are cast together, so that the elements to count are still in the first-level
+// cache.
 constexpr std::uint64_t counted_elements = 2048;
 
 // Parameters of a copy, and the overflow that it counted.
@@ -81,8 +82,8 @@ void transpose_tile(std::size_t size, const std::byte* source, std::uint64_t sou
   }
 }
 
-// Rows run along the source in `down` (source stride 1) and along the target in `across` (target
-// stride 1). Tile by tile, the source's runs are cast with vectors and then transposed.
+// Copies a matrix of which the source is contiguous along `down` and the target along `across`.
+// Casts the source's runs of each tile with vectors, and then transposes the tile.
 void copy_transposed(Copy& copy, const BoxDim& down, const BoxDim& across, Sides at) noexcept {
   alignas(64) std::array<std::byte, tile_edge * tile_edge * element_bytes_max> tile;
   const std::uint64_t source_step = across.source_stride * copy.source_bytes;
@@ -122,7 +123,8 @@ Overflow copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byt
   }
   sorted.sort_by_target();
   std::span<BoxDim> outer = sorted.dims();
-  // The last dimension, and before it the one along which the source runs, if that is another.
+  // The inner dimensions are the last one and, if different, the one along which the source is
+  // contiguous.
   std::size_t inner_count = std::min<std::size_t>(outer.size(), 1);
   if (outer.size() >= 2 && outer.back().target_stride == 1 && outer.back().source_stride != 1) {
     const auto run =

@@ -7,13 +7,13 @@ namespace loadstone {
 
 namespace {
 
-// Counts the steps from `start` that are below `bound`.
+// Returns the number of steps from `start` that are below `bound`.
 std::uint64_t steps_until(std::uint64_t bound, std::uint64_t start, const BoxDim& dim) {
   if (start >= bound) return 0;
   return std::min(dim.extent, (bound - start - 1) / dim.target_stride + 1);
 }
 
-// Divides a box at the ends of a range.
+// Cuts a box at the ends of a range.
 class Cutter {
  public:
   Cutter(const Box& box, std::uint64_t begin, std::uint64_t end, std::vector<Box>& kept,
@@ -29,7 +29,7 @@ class Cutter {
     }
   }
 
-  // All of the dimensions from `level` on, from these offsets.
+  // Cuts the part of the box that the dimensions from `level` on form at these offsets.
   void cut(std::size_t level, std::uint64_t source, std::uint64_t target) {
     const std::uint64_t last = target + spans_[level];
     if (last < begin_ || target >= end_ || kept_.size() > kept_max_) return;
@@ -39,8 +39,8 @@ class Cutter {
     }
     const BoxDim& dim = box_.dims[level];
     const std::uint64_t inner = spans_[level + 1];
-    // Steps [touched_begin, touched_end) have something inside, [whole_begin, whole_end) nothing
-    // else.
+    // Steps [touched_begin, touched_end) overlap the range, and steps [whole_begin, whole_end) are
+    // completely inside it.
     const std::uint64_t touched_begin = steps_until(begin_, target + inner, dim);
     const std::uint64_t touched_end = steps_until(end_, target, dim);
     const std::uint64_t whole_begin = std::min(steps_until(begin_, target, dim), touched_end);
@@ -72,7 +72,7 @@ class Cutter {
   std::uint64_t end_;
   std::vector<Box>& kept_;
   std::size_t kept_max_;
-  std::vector<std::uint64_t> spans_;  // from the first to the last element, by level
+  std::vector<std::uint64_t> spans_;  // for each level, distance from the first to the last element
 };
 
 }  // namespace

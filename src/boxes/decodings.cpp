@@ -27,7 +27,7 @@ bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
   if (tensor >= catalog.tensors().size()) return false;
   const TensorInfo& info = catalog.tensors()[tensor];
   if (!is_fp8(info)) return false;
-  // Scales of codes that no codec knows can be FP8 too, but these are weights.
+  // FP8 tensors named as scales may belong to codes that no codec knows, except for these weights.
   const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
   const bool is_weight = info.name.ends_with("norm.scale") || leaf.ends_with("scale_shift_table") ||
                          leaf.ends_with("logit_scale");
@@ -40,7 +40,7 @@ View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t nu
   const bool is_read = quantized != nullptr && quantized->is_readable();
   if (!is_read) return whole_view(number, catalog.tensors()[tensor].shape);
   View view = whole_view(number, quantized->decoding.shape);
-  if (quantized->is_transposed) (void)transpose(view, -1, -2);  // of a rank that has both
+  if (quantized->is_transposed) (void)transpose(view, -1, -2);  // the rank is at least 2
   return view;
 }
 

@@ -1,4 +1,4 @@
-// Sources of boxes: a tensor of the checkpoint, or a tensor decoded from several.
+// Makes recipes that read a tensor of the checkpoint, or a tensor decoded from several.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace loadstone {
 
-// A whole tensor, decoded if its bytes are codes or blocks: to F32, or to BF16 or F16 if `wanted`.
+// A recipe for a whole tensor. Codes and blocks are decoded to F32, or to BF16 or F16 if `wanted`.
 struct TensorRecipe {
   Shape shape;
   Dtype dtype = Dtype::f32;  // before any cast
   std::vector<Box> boxes;
   std::vector<Decoding> decodings;
 
-  // Returns a view of it, for a reader of its decodings.
+  // Returns a Value that refers to this recipe, which must outlive it.
   [[nodiscard]] Value as_value(std::string_view name, Dtype as) const noexcept {
     return {.name = name, .shape = &shape, .dtype = as, .boxes = boxes};
   }
@@ -30,15 +30,15 @@ struct TensorRecipe {
 [[nodiscard]] TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
                                          std::optional<Dtype> wanted = std::nullopt);
 
-// Returns true for FP8 tensors that no codec uses as codes or companions: their codes are values.
+// Returns true for FP8 tensors that no codec uses as codes or companions, so that they are values.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
 
-// Returns the decoded values of codes or blocks, as a whole source that the view calls `number`,
-// and adds their decoding.
+// Return a view of the decoded values of codes or blocks as the source with index `number`, and
+// their decoding.
 [[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);
 [[nodiscard]] Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype);
 
-// Roots of the checkpoints after the first that a recipe reads, in their order.
+// Returns the roots of the checkpoints after the first that a recipe reads, in their order.
 [[nodiscard]] std::vector<std::string> merged_roots(const Catalog& catalog,
                                                     std::span<const Decoding> decodings,
                                                     const Recipe& recipe);

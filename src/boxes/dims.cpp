@@ -83,7 +83,7 @@ bool copies_all(const Box& box, std::uint64_t elements) noexcept {
 
 std::optional<Box> as_bytes(const Box& box, unsigned bits) {
   const InnerRun run = inner_run(box.dims);
-  // 8 elements of any width fill whole bytes, so no product overflows.
+  // Divides by 8 first to avoid an overflow, because 8 elements of any width fill whole bytes.
   const auto fills = [&](std::uint64_t elements) { return elements % 8 * bits % 8 == 0; };
   const auto bytes = [&](std::uint64_t elements) {
     return elements / 8 * bits + elements % 8 * bits / 8;

@@ -1,4 +1,4 @@
-// Dimensions of boxes: their order, and contiguous runs on both sides.
+// Sorts and joins the dimensions of boxes, and finds the runs that are contiguous on both sides.
 #pragma once
 
 #include <array>
@@ -14,15 +14,16 @@
 
 namespace loadstone {
 
-// More dimensions than a tensor can have whose elements can be counted in 64 bits, not counting
-// those of extent 1.
+// Maximum number of dimensions with an extent above 1. It is sufficient, because a tensor with more
+// such dimensions has more than 2^64 elements.
 inline constexpr std::size_t box_rank_max = 64;
 
-// Joins `outer` with `inner` if its steps continue where those of `inner` end, on both sides.
-// Returns true if it did.
+// Joins `inner` to `outer` if the steps of `outer` continue where those of `inner` end, on both
+// sides. Returns true if the dimensions were joined.
 [[nodiscard]] bool run_on(BoxDim& outer, const BoxDim& inner) noexcept;
 
-// Joins neighbours that run on, outermost first. Returns how many dimensions are left at the front.
+// Joins neighbours with run_on(). `dims` are ordered outermost first. Returns the number of
+// remaining dimensions, which are at the front.
 template <typename Dim>
 [[nodiscard]] std::size_t join_neighbours(std::span<Dim> dims) {
   std::size_t kept = 0;
@@ -32,19 +33,19 @@ template <typename Dim>
   return kept;
 }
 
-// Extents of 1 dropped, largest target stride first, neighbours joined.
+// Drops extents of 1, sorts by target stride (largest first) and joins neighbours.
 void normalise(std::vector<BoxDim>& dims);
 
-// Normalised dimensions without an allocation. Value type.
+// Normalised dimensions of a box, stored without an allocation. Value type.
 class BoxDims {
  public:
-  // False: too many dimensions. Extents of 1 are dropped.
+  // Drops an extent of 1. Returns false if there are too many dimensions.
   [[nodiscard]] bool append(const BoxDim& dim) noexcept;
   [[nodiscard]] std::span<BoxDim> dims() noexcept { return {dims_.data(), count_}; }
   [[nodiscard]] std::span<const BoxDim> dims() const noexcept { return {dims_.data(), count_}; }
-  // The dimensions of a checked box, after sort_by_source().
+  // Returns the dimensions of a checked box, after sort_by_source().
   [[nodiscard]] static BoxDims by_source(const Box& box) noexcept;
-  void sort_by_target() noexcept;  // largest stride first, then what can be joined is joined
+  void sort_by_target() noexcept;  // largest stride first; then joins neighbours
   void sort_by_source() noexcept;
 
  private:
@@ -52,26 +53,27 @@ class BoxDims {
   std::size_t count_ = 0;
 };
 
-// The innermost dimensions whose elements are contiguous on both sides.
+// The run that the innermost dimensions form, whose elements are contiguous on both sides.
 struct InnerRun {
   std::uint64_t elements = 1;
   std::size_t outer_dims = 0;  // number of other dimensions
 };
 [[nodiscard]] InnerRun inner_run(std::span<const BoxDim> dims) noexcept;
-// Returns the run that a reader of the source reads at once, over holes of at most `hole` elements,
-// from the first element to the last. `dims` are sorted by source.
+// Returns the run that one read of the source covers, from the first element to the last, including
+// gaps of at most `hole_max` elements. `dims` must be sorted by source.
 [[nodiscard]] InnerRun source_run(std::span<const BoxDim> dims, std::uint64_t hole_max) noexcept;
 
 [[nodiscard]] bool is_empty(const Box& box) noexcept;
-// Returns true if the box copies all `elements` of a tensor in their order.
+// Returns true if the box copies all `elements` of a tensor in order.
 [[nodiscard]] bool copies_all(const Box& box, std::uint64_t elements) noexcept;
 
-// Returns a run of 4- or 6-bit elements that starts and ends at whole bytes as a run of bytes.
+// Converts a box of 4- or 6-bit elements to one of bytes. Returns nullopt unless the box is a
+// single run that starts and ends at whole bytes.
 [[nodiscard]] std::optional<Box> as_bytes(const Box& box, unsigned bits);
 // Returns true if a box consists of whole bytes on both sides, for elements of `bits` bits.
 [[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits);
 
-// Strides of elements in C order; an extent of 0 counts as 1.
+// Returns the strides in elements for C order; an extent of 0 counts as 1.
 [[nodiscard]] std::vector<std::uint64_t> row_strides(const Shape& shape);
 
 }  // namespace loadstone

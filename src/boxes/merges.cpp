@@ -14,9 +14,10 @@ namespace loadstone {
 
 namespace {
 
-// Values that are made at once: they stay in the nearer caches.
+// Maximum number of values computed at once, so that they stay in the nearer caches.
 constexpr std::uint64_t piece_elements = 128 << 10;
-// Right matrices are read again if all of a target's together are larger.
+// Limit, in elements, for keeping all right matrices of a target. Beyond it they are read
+// repeatedly.
 constexpr std::uint64_t right_elements_kept = 2 << 20;
 
 // Returns true if [begin, begin + count) is inside [0, size).
@@ -40,7 +41,7 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
                                product.column_begin, product.columns),
                    fmt::format("[{}, {}]", rows, columns)};
   }
-  constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes and their bytes fit too
+  constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes in bytes fit 64 bits too
   const auto left = checked_mul(product.rows, product.rank);
   const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
   if (!left || !right || *left > most || *right > most) {
@@ -49,7 +50,7 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
   return std::nullopt;
 }
 
-// Terms of an operation on whole values would only cost memory.
+// Maximum number of terms that are values. More would only cost memory.
 constexpr std::size_t values_max = 256;
 
 std::optional<Problem> check_form(const Merge& merge) {
@@ -110,7 +111,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
     return Problem{.message = "a merge has terms, or a factor", .field = "terms"};
   }
   if (auto found = check_form(merge)) return found;
-  // Pieces are whole rows, even if no product needs them.
+  // Merges compute whole rows, even if no product needs them.
   if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
     return Problem{"the target's elements do not fill whole rows", std::to_string(elements),
                    fmt::format("rows of {}", merge.row_elements), "row_elements"};
@@ -160,8 +161,8 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   for (const Term& term : merge.terms) {
     if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
   }
-  // Use at most as many rows as need no more memory for their left matrix than for their values; at
-  // least one.
+  // A piece has at most as many rows as need no more memory for their left matrix than for their
+  // values, but at least one.
   const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
   const std::uint64_t rows = std::min(most, elements / columns);
   sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);
@@ -172,7 +173,7 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
     const std::uint64_t right = product.rank * round_up(product.columns, panel_columns);
     sizes.right = std::max(sizes.right, right);
     total = saturating_add(total, right);
-    // A piece that begins inside a row has one more.
+    // A piece that begins inside a row touches one more row.
     sizes.left = std::max(sizes.left, std::min(rows + 1, product.rows) * product.rank);
   }
   sizes.right = std::max(sizes.right, std::min(total, right_elements_kept));

@@ -1,5 +1,5 @@
-// The boxes that the terms of merges read, the check that they fit, and the memory that they
-// take.
+// Finds the boxes that the terms of a merge read, checks that they fit, and computes the memory
+// that a merge takes.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 
 namespace loadstone {
 
-// "sum", "slerp", "differences"; "none", "random", "smallest"
+// Return the names in plans: "sum", "slerp", "differences"; "none", "random", "smallest".
 [[nodiscard]] std::string_view name(MergeOp op) noexcept;
 [[nodiscard]] std::string_view name(Pruning pruning) noexcept;
 
 // Values that a merge reads as F32, in addition to those of the recipe's own boxes.
 struct Operand {
   const std::vector<Box>& boxes;
-  std::uint64_t elements = 0;  // 0: as many as the target has
-  const char* name = "";       // "boxes", "left" ...: its field in a plan's JSON
+  std::uint64_t elements = 0;  // 0: the same number as the target
+  const char* name = "";       // field in a plan's JSON, such as "boxes" or "left"
   std::size_t term = 0;
 };
 
@@ -49,7 +49,7 @@ void for_each_operand(const Merge& merge, const Visit& visit) {
   }
 }
 
-// Visits all boxes that a recipe or a value reads: its own, and those of its terms.
+// Visits all boxes that a recipe or a value reads: its own boxes, and those of its terms.
 template <typename Boxes, typename Visit>
 void for_each_box(const Boxes& recipe, const Visit& visit) {
   for (const Box& box : recipe.boxes) visit(box);
@@ -59,8 +59,8 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
   });
 }
 
-// Checks sizes, places and boxes: everything but the decodings themselves. `elements`: of the
-// target. A problem names its field: "terms[2].left".
+// Checks sizes, positions and boxes, but not the decodings themselves. `elements`: number of
+// elements of the target. A problem names its field, such as "terms[2].left".
 [[nodiscard]] std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
                                                  const std::vector<TensorInfo>& sources,
                                                  std::span<const Decoding> decodings);
@@ -70,19 +70,19 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
   return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest;
 }
 
-// Returns true if rows must be complete, to have norms.
+// Returns true if the merge needs complete rows, because it divides them by their norms.
 [[nodiscard]] bool needs_whole_rows(const Merge& merge) noexcept;
 
-// Memory in which a thread computes a merge, in F32 values. It depends on the merge and its target
-// only, so windows never change the result.
+// Memory that a thread needs for a merge, in F32 values. It depends only on the merge and its
+// target, so that windows never change the result.
 struct MergeSizes {
-  std::uint64_t piece = 0;    // values made at once
-  std::uint64_t buffers = 2;  // of one piece each: the sum, and the term to add
-  std::uint64_t left = 0;     // rows of left matrices for such a piece
+  std::uint64_t piece = 0;    // values computed at once
+  std::uint64_t buffers = 2;  // number of buffers of one piece: for the sum, and for the next term
+  std::uint64_t left = 0;     // rows of left matrices for a piece
   std::uint64_t right = 0;    // right matrices that are kept
-  std::uint64_t counts = 0;   // while magnitudes are counted, of 64 bits each
+  std::uint64_t counts = 0;   // counters of magnitudes, which have 64 bits each
 
-  // Three regions: each keeps the size of the largest that a thread has met.
+  // Sizes of a thread's three memory regions. A region keeps the largest size that it has needed.
   [[nodiscard]] std::uint64_t number_bytes() const noexcept {
     return (buffers * piece + left) * sizeof(float);
   }

@@ -8,7 +8,7 @@ namespace loadstone {
 
 namespace {
 
-// Returns a view whose pieces identify the boxes that they come from.
+// Returns a view in which the source of each piece is the index of the box that it comes from.
 View flat_view(const std::vector<Box>& boxes, std::uint64_t elements) {
   View view{.shape = {elements}, .pieces = {}};
   view.pieces.reserve(boxes.size());
@@ -31,7 +31,7 @@ View flat_view(const std::vector<Box>& boxes, std::uint64_t elements) {
 std::optional<Problem> slice_boxes(std::vector<Box>& boxes, const Shape& whole,
                                    const Slice& slice) {
   View view = flat_view(boxes, whole.numel().value_or(0));
-  // Each dimension as groups, and elements within one.
+  // Splits each dimension in two: the groups, and the elements within a group.
   std::vector<std::uint64_t> extents;
   for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
     extents.insert(extents.end(), {slice.groups_of(dim), whole[dim] / slice.groups_of(dim)});

@@ -9,9 +9,9 @@
 
 namespace loadstone {
 
-// Makes the slice the boxes' target. A slice without elements keeps an empty box per source. The
-// boxes must have passed check_boxes() for a target of this shape, and the slice must be inside it.
-// A problem leaves them unchanged.
+// Replaces the boxes with boxes that write only the slice. A slice without elements keeps an empty
+// box per source. The boxes must have passed check_boxes() for a target of shape `whole`, and the
+// slice must be inside it. Leaves the boxes unchanged if it returns a problem.
 [[nodiscard]] std::optional<Problem> slice_boxes(std::vector<Box>& boxes, const Shape& whole,
                                                  const Slice& slice);
 

@@ -1,4 +1,4 @@
-// Sources of boxes: tensors of a checkpoint, or decodings of some.
+// Finds the sources of boxes: tensors of a checkpoint, or decodings of such tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace loadstone {
 
-// The encoding of the box's elements when they are copied. Source and decoding must exist.
+// Returns the encoding of the elements that the box copies. Its source and decoding must exist.
 [[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
                                    std::span<const Decoding> decodings) noexcept;
 
-// Returns all tensors that the boxes need, each once, in the boxes' order, without those that do
-// not exist. `merge`: further terms of the boxes; may be null.
+// Returns all existing tensors that the boxes need, each once, in the boxes' order. `merge`: a
+// merge whose terms are included; may be null.
 [[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
                                                     std::span<const Decoding> decodings,
                                                     const Merge* merge = nullptr);
-// The sources of a recipe, including its merge.
+// Returns the sources of a recipe, including those of its merge.
 template <typename Recipe>
 [[nodiscard]] auto sources_of(const Recipe& recipe, std::span<const Decoding> decodings)
     -> decltype(sources_of(recipe.boxes, decodings, recipe.merge.get())) {

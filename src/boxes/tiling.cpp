@@ -1,9 +1,10 @@
-// Method: sorted by their first element, regions form groups with disjoint spans; each group must
-// fill its span. In a group of several, the widest stride S is a row: every region is cut into
-// rectangles of rows, rows with the same regions are examined once, and the remainder inside a row
-// is the same problem with smaller strides. Fused, stacked and interleaved tensors take one or two
-// such steps. Regions that do not nest (or take too much work) are painted into a bitmap; if that
-// would be too large they are rejected, so a positive result is always exact.
+// Sorted by their first element, regions form groups with disjoint spans, and each group must fill
+// its span. In a group of several regions, the widest stride is the length of a row. Every region
+// is cut into rectangles of rows. Rows with the same regions are examined once, and the part inside
+// a row is the same problem with smaller strides. Fused, stacked and interleaved tensors take one
+// or two such steps. Regions that do not nest, or that take too much work, are painted into a
+// bitmap. If the bitmap would be too large, the regions are rejected, so a positive result is
+// always exact.
 #include "boxes/tiling.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ bool run_on(RegionDim& outer, const RegionDim& inner) noexcept {
 
 namespace {
 
-// Limit on examined regions: a base, plus an amount per region.
+// Limit on the number of examined regions: a base, plus an amount for each region.
 constexpr std::uint64_t work_base = std::uint64_t{1} << 20;
 constexpr std::uint64_t work_per_region = 64;
 constexpr unsigned depth_max = 128;
@@ -31,7 +32,8 @@ constexpr std::uint64_t bitmap_elements_max = std::uint64_t{1} << 28;
 
 enum class Verdict : std::uint8_t { tiles, fails, unknown };
 
-// Sorted by stride, neighbours joined. False: steps of one dimension reach into the next one's.
+// Sorts dimensions by stride and joins neighbours. Returns false if the steps of a dimension reach
+// into those of the next one.
 bool nest(Region& region) {
   auto& dims = region.dims;
   std::erase_if(dims, [](const RegionDim& dim) { return dim.extent == 1; });
@@ -45,14 +47,14 @@ bool nest(Region& region) {
   return true;
 }
 
-// Distance from the first to the last position.
+// Returns the distance from the first to the last position.
 std::uint64_t span_of(const std::vector<RegionDim>& dims, std::size_t from = 0) {
   std::uint64_t span = 0;
   for (std::size_t i = from; i < dims.size(); ++i) span += (dims[i].extent - 1) * dims[i].stride;
   return span;
 }
 
-// Equal positions in each of several rows.
+// Positions that are the same in each of several rows.
 struct Rows {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -92,7 +94,7 @@ class Tiler {
     return is_run ? Verdict::tiles : Verdict::fails;
   }
 
-  // Regions with connected spans that start at the group's start.
+  // Examines regions whose spans are connected and begin at the start of the group.
   Verdict group(std::span<const Region> regions, std::uint64_t length) {
     std::uint64_t row = 1;
     for (const Region& region : regions) {
@@ -107,7 +109,7 @@ class Tiler {
     return sweep(parts, row, length);
   }
 
-  // Appends the region as rectangles of rows. False: too much work.
+  // Appends the region as rectangles of rows. Returns false if this takes too much work.
   bool cut(const Region& region, std::uint64_t row, std::vector<Rows>& parts) {
     if (++work_ > work_max_) return false;
     const std::uint64_t at = region.offset / row;
@@ -181,7 +183,7 @@ class Bitmap {
  public:
   explicit Bitmap(std::uint64_t elements) : painted_(elements, false) {}
 
-  // The first position that is painted a second time.
+  // Returns the first position that is painted a second time, or nullopt.
   std::optional<std::uint64_t> paint(const Region& region, std::size_t dim, std::uint64_t at) {
     if (dim == region.dims.size()) {
       if (painted_[at]) return at;
@@ -214,7 +216,8 @@ std::optional<std::string> tiling_defect(std::vector<Region> regions, std::uint6
   }
   Bitmap bitmap(elements);
   for (const Region& region : regions) {
-    // The volumes sum up, so nothing painted twice means that everything is painted once.
+    // The volumes add up to `elements`, so if nothing is painted twice, each element is painted
+    // once.
     const auto twice = bitmap.paint(region, 0, region.offset);
     if (twice) return fmt::format("element {} is written twice, so another one never is", *twice);
   }

@@ -19,8 +19,8 @@ Problem no_such_dim(std::int64_t dim, const Shape& shape) {
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
 
-// Keeps the part of a piece in [begin, end) of one dimension; its factors are cut like the
-// dimensions of a box.
+// Appends the part of a piece that is in [begin, end) of one dimension. Cuts the piece's factors
+// like the dimensions of a box.
 void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
                std::vector<ViewPiece>& kept) {
   Box box;
@@ -83,8 +83,8 @@ View source_view(std::uint32_t source, const TensorInfo& tensor) {
 
 std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& order) {
   const std::size_t rank = view.shape.rank();
-  std::vector<std::size_t> from;                    // of the new dimension
-  std::vector<std::uint32_t> to(rank, UINT32_MAX);  // of the old one
+  std::vector<std::size_t> from;                    // old index of each new dimension
+  std::vector<std::uint32_t> to(rank, UINT32_MAX);  // new index of each old dimension
   for (const std::int64_t dim : order) {
     const auto index = dim_index(dim, rank);
     if (!index) return no_such_dim(dim, view.shape);
@@ -134,7 +134,7 @@ std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
   extents[*index] = size;
   std::vector<ViewPiece> kept;
   if (view.shape.numel() == 0u || size == 0) {
-    // Nothing to copy: the pieces only name their sources.
+    // Without elements, the pieces only name their sources.
     for (ViewPiece& piece : view.pieces) {
       piece.begin.assign(extents.size(), 0);
       piece.factors = {{static_cast<std::uint32_t>(*index), 0, 1, 1}};

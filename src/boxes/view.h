@@ -1,5 +1,5 @@
-// A virtual tensor: the places of its elements in the sources. All rules are functions on views,
-// which finally become boxes.
+// Represents a virtual tensor by the positions of its elements in the sources. All rules are
+// functions on views, which become boxes in the end.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace loadstone {
 
-// `extent` steps along dimension `dim` of the view, `step` indices each.
+// `extent` steps of `step` indices each along dimension `dim` of the view.
 struct Factor {
   std::uint32_t dim = 0;
   std::uint64_t extent = 1;
@@ -22,8 +22,9 @@ struct Factor {
   std::uint64_t source_stride = 0;  // elements
 };
 
-// Elements of one source at the indices begin + sum of the factors' steps. A dimension may have
-// several factors (that is how a view interleaves) or none (one index). Value type.
+// The elements of one source at the indices that `begin` and any number of steps of each factor
+// reach. A dimension may have several factors (if a view interleaves), or none (a single index).
+// Value type.
 struct ViewPiece {
   std::uint32_t source = 0;
   std::uint64_t source_offset = 0;
@@ -31,21 +32,21 @@ struct ViewPiece {
   std::vector<Factor> factors;       // extents above 1, or 0 if the piece is empty
 };
 
-// The pieces cover each element once. Value type.
+// A tensor in which the pieces cover each element exactly once. Value type.
 struct View {
   Shape shape;
   std::vector<ViewPiece> pieces;
 };
 
-// More would be no plan but a copy of the data's addresses.
+// Maximum number of pieces, because more would amount to a list of the addresses of all elements.
 inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
 [[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
 // Returns the view of a tensor in a file, which may be strided.
 [[nodiscard]] View source_view(std::uint32_t source, const TensorInfo& tensor);
 
-// Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a
-// problem.
+// Change a view. Negative dimensions count from the end. If a function returns a problem, its view
+// is unspecified.
 [[nodiscard]] std::optional<Problem> transpose(View& view, std::int64_t dim_a, std::int64_t dim_b);
 [[nodiscard]] std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& order);
 [[nodiscard]] std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
@@ -58,10 +59,10 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 // Returns the index of a dimension counted from either end; nullopt outside of the rank.
 [[nodiscard]] std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept;
 
-// The answer to a view of more than pieces_max.
+// Returns the problem for views of more than pieces_max pieces.
 [[nodiscard]] Problem too_many_pieces();
 
-// Boxes in the order of the pieces, with neighbouring dimensions joined.
+// Returns boxes in the order of the pieces, with neighbouring dimensions joined.
 [[nodiscard]] std::vector<Box> boxes_of(const View& view);
 
 }  // namespace loadstone

@@ -1,5 +1,5 @@
-// The one operation on views that mixes dimensions: the steps of its boxes are dealt out to
-// the new dimensions.
+// Implements reshape(), the only operation on views that mixes dimensions. It distributes the steps
+// of the view's boxes over the new dimensions.
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +15,7 @@ class Dealer {
   Dealer(const Shape& shape, std::vector<ViewPiece>& made)
       : shape_(shape), made_(made), strides_(row_strides(shape)) {}
 
-  // False: too many pieces.
+  // Converts the box to pieces. Returns false if there are too many pieces.
   bool deal(Box box) {
     std::vector<Box> work;
     work.push_back(std::move(box));
@@ -30,7 +30,8 @@ class Dealer {
   }
 
  private:
-  // Turns the box into one piece, or reports the step that prevents it.
+  // Converts the box to a single piece. On failure, sets blocker_ to the dimension that prevents
+  // it.
   bool deal_whole(const Box& box) {
     ViewPiece piece;
     piece.source = box.source;
@@ -56,7 +57,7 @@ class Dealer {
       if (dim.target_stride % stride != 0) return false;
       const std::uint64_t step = dim.target_stride / stride;
       std::uint64_t extent = dim.extent;
-      if ((dim.extent - 1) * step >= shape_[d]) {  // runs on into the next dimension outwards
+      if ((dim.extent - 1) * step >= shape_[d]) {  // continues in the next outer dimension
         extent = limit_ / dim.target_stride;
         if (limit_ % dim.target_stride != 0 || dim.extent % extent != 0) return false;
       }
@@ -71,14 +72,14 @@ class Dealer {
     return true;
   }
 
-  // The dimension whose steps are the largest that are not larger.
+  // Returns the dimension with the largest stride that is not larger than the step.
   std::size_t home(std::uint64_t step) const {
     std::size_t d = 0;
     while (d + 1 < strides_.size() && (strides_[d] > step || shape_[d] == 1)) ++d;
     return d;
   }
 
-  // Splits the box in two, at the end of a row if one is inside that step.
+  // Splits the box in two along the blocking dimension, if possible at the end of a row.
   void split(const Box& box, std::vector<Box>& work) const {
     const BoxDim& dim = box.dims[blocker_];
     const std::uint64_t rest = limit_ - box.target_offset % limit_;

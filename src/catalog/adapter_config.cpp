@@ -37,7 +37,7 @@ constexpr std::uint64_t adapter_config_bytes_max = 16u << 20;
       {.field = std::move(field), .found = printable(found), .expected = std::move(expected)});
 }
 
-// nullopt if the field is missing or null.
+// Returns nullopt if the field is missing or null.
 template <typename Value>
 std::optional<Value> typed_member(const dom::object& object, const std::string& field) {
   const auto element = object[field];
@@ -47,7 +47,7 @@ std::optional<Value> typed_member(const dom::object& object, const std::string& 
   return value;
 }
 
-// peft also accepts 0, which adds nothing, and negative values, which subtract.
+// Accepts 0 and negative values, as peft does.
 double alpha_of(double number, const std::string& field) {
   if (std::isfinite(number)) return number;
   refuse_adapter("alpha must be a finite number", field, fmt::format("{}", number));
@@ -71,8 +71,9 @@ std::string text_of(ByteSource& file) {
   return text;
 }
 
-// Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
-// Its product is the difference from another base than the one at hand. Those named here leave it.
+// Rejects initialisations that change the base when a training starts, and that peft repeats when
+// it loads the adapter. The products of such an adapter are relative to the changed base. The
+// methods named here leave the base unchanged.
 void refuse_other_base(const dom::object& object, const std::string& field) {
   const auto method = json_as<std::string_view>(object[field]);
   if (!method || is_word(*method, "gaussian orthogonal eva")) return;
@@ -80,15 +81,15 @@ void refuse_other_base(const dom::object& object, const std::string& field) {
                  std::string(*method), "an adapter that peft has converted to LoRA");
 }
 
-// Fields that make an adapter more than added products: peft's variants of LoRA, layers that the
-// base lacks, tensors that are not products.
+// Fields that are rejected, because with them an adapter is more than products to add to the base:
+// peft's variants of LoRA, layers that the base lacks, tensors that are not products.
 constexpr std::string_view refused_fields =
     "megatron_config corda_config lora_ga_config velora_config monteclora_config kasa_config "
     "arrow_config use_bdlora use_qalora alora_invocation_tokens layer_replication lora_bias "
     "trainable_token_indices target_parameters";
 
-// Fields that are read here, and those that do not change the values of a merge. With the refused
-// ones these are all of peft 0.21.
+// Fields that this file reads, and fields that do not change the values of a merge. Together with
+// refused_fields, these are all fields of peft 0.21.
 constexpr std::string_view read_fields =
     "alpha_pattern fan_in_fan_out init_lora_weights lora_alpha modules_to_save peft_type r "
     "rank_pattern use_dora use_rslora";
@@ -97,7 +98,7 @@ constexpr std::string_view idle_fields =
     "inference_mode layers_pattern layers_to_transform loftq_config lora_dropout megatron_core "
     "peft_version qalora_group_size revision runtime_config target_modules task_type";
 
-// false, null, [] and {} are a field that is not used.
+// Returns false for false, null, [] and {}, which mean that a field is not used.
 bool is_set(dom::element element) {
   if (element.is_null()) return false;
   if (const auto array = json_as<dom::array>(element)) return array->begin() != array->end();
@@ -105,7 +106,7 @@ bool is_set(dom::element element) {
   return json_as<bool>(element).value_or(true);
 }
 
-// Throws Error for text that is not one.
+// Throws Error if the text is not a JSON object.
 dom::object object_of(dom::parser& parser, std::string_view text, const char* field) {
   const PythonJson json = python_json(text);
   if (json.fault) {
@@ -185,8 +186,9 @@ double AdapterConfig::Rules::number(const std::string& module, double otherwise)
   return found ? numbers[*found] : otherwise;
 }
 
-// peft takes the first key that matches, and sorts the keys when it saves: the training may have
-// used another one. Keys that are not sorted are in the order of the training.
+// Takes the first key that matches, as peft does. If the keys are sorted, counts modules that match
+// several alphas for doubts(), because peft sorts the keys when it saves, so the training may have
+// used a different one. Keys that are not sorted are in the order of the training.
 double AdapterConfig::alpha_for(const std::string& module) const {
   if (!alphas_.are_sorted) return alphas_.number(module, alpha_);
   const std::vector<std::size_t> matches = alphas_.patterns.find_all(module);
@@ -237,7 +239,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
 
 namespace {
 
-// The caller adds the file to messages.
+// Parses a configuration, and adds `path` to its errors.
 AdapterConfig config_in(const std::string& path, std::string_view text, std::string_view prefix) {
   try {
     return AdapterConfig(text, prefix);

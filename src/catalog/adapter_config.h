@@ -1,4 +1,4 @@
-// The scales of an adapter's products, from its configuration.
+// Reads an adapter's configuration, and computes the scales of the adapter's products from it.
 #pragma once
 
 #include <cstddef>
@@ -13,32 +13,34 @@
 
 namespace loadstone {
 
-// A configuration of LoRA as peft writes it. Not thread-safe: it counts comparisons and doubts.
+// A LoRA configuration as peft writes it. Not thread-safe, because const functions count
+// comparisons and doubts.
 class AdapterConfig {
  public:
-  // Throws Error "format.adapter" for an invalid configuration. `prefix`: of the fields that belong
-  // to it; others are ignored.
+  // Throws Error "format.adapter" for an invalid configuration. Reads only the fields that begin
+  // with `prefix`.
   AdapterConfig(std::string_view text, std::string_view prefix);
 
-  // Prefix of the modules that it describes, in the file's names; empty: all.
+  // Returns the prefix of the modules that the configuration applies to; empty for all modules.
   [[nodiscard]] const std::string& prefix() const noexcept { return prefix_; }
   // Returns the factor of a module's product: alpha / rank, or alpha / sqrt(rank). Throws Error
   // "format.adapter" if the configuration has a different rank for the module.
   [[nodiscard]] float scale(const std::string& module, std::uint64_t rank) const;
-  // Weights are stored as [in, out].
+  // Returns true if weights are stored as [in, out].
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
-  // Every module has magnitudes.
+  // Returns true if every module has magnitudes (DoRA).
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
-  // Names, or suffixes of names, of modules with full tensors in the adapter (`modules_to_save`).
+  // Returns names, or suffixes of names, of modules with full tensors in the adapter
+  // (`modules_to_save`).
   [[nodiscard]] const std::vector<std::string>& saved_modules() const noexcept {
     return saved_modules_;
   }
-  // Sentences without their subject, "the configuration": about fields that peft 0.21 does not
-  // have, and about the alphas of modules that scale() was called for.
+  // Returns warnings, as sentences without their subject "the configuration". They are about fields
+  // that peft 0.21 does not have, and about modules with two alphas that scale() was called for.
   [[nodiscard]] std::vector<std::string> doubts() const;
 
  private:
-  // Values for the modules whose name a pattern matches.
+  // Values for modules, by patterns of module names.
   struct Rules {
     ModulePatterns patterns;
     std::vector<double> numbers;
@@ -56,7 +58,8 @@ class AdapterConfig {
   std::vector<std::string> saved_modules_;
   Rules ranks_;
   Rules alphas_;
-  // Modules that keys of `alpha_pattern` give two alphas, and the sentence about the first.
+  // Number of modules to which the keys of `alpha_pattern` give two alphas, and the description of
+  // the first one.
   mutable std::size_t modules_with_two_alphas_ = 0;
   mutable std::string two_alphas_;
   bool has_root_scale_ = false;
@@ -66,7 +69,7 @@ class AdapterConfig {
 
 inline constexpr const char* adapter_config_name = "adapter_config.json";
 
-// The key of the metadata in which diffusers writes them.
+// Metadata key under which diffusers writes configurations of adapters.
 inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
 
 // Returns an adapter's configurations: those that diffusers writes into the file's metadata, one
@@ -74,8 +77,8 @@ inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
 // Empty if there is neither.
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
-// The one number of a small tensor, such as an alpha. Throws Error "format.adapter" for a tensor of
-// another size or of a dtype that is neither a float nor an integer.
+// Returns the value of a tensor with one element, such as an alpha. Throws Error "format.adapter"
+// if the tensor has a different size, or a dtype that is neither a float nor an integer.
 [[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
 
 // Returns the scale of a product with this stored alpha. If the configuration has a scale too, it

@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// Immutable, with thread-safe files, so thread-safe.
+// Thread-safe, because it is immutable and its files are thread-safe.
 class AssembledFile final : public ByteSource {
  public:
   AssembledFile(Storage& storage, const Shard& shard, std::shared_ptr<const Assembly> assembly)
@@ -65,8 +65,8 @@ class AssembledFile final : public ByteSource {
     return after == tensors.begin() ? after : after - 1;
   }
 
-  // Visits the files' ranges with these bytes of tensors: one per chunk, from the first to the last
-  // byte.
+  // Visits the byte ranges of the files that contain these bytes of the assembled file, one per
+  // chunk: from the first of its bytes to the last.
   template <typename Visit>
   void for_each_range(std::uint64_t offset, std::uint64_t bytes, const Visit& visit) noexcept {
     const std::uint64_t end = offset + bytes;
@@ -105,7 +105,8 @@ class AssembledFile final : public ByteSource {
     }
   }
 
-  // Reads the chunk's runs that overlap the tensor's bytes from `begin`, many in one read.
+  // Reads the chunk's bytes between `begin` and the end of `into`, which are offsets in the tensor.
+  // Reads many runs of the chunk at once.
   void read_chunk(const AssembledChunk& chunk, std::uint64_t begin,
                   std::span<std::byte> into) const {
     const std::uint64_t end = begin + into.size();
@@ -113,7 +114,7 @@ class AssembledFile final : public ByteSource {
     std::uint64_t run = chunk.run_at(begin);
     std::array<std::span<std::byte>, runs_at_once> pieces;
     std::size_t count = 0;
-    std::uint64_t at = 0;  // in the file, of the first piece
+    std::uint64_t at = 0;  // file offset of the first piece
     const auto flush = [&] {
       if (count > 0) files_[chunk.file]->read(at, std::span(pieces).first(count));
       count = 0;

@@ -31,7 +31,7 @@ void add_block(QuantizationClaim& claim, const Block& block) {
   claim.block = !claim.block || *claim.block == block ? block : Block{0, 0};
 }
 
-// [128, 128], or "128x128".
+// `value`: an array such as [128, 128], or a string such as "128x128".
 void add_block(QuantizationClaim& claim, const dom::element& value) {
   if (value.is_null()) return;
   Block block = {0, 0};
@@ -50,7 +50,7 @@ void add_block(QuantizationClaim& claim, const dom::element& value) {
   add_block(claim, block[0] == 0 || block[1] == 0 ? Block{0, 0} : block);
 }
 
-// Groups of compressed-tensors.
+// Returns the groups of a compressed-tensors config.
 std::vector<dom::element> groups_of(const dom::object& section) {
   std::vector<dom::element> groups;
   const auto found = json_as<dom::object>(section["config_groups"]);
@@ -73,7 +73,7 @@ void add_blocks(QuantizationClaim& claim, const dom::object& section) {
   }
 }
 
-// The order of calls counts.
+// Adds text to the digest, which depends on the order of the calls.
 void add_text(QuantizationClaim& claim, std::string_view text) {
   Digest digest;
   digest.update(std::as_bytes(std::span(claim.digest)));
@@ -89,14 +89,15 @@ std::optional<Value> member(const dom::object& section, std::initializer_list<co
   return std::nullopt;
 }
 
-// -1: one group, as large as it may be.
+// Returns UINT64_MAX for -1, which means a single group of any size.
 std::optional<std::uint64_t> group_size_of(const dom::object& section) {
   const auto size = member<std::int64_t>(section, {"group_size", "q_group_size"});
   if (!size || *size < -1) return std::nullopt;
-  return static_cast<std::uint64_t>(*size);  // -1: the largest there is
+  return static_cast<std::uint64_t>(*size);
 }
 
-// GPTQModel writes both, and "gptq" and "gptq_v2" store zero points that are one apart.
+// Rejects two different formats. GPTQModel writes both fields, and the zero points of "gptq" and
+// "gptq_v2" differ by 1.
 void refuse_two_formats(const dom::object& section, const std::string& path) {
   const auto first = member<std::string_view>(section, {"checkpoint_format"});
   const auto second = member<std::string_view>(section, {"format"});
@@ -108,7 +109,8 @@ void refuse_two_formats(const dom::object& section, const std::string& path) {
                .expected = "one format"});
 }
 
-// Auto-round before 0.5 declares its packing here. Its own format has other zero points than GPTQ.
+// Returns the packing that AutoRound before 0.5 declares in "backend", if it is AutoRound's own,
+// whose zero points differ from those of GPTQ.
 std::string_view own_backend(const dom::object& section) {
   const auto backend = member<std::string_view>(section, {"backend"}).value_or("");
   const auto has = [&](std::string_view word) { return backend.find(word) != backend.npos; };
@@ -148,7 +150,7 @@ void for_each_group(const dom::object& section, const Visit& visit) {
   }
 }
 
-// Keeps a field that is equal in all groups.
+// Keeps a field only if it is equal in all groups.
 template <typename Value>
 void join(Value& known, const Value& word, bool is_first) {
   if (is_first) known = word;
@@ -184,7 +186,7 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
                                 const char* name) {
   const auto text = find_config(opener, folder, name);
   if (!text) return {};
-  // A file that cannot be read may make a claim.
+  // An unreadable file counts as a claim, because it may contain one.
   if (text->empty()) return {.is_made = true, .digest = "unread"};
   return quantization_claim(*text, join_path(folder, name));
 }
@@ -204,7 +206,7 @@ QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string&
   return claim.bits && claim.method == own.method ? claim : QuantizationClaim();
 }
 
-// Lists of plain modules.
+// Keys for lists of modules that are not quantized.
 constexpr std::array<std::string_view, 4> plain_list_keys = {
     "ignore", "exclude_modules", "llm_int8_skip_modules", "modules_to_not_convert"};
 constexpr std::string_view targets_key = "targets";
@@ -213,7 +215,7 @@ bool are_alike(std::string_view first, std::string_view second) {  // "GEMM", "g
   return lowered(first) == lowered(second);
 }
 
-// Adds a warning for two files that differ: loaders read one or the other.
+// Adds a warning about two files that differ, because loaders disagree about which one they read.
 void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::string_view second,
                  std::string_view field, std::string found, std::string expected) {
   findings.push_back(
@@ -226,7 +228,7 @@ void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::st
        .expected = std::move(expected)});
 }
 
-// Visits the fields of each file, with their names there.
+// Visits the fields that two files can declare differently, with their names in the files.
 template <typename Visit>
 void visit_words(const Visit& visit) {
   visit("bits", &QuantizationClaim::bits);
@@ -240,7 +242,7 @@ void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& clai
                    const std::string& path) {
   const auto text = [](auto value) {
     if constexpr (std::is_same_v<decltype(value), bool>) return fmt::format("{}", value);
-    return fmt::format("{}", static_cast<std::int64_t>(value));  // -1: one group
+    return fmt::format("{}", static_cast<std::int64_t>(value));  // -1 means one group
   };
   visit_words([&](const char* field, auto member) {
     const auto& first = claim.*member;
@@ -251,7 +253,7 @@ void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& clai
   });
 }
 
-// False if it is not a list of texts.
+// Returns false if the value is not a list of strings.
 bool add_texts(std::vector<std::string>& texts, const dom::object& object, std::string_view key) {
   const auto items = json_as<dom::array>(object[key]);
   if (!items) return false;
@@ -317,7 +319,7 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
     add_section(words, *section);
     add_lists(words, *section);
   });
-  if (sections > 1) words.lists.clear();  // names of modules are those within a part
+  if (sections > 1) words.lists.clear();  // a section names modules relative to its part
   const bool is_of_diffusers = root["_class_name"].error() == simdjson::SUCCESS;
   for (ConfigList& list : words.lists) {
     if (is_of_diffusers && list.method == "bitsandbytes") list.method = method_of_diffusers;
@@ -416,7 +418,7 @@ ConfigWords config_words(const FileOpener& opener, const std::string& folder,
   return words;
 }
 
-// Models of several parts have configs within configs, and some have lists of them.
+// Visits nested objects and lists too, because the configs of a model's parts are nested in them.
 static void visit_below(simdjson::dom::element value,
                         const std::function<void(simdjson::dom::element)>& visit, unsigned depth) {
   if (depth > config_depth_max) return;

@@ -1,4 +1,4 @@
-// The quantization that a checkpoint's configs declare.
+// Reads the quantization that a checkpoint's configs declare.
 #pragma once
 
 #include <array>
@@ -14,14 +14,15 @@
 
 namespace loadstone {
 
-// Members of a config that declare it: at the top, or in the configs of a model's parts.
+// Members of a config that declare a quantization, at the top level or in the configs of a model's
+// parts.
 inline constexpr std::array<std::string_view, 3> quantization_members = {
     "quantization_config", "compression_config", "quantization"};
 
-// The section as a separate file, written by AutoGPTQ, GPTQModel and AutoAWQ.
+// A file that contains only the quantization section, as AutoGPTQ, GPTQModel and AutoAWQ write it.
 struct OwnConfig {
   std::string_view name;
-  std::string_view method;  // other programs use these file names too
+  std::string_view method;  // required, because other programs use these file names too
 };
 inline constexpr std::array<OwnConfig, 2> own_configs = {
     {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
@@ -30,10 +31,10 @@ inline constexpr std::array<OwnConfig, 2> own_configs = {
 inline constexpr std::array<std::string_view, 4> claiming_files = {
     "config.json", "hf_quant_config.json", own_configs[0].name, own_configs[1].name};
 
-// Maximal depth of objects and lists around such a member.
+// Maximum depth of objects and lists around one of quantization_members.
 inline constexpr unsigned config_depth_max = 32;
 
-// Throws Error "q.config" for a config that contradicts itself, and those of check_config().
+// Throws Error "q.config" if a config contradicts itself, and the errors of check_config().
 [[nodiscard]] QuantizationClaim quantization_claim(std::string_view config,
                                                    const std::string& path = "config.json");
 
@@ -49,27 +50,28 @@ void require_claim(const FileOpener& opener, const std::string& folder, std::str
 
 inline constexpr std::string_view method_of_diffusers = "bitsandbytes of diffusers";
 
-// A list of modules, by which libraries choose those that they read as codes.
+// A list in a config, by which libraries choose the modules that they read as codes.
 struct ConfigList {
   std::string file;
-  // The section's; of hf_quant_config.json "modelopt". diffusers reads lists of bitsandbytes
-  // differently than transformers: method_of_diffusers.
+  // Method of the section, or "modelopt" for hf_quant_config.json. Lists of bitsandbytes have
+  // method_of_diffusers in configs of diffusers, which reads them differently than transformers.
   std::string method;
-  std::string key;  // "ignore", "targets" (of all groups) ...
+  std::string key;  // such as "ignore", or "targets" (of all groups)
   std::vector<std::string> entries;
 };
 
-// Fields of the configs that affect no value; empty if groups differ. See contradictions().
+// Fields of the configs that do not affect decoding, for contradictions(). A field is empty if it
+// differs between groups.
 struct ConfigWords {
-  std::string file = {};                                   // the first with a claim
-  bool has_groups = false;                                 // compressed-tensors' groups
+  std::string file = {};                                   // the first config with a section
+  bool has_groups = false;                                 // groups of compressed-tensors
   std::string code_type = {};                              // "int" or "float"
-  std::string strategy = {};                               // values per scale
+  std::string strategy = {};                               // such as "channel" or "group"
   std::string sparsity = {};                               // the format of sparsity_config
-  std::string algorithm = {};                              // ModelOpt's
-  std::optional<std::uint64_t> group_size = std::nullopt;  // the algorithm's
+  std::string algorithm = {};                              // quant_algo of ModelOpt
+  std::optional<std::uint64_t> group_size = std::nullopt;  // group size of ModelOpt
   std::string algorithm_file = {};
-  std::vector<ConfigList> lists = {};  // of files with one section
+  std::vector<ConfigList> lists = {};  // only from files with a single section
 };
 
 // Reads config.json and hf_quant_config.json, and adds a warning "q.config" if they name different

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// The largest list some ten thousand modules.
+// The largest configs list tens of thousands of modules.
 constexpr std::uint64_t config_bytes_max = 64u << 20;
 
 }  // namespace
@@ -68,7 +68,7 @@ std::optional<std::string> find_config(const FileOpener& opener, const std::stri
     return read_config(*opener.open(join_path(folder, name), folder));
   } catch (const Error& error) {
     if (error.code() == "io.not_found") return std::nullopt;
-    // Hosts deny missing files if listing is not allowed.
+    // Some hosts deny access to missing files if they do not allow listing.
     const bool is_denied = error.code() == "io.denied" && is_remote(folder);
     if (!is_denied && error.code() != "ix.path_escape") throw;
     return std::string();

@@ -1,4 +1,4 @@
-// The configs of a checkpoint's folder: files of JSON that decide what its tensors mean.
+// Reads the configs in a checkpoint's folder: JSON files that determine the meaning of its tensors.
 #pragma once
 
 #include <optional>
@@ -9,17 +9,17 @@
 
 namespace loadstone {
 
-// Throws Error "format.config" for text that is not an object (of modules.json: an array) of JSON
-// as Python's json module reads it, and "q.config" for one that gives a field twice.
+// Throws Error "format.config" if the text is not a JSON object (in modules.json: an array) by the
+// rules of Python's json module, and "q.config" if it gives a field twice.
 void check_config(std::string_view text, const std::string& path);
 
-// The original text of a config that passed check_config(). Throws Error "format.config" also for a
-// file of more than 64 MiB, and "io.*".
+// Returns the unchanged text of a config that passed check_config(). Throws Error "format.config"
+// also for a file of more than 64 MiB, and "io.*".
 [[nodiscard]] std::string read_config(ByteSource& file);
 
-// Reads a file of the folder in the same way; nullopt if it is missing; an empty text if a link
-// leads out of the folder or the host denies it. Throws Error "ix.not_regular" for a folder of this
-// name.
+// Reads a file of the folder as read_config() does. Returns nullopt if the file is missing, and an
+// empty string if a link leads out of the folder or the host denies access. Throws Error
+// "ix.not_regular" if the name is that of a folder.
 [[nodiscard]] std::optional<std::string> find_config(const FileOpener& opener,
                                                      const std::string& folder,
                                                      std::string_view name);

@@ -1,4 +1,4 @@
-// The sections of a config that declare an encoding.
+// Finds the sections of a config that declare an encoding.
 #pragma once
 
 #include <simdjson.h>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Visits the values of quantization_members except null, in the configs of a model's parts too.
+// Visits all values of quantization_members except null, also in the configs of a model's parts.
 void for_each_section(simdjson::dom::element config,
                       const std::function<void(simdjson::dom::element)>& visit);
 

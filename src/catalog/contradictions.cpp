@@ -27,13 +27,13 @@ const Family* family_of(std::string_view encoding) {
   return nullptr;
 }
 
-// The fields of compressed-tensors for one encoding; empty: unsupported.
+// Fields in compressed-tensors configs for one encoding. Empty fields and 0 are unknown.
 struct Words {
   std::string_view format{};
   std::string_view code_type{};
   std::string_view strategy{};
   unsigned bits = 0;
-  unsigned group_size = 0;  // if it is the same in all files
+  unsigned group_size = 0;  // 0 if it differs between files
 };
 
 Words words_of(std::string_view encoding, const Family& family) {
@@ -48,7 +48,7 @@ Words words_of(std::string_view encoding, const Family& family) {
   return {.format = written->compressed.format,
           .code_type = written->code_type,
           .strategy = is_written ? written->compressed.strategy : std::string_view(),
-          .bits = written->code_type == "float" ? written->bits : 0,  // int8 stores fewer, too
+          .bits = written->code_type == "float" ? written->bits : 0,  // int8 may store fewer bits
           .group_size = has_block ? written->compressed.group_size : 0};
 }
 
@@ -59,7 +59,7 @@ bool has_strategy(std::string_view strategy, const TensorTable& table, const Qua
   const Shape& scale = table[each.scales.front()].shape;
   const std::size_t rank = each.decoding.shape.rank();
   const bool has_one = scale.numel() == 1u;
-  if (strategy == "block" && has_one) return true;  // as large as the weight
+  if (strategy == "block" && has_one) return true;  // the block may be as large as the weight
   if (strategy == "channel" && has_one && rank > 1 && each.decoding.shape[rank - 2] == 1) {
     return true;
   }
@@ -81,8 +81,8 @@ Finding not_compared(const ConfigList& list, std::string entries, std::string_vi
   return finding;
 }
 
-// The facts about tensors that a config can contradict. A field is wrong if no tensor confirms it:
-// models are mixed, and their configs have one field for several encodings.
+// Compares the fields of a config with the tensors. A field is wrong only if no tensor confirms it,
+// because a model can mix encodings, and its config has one field for all of them.
 class Judge {
  public:
   Judge(const TensorTable& table, const ConfigWords& words, std::string stored,
@@ -126,7 +126,7 @@ class Judge {
     std::string_view method;  // its family's
   };
 
-  // nullopt for stacks, and for weights of modules other than linear layers.
+  // Returns nullopt for stacks, and for weights of modules other than linear layers.
   static std::optional<std::string_view> module_of(const QuantizedTensor& tensor) {
     constexpr std::string_view weight = ".weight";
     const std::string_view name = tensor.name;
@@ -139,8 +139,8 @@ class Judge {
     findings_.push_back(contradiction(path, std::move(found), stored_));
   }
 
-  // A method with its own layouts is wrong if none of them occurs, and other methods if only such
-  // layouts occur.
+  // Returns true if a tensor confirms the config's method: by the method's own layouts, or by
+  // shared layouts if the method has no own ones.
   [[nodiscard]] bool is_method() const {
     return std::ranges::any_of(methods_, [&](std::string_view each) { return is_of_claim(each); });
   }
@@ -150,7 +150,8 @@ class Judge {
     return method.empty() && std::ranges::count(shared_methods(), claim_.method) > 0;
   }
 
-  // A library that reads a list takes codes of these modules for values.
+  // Adds findings for lists that exclude quantized modules, because a library that follows such a
+  // list reads the codes of the modules as values.
   void judge_lists() {
     const std::string_view stem = encoding_stem(words_.algorithm);
     std::vector<std::string_view> modules;
@@ -176,7 +177,8 @@ class Judge {
     }
   }
 
-  // Returns false if the fields of one of the encodings are unknown.
+  // Returns true if no encoding confirms the value. Returns false if the value is unknown for one
+  // of the encodings.
   template <typename Value, typename Set>
   static bool is_wrong(const Value& claimed, const Set& stored) {
     return !stored.contains({}) && !stored.contains(claimed);
@@ -221,7 +223,7 @@ class Judge {
   const ConfigWords& words_;
   std::string stored_;
   std::vector<Module> modules_;
-  std::set<std::string_view> methods_;  // of families with their own; otherwise empty
+  std::set<std::string_view> methods_;  // empty names for families of shared layouts
   std::set<std::string_view> encodings_;
   std::set<std::string_view> formats_;
   std::set<std::string_view> code_types_;

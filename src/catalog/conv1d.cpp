@@ -13,13 +13,15 @@ namespace loadstone {
 
 namespace {
 
-// GPT-BigCode, GPT-Neo and Starcoder2 have the same names of modules, and nn.Linear.
+// Models with Conv1D layers. GPT-BigCode, GPT-Neo and Starcoder2 are absent, because their modules
+// of the same names are nn.Linear.
 constexpr std::array<std::string_view, 6> model_types = {
     "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"};
 
 constexpr std::array<std::string_view, 4> conv1d_modules = {"c_attn", "q_attn", "c_proj", "c_fc"};
 
-// A config has parts, such as the decoder of an encoder-decoder, without further parts.
+// Depth of the search. A config may contain configs of parts, such as a decoder, but a part has no
+// parts.
 constexpr unsigned levels = 2;
 
 bool describes_conv1d(const dom::object& config, unsigned level) {
@@ -50,7 +52,7 @@ bool has_conv1d(std::string_view config) {
 }
 
 std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage) {
-  // One member of it is looked at, so it may be wherever the weights may be.
+  // The config may be a link out of the folder, because loadstone uses only its model types.
   const auto text = find_config({catalog.storage(storage), true}, catalog.root(), "config.json");
   return text ? std::optional(has_conv1d(*text)) : std::nullopt;
 }

@@ -13,7 +13,8 @@ namespace {
 constexpr std::string_view rank_prefix = "__";
 constexpr std::string_view rank_suffix = ".metadata";
 
-// {"NAME": {"saved_offsets": [0, 128]}}
+// Returns true if the part does not begin at the tensor's first element. `info`: the tensor's
+// entry, such as {"saved_offsets": [0, 128]}.
 bool begins_inside(const dom::element& info) {
   dom::array offsets;
   if (info["saved_offsets"].get(offsets) != simdjson::SUCCESS) return false;

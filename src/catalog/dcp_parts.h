@@ -1,4 +1,5 @@
-// Safetensors files that torch.distributed.checkpoint wrote, one for each rank.
+// Rejects safetensors files in which torch.distributed.checkpoint stored one rank's parts of
+// tensors.
 #pragma once
 
 #include <string>
@@ -15,8 +16,8 @@ inline constexpr const char* dcp_sharding_key = "DCP_SHARDING_INFO";
 // HuggingFaceStorageWriter before consolidation.
 void require_no_dcp_part(const FileHeader& header);
 
-// Throws the same if a folder has files of ranks that saved without coordination: each has metadata
-// of its part, "__0.metadata", and no metadata describes the whole.
+// Throws Error "dcp.unsupported" if the ranks saved to the folder without coordination: each has
+// metadata of its part, such as "__0.metadata", and no metadata describes the whole checkpoint.
 void require_common_dcp_metadata(const std::string& folder, const std::vector<std::string>& names);
 
 }  // namespace loadstone

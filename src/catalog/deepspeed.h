@@ -1,4 +1,4 @@
-// Files of DeepSpeed's ZeRO, and advice about them.
+// Recognises files of DeepSpeed's ZeRO, and gives advice about them.
 #pragma once
 
 #include <string_view>
@@ -18,8 +18,8 @@ inline constexpr const char* zero_message =
   return name.find("zero_pp_rank_") != std::string_view::npos && name.ends_with(".pt");
 }
 
-// The advice for a tensor of another shape than the model's, or "". A rank of ZeRO-3 that saves its
-// model writes tensors of shape [0].
+// Returns advice if a tensor's shape differs from the model's, or "". A rank of ZeRO-3 that saves
+// its model writes tensors of shape [0].
 [[nodiscard]] inline std::string_view shape_advice(const Shape& found) noexcept {
   if (found.rank() != 1 || found[0] != 0) return {};
   return "DeepSpeed's ZeRO-3 leaves such empty tensors: write the checkpoint with 'python "

@@ -18,20 +18,21 @@ namespace loadstone {
 
 namespace {
 
-// One expert has a few partners. Kinds take the square of their count.
+// Maximum number of partners for check_kinds(), whose time grows with the square of this number. An
+// expert has only a few partners.
 constexpr std::size_t partners_max = 64;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
 struct Place {
   std::string_view prefix;   // "model.layers.0.mlp.experts"
   std::string_view number;   // "3"
-  std::string_view partner;  // "up_proj", in any packing
+  std::string_view partner;  // "up_proj", or "up_proj.bias"
 };
 
 std::optional<Place> place_of(std::string_view name) {
   constexpr std::string_view infix = ".experts.";
   const auto at = name.rfind(infix);
-  // An adapter need not have a weight for each expert.
+  // Skips LoRA adapters, which need not have a weight for each expert.
   if (at == std::string_view::npos || name.find(".lora_") != std::string_view::npos) {
     return std::nullopt;
   }
@@ -43,7 +44,7 @@ std::optional<Place> place_of(std::string_view name) {
   if (dot == std::string_view::npos || !is_digits(place.number)) return std::nullopt;
   place.partner = rest.substr(dot + 1);
   if (place.partner.ends_with(".bias")) return place;
-  // Some weights may be plain, so scales and states need not exist for all.
+  // Checks only names of weights, because experts that are not quantized have no scales or states.
   for (const std::string_view suffix : {".weight", ".weight_packed", ".qweight"}) {
     if (!place.partner.ends_with(suffix)) continue;
     place.partner.remove_suffix(suffix.size());
@@ -52,12 +53,12 @@ std::optional<Place> place_of(std::string_view name) {
   return std::nullopt;
 }
 
-// The experts of one layer. The views are into the catalog's names.
+// The experts of one layer. The views point into the catalog's names.
 struct Layer {
   std::map<std::string_view, std::uint32_t> partners;
-  std::vector<std::uint32_t> first_of;  // by partner: index into members
+  std::vector<std::uint32_t> first_of;  // for each partner, the index of its first member
   std::vector<SeriesMember> members;
-  std::vector<std::uint32_t> tensors;  // of members
+  std::vector<std::uint32_t> tensors;  // catalog index of each member
 };
 
 // Recognises a partial checkpoint by its shard names "NAME-00002-of-00003".
@@ -70,8 +71,9 @@ bool is_partial(const Catalog& catalog) {
   });
 }
 
-// Returns, by partner, the first of those that experts share with it, directly or through other
-// experts. An expert of a different architecture shares no partner.
+// Groups partners into kinds: two partners are of one kind if an expert has both, directly or
+// through other experts. Returns, for each partner, the first partner of its kind. An expert of a
+// different architecture shares no partner with the others.
 std::vector<std::uint32_t> kinds_of(const Layer& layer) {
   std::vector<std::uint32_t> kinds(layer.partners.size());
   std::iota(kinds.begin(), kinds.end(), std::uint32_t{0});
@@ -107,8 +109,8 @@ SeriesCheck check_kinds(const Layer& layer, std::uint64_t first) {
   return check;
 }
 
-// The number with which the experts of every layer begin, without gaps: above 0 in one rank's
-// share.
+// Returns the number of the first expert if it is the same in all layers and no expert after it is
+// missing; otherwise 0. The number is above 0 in one rank's share of a model.
 std::uint64_t common_first(const std::map<std::string_view, Layer>& layers) {
   std::optional<std::uint64_t> common;
   for (const auto& [prefix, layer] : layers) {
@@ -180,7 +182,7 @@ std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
 std::uint64_t cut_experts_max(const Catalog& catalog) noexcept {
   constexpr std::uint64_t always = 16'384;
   constexpr std::uint64_t bytes_each = 4096;
-  std::uint64_t bytes = 0;  // of files: views may claim the same bytes again and again
+  std::uint64_t bytes = 0;  // of files, because views may refer to the same bytes repeatedly
   for (const Shard& shard : catalog.shards()) bytes += shard.identity.bytes / bytes_each;
   return always + bytes;
 }

@@ -1,4 +1,4 @@
-// The errors that headers alone show, without a model: `inspect` and `verify` report the same.
+// Finds the errors that headers show without a model, for `inspect` and `verify`.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,13 @@
 
 namespace loadstone {
 
-// Quantized tensors that cannot be read, and experts that are not whole; of a few shards of many
-// the latter is an info: the rest is elsewhere.
+// Returns findings about quantized tensors that cannot be decoded, and about incomplete experts. If
+// the catalog has only a few of many shards, the latter are infos, because other shards may contain
+// the missing tensors.
 [[nodiscard]] std::vector<Finding> header_findings(const Catalog& catalog);
 
-// The exit status of a command that reports findings: that of a bad file if one of them is an error
-// of a format, else 1 if one is an error.
+// Returns the exit status of a command that reports these findings: the highest status of an
+// error's code, or 0 without errors.
 [[nodiscard]] int exit_status(const std::vector<Finding>& findings) noexcept;
 
 }  // namespace loadstone

@@ -21,11 +21,12 @@ namespace loadstone {
 
 namespace {
 
-// A name is in several shards if a later shard replaces tensors of earlier ones.
+// Tensors by name. Shards may contain the same name, if a later shard replaces tensors of an
+// earlier one.
 using Places =
     std::unordered_multimap<std::string_view, const TensorInfo*, NameHash, std::equal_to<>>;
 
-constexpr std::size_t told_max = 100;  // of one kind; the rest is counted
+constexpr std::size_t told_max = 100;  // findings of one kind; further ones are only counted
 
 Finding warning(std::string code, std::string message) {
   Finding finding;
@@ -48,7 +49,7 @@ Finding warning(std::string code, std::string message) {
 
 void check_total_size(const std::string& index_path, const std::string& said,
                       std::uint64_t listed_bytes, std::vector<Finding>& findings) {
-  // Some writers write 24.0.
+  // Some writers write the number as a float, such as 24.0.
   double number = 0;
   const char* end = said.data() + said.size();
   const auto [stop, problem] = std::from_chars(said.data(), end, number);
@@ -87,11 +88,11 @@ void warn_unlisted(const std::string& index_path, const NameSet& listed,
   }
 }
 
-// The tensors that the index maps to another shard, by their number.
-using Replaced = std::map<std::size_t, const TensorInfo*>;  // and the tensor in its place
+// Indices of the tensors that the index maps to a different shard, and the tensor in that shard.
+using Replaced = std::map<std::size_t, const TensorInfo*>;
 
-// Later shards may replace tensors of earlier ones (an edited copy of some layers): the index fixes
-// which of them count.
+// Drops tensors that later shards replace, for example by an edited copy of some layers. The index
+// determines which tensors count.
 void drop_replaced(const std::string& index_path, const Replaced& replaced,
                    const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                    std::vector<Finding>& findings) {
@@ -140,7 +141,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
   for (const TensorInfo& tensor : tensors) places.emplace(tensor.name, &tensor);
   NameSet listed(index.entries.size());
   std::uint64_t listed_bytes = 0;
-  std::string_view said;  // shards repeat from line to line
+  std::string_view said;  // previous entry's shard; consecutive entries often share one
   std::string shard;
   for (const IndexEntry& entry : index.entries) {
     listed.insert(entry.tensor);
@@ -169,7 +170,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
 }
 
 std::vector<std::string> missing_parts(const std::vector<std::string>& names) {
-  // A set is identified by the text around the number.
+  // Sets of numbered files, identified by the text around the number.
   std::map<std::tuple<std::string, std::string, std::uint64_t, int>, std::set<std::uint64_t>> sets;
   for (const std::string& name : names) {
     const std::size_t dot = name.rfind('.');

@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// The shards that an index names, each once, in natural order.
+// Returns the shards that an index names, each once, in natural order.
 [[nodiscard]] std::vector<std::string> shard_names(const ShardedIndex& index);
 
 // Removes tensors of a name that the index maps to another shard. Throws Error "ix.tensor_missing";
@@ -19,10 +19,10 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
                  const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings);
 
-// Returns missing part numbers of a set of names: "model-00002-of-00003.safetensors" ...
+// Returns the names of missing parts in a set, such as "model-00002-of-00003.safetensors".
 [[nodiscard]] std::vector<std::string> missing_parts(const std::vector<std::string>& names);
 
-// "no file 'a'", "no files 'a', 'b'": all of the names, up to a thousand.
+// Returns text such as "no file 'a'" or "no files 'a', 'b'", with at most a thousand names.
 [[nodiscard]] std::string no_files_text(const std::vector<std::string>& missing);
 
 // Adds finding "ix.gap" for missing_parts().

@@ -1,4 +1,4 @@
-// The catalog as JSON and as a table.
+// Writes a catalog as JSON and as a table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ std::map<std::string_view, Total> encoding_totals(const Catalog& catalog) {
   for (const TensorInfo& tensor : catalog.tensors()) {
     Total& total = totals[tensor.encoding.name()];
     ++total.tensors;
-    // Elements have at least a bit of a file each, so their sum fits.
+    // The sum does not overflow, because each element takes at least one bit of a file.
     total.elements += tensor.shape.numel().value_or(0);
     total.bytes += tensor.byte_count();
   }
@@ -115,7 +115,7 @@ static void visit_fields(JsonWriter& json, const QuantizedTensor& quantized,
   json.end_object();
 }
 
-// Blocks contain their scales.
+// Writes a tensor of blocks, which has no scale component, because the blocks contain their scales.
 static void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
   json.begin_object();
   json.member("name", tensor.name);

@@ -37,7 +37,7 @@ std::string where(std::string_view prefix, std::string_view target) {
   return is_numbered ? "layer " + number : fmt::format("'{}'", printable(target));
 }
 
-// "expert 2", "experts 2 and 3", or "2 tensors" of a series of something else.
+// Returns "expert 2", "experts 2 and 3", or "2 tensors" if the series is not of experts.
 std::string what(const SeriesGaps& gaps) {
   std::set<std::uint64_t> numbers;
   for (const std::string& name : gaps.absent) {
@@ -75,7 +75,7 @@ std::string sentence(std::string_view place, const SeriesGaps& gaps) {
   return text + "; check that all shards are present";
 }
 
-// Returns how many of the names were there.
+// Adds names that `all` lacks, up to gap_names_max. Returns how many names `all` already contained.
 std::size_t append(std::vector<std::string>& all, const std::vector<std::string>& more) {
   std::size_t known = 0;
   for (const std::string& name : more) {

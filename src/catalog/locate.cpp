@@ -28,10 +28,10 @@ namespace {
 
 constexpr std::string_view safetensors_suffix = ".safetensors";
 constexpr std::string_view gguf_suffix = ".gguf";
-// Other files that training programs write into the folder.
+// Prefixes of other torch files that training programs write into the folder.
 constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "optimizer.",
                                                           "scheduler.", "scaler.", "rng_state"};
-// The names that transformers and diffusers gave files of torch, with and without an index.
+// Names that transformers and diffusers use for torch files, with and without an index.
 constexpr std::array<std::string_view, 2> usual_torch_indexes = {
     "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
@@ -43,7 +43,7 @@ void refuse_share_of_zero(const std::string& path) {
               {.path = path, .field = "file", .expected = "a file of whole tensors"});
 }
 
-// Files whose names differ in their part number only.
+// Files whose names differ only in their part number.
 struct PartSet {
   std::string stem;
   std::vector<std::string> names;
@@ -65,7 +65,8 @@ std::vector<PartSet> part_sets(const std::vector<std::string>& names, std::strin
   return all;
 }
 
-// "model.fp16" next to "model" has the same weights in another precision.
+// Returns true for a set such as "model.fp16" next to "model", which contains the same weights in a
+// different precision.
 bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   const std::size_t dot = set.stem.rfind('.');
   if (dot == std::string::npos || dot + 1 == set.stem.size()) return false;
@@ -75,7 +76,7 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
-// A host without listings may also deny missing files.
+// Returns false if the host denies access, because hosts without listings may deny missing files.
 bool has_beside_index(Storage& storage, const std::string& path) {
   try {
     return has_remote(storage, path);
@@ -85,8 +86,8 @@ bool has_beside_index(Storage& storage, const std::string& path) {
   }
 }
 
-// Returns the names in a folder. If a remote host does not list its folders: the first of the usual
-// names that exists, and with an index the file that transformers would take.
+// Returns the names in a folder. If a remote host does not list the folder, returns the first usual
+// name that exists. If this is an index, also returns the single file that transformers would take.
 std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   if (!is_remote(folder)) return storage.list(folder);
   if (auto listed = list_remote(storage, folder)) return std::move(*listed);
@@ -110,7 +111,7 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   return {};
 }
 
-// The checkpoint that a library reads from a folder: the first of these that exists.
+// Files that transformers and diffusers look for in a folder; each reads the first that exists.
 constexpr std::array<std::string_view, 4> model_order = {
     usual_files[0], usual_indexes[0], usual_torch_files[0], usual_torch_indexes[0]};
 constexpr std::array<std::string_view, 4> diffusion_order = {
@@ -121,7 +122,7 @@ bool is_torch_model(std::string_view name) {
                               [&](std::string_view each) { return name.starts_with(each); });
 }
 
-// The names that are in the list.
+// Returns the names that are in the list.
 std::vector<std::string> among(std::vector<std::string> names,
                                std::span<const std::string_view> list) {
   std::erase_if(names, [&](const auto& name) { return std::ranges::count(list, name) == 0; });
@@ -188,7 +189,7 @@ class FolderSearch {
     }
   }
 
-  // A folder of torch.distributed.checkpoint. Other torch files there belong to a trainer.
+  // Takes a folder of torch.distributed.checkpoint. Other torch files in it belong to a trainer.
   bool take_dcp() {
     if (!has_dcp_) return false;
     std::vector<std::string> others = safetensors_;
@@ -209,7 +210,7 @@ class FolderSearch {
     const std::vector<std::string> usual = among(indexes_, usual_indexes);
     const std::vector<std::string>& candidates = usual.empty() ? indexes_ : usual;
     if (candidates.empty()) return false;
-    // An index of another kind next to a plain model.safetensors belongs to a variant.
+    // An index with an unusual name next to a plain model.safetensors belongs to a variant.
     if (usual.empty() && !among(safetensors_, usual_files).empty()) return false;
     if (candidates.size() > 1) {
       refuse("the folder holds several indexes; name the one that is meant", candidates);
@@ -254,7 +255,7 @@ class FolderSearch {
     ignore_others({});
   }
 
-  // The index, else a file of a usual name, else the only one that training did not leave there.
+  // Takes the index, else a file with a usual name, else the only file that is_torch_model().
   void take_torch() {
     if (torch_indexes_.size() == 1) {
       files_.index = torch_indexes_.front();
@@ -285,7 +286,7 @@ class FolderSearch {
     refuse(has_zero_ ? zero_message : message, {});
   }
 
-  // Also lists the weights of other formats than the one that is taken.
+  // Also lists weights in formats other than the one that is taken.
   void ignore_others(std::vector<std::string> ignored) {
     const bool is_gguf = safetensors_.empty() && !files_.index;
     if (!is_gguf) ignored.insert(ignored.end(), ggufs_.begin(), ggufs_.end());
@@ -322,7 +323,7 @@ bool has_wildcard(std::string_view path) noexcept {
   return path.find_first_of("*?[") != std::string_view::npos;
 }
 
-// All paths that match, each part of the pattern against the names in one folder.
+// Returns all paths that match. Matches each part of the pattern with the names in one folder.
 std::vector<std::string> expand_pattern(Storage& storage, const std::string& pattern) {
   std::vector<std::string> found = {pattern.starts_with('/') ? "/" : "."};
   std::string_view rest = pattern;

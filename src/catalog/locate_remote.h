@@ -1,4 +1,4 @@
-// The remote files that a path means.
+// Finds the remote files that a path refers to.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@ struct RemotePlace {
   std::string file;    // a name below the folder; empty: the folder is meant
 };
 
-// Paths that end in a slash, and those of repositories, are folders. Throws Error "io.*".
+// Treats paths that end in a slash, and paths of repositories, as folders. Throws Error "io.*".
 [[nodiscard]] RemotePlace find_remote(Storage& storage, const std::string& path);
 
 // Returns false if the host reports that the file does not exist.
 [[nodiscard]] bool has_remote(Storage& storage, const std::string& path);
 
-// Returns the names in the folder; nullopt if the host does not list them or denies it.
+// Returns the names in the folder; nullopt if the host does not list them or denies access.
 [[nodiscard]] std::optional<std::vector<std::string>> list_remote(Storage& storage,
                                                                   const std::string& folder);
 

@@ -19,10 +19,11 @@ constexpr std::size_t key_bytes_max = 4096;
 
 struct Name {
   std::string text;
-  std::vector<std::size_t> any;  // places of any character
+  std::vector<std::size_t> any;  // positions that match any character
 };
 
-// Nothing for a key that is more than a name in which "." is any character.
+// Returns nullopt if the key is a real expression, rather than a name in which "." matches any
+// character.
 std::optional<Name> name_of(std::string_view key) {
   constexpr std::string_view special = "^$*+?{}[]()|\\";
   constexpr std::string_view escapable = "^$*+?{}[]()|\\.-";
@@ -85,7 +86,7 @@ void ModulePatterns::count() const {
        .expected = fmt::format("at most {} comparisons", comparisons_max)});
 }
 
-// A key matches the end of a name, if that is all of it or follows a ".".
+// A key matches the whole name of a module, or its end after a ".".
 std::vector<std::size_t> ModulePatterns::find_names(std::string_view module) const {
   std::vector<std::size_t> matches;
   for (std::size_t begin = 0;; ++begin) {

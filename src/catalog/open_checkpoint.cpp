@@ -31,21 +31,21 @@ namespace loadstone {
 
 namespace {
 
-// Codes that do not describe themselves, or whose model may transform activations.
+// Returns true for codes that only the config explains, and for transforms of activations.
 bool needs_claim(const TensorInfo& tensor) {
   const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
   return is_fp8(tensor) || is_foreign_float(tensor) || is_dtype(tensor, {Dtype::i8, Dtype::u8}) ||
          (is_words && is_dtype(tensor, {Dtype::i32})) || may_be_transform(tensor.name);
 }
 
-// All that are missing are named: who copies files wants to copy them once.
+// Names all missing files, so that users can copy them all at once.
 [[noreturn]] void refuse_missing_files(Where where, const std::vector<std::string>& missing,
                                        std::string_view message) {
   where.found = no_files_text(missing);
   throw Error("ix.missing_shard", std::string(message), std::move(where));
 }
 
-// Rethrows the error with the reason for reading the file.
+// Rethrows the error of a shard with the name of the index that lists it.
 [[noreturn]] void rethrow_as_shard(const Error& error, const std::string& index_path,
                                    bool at_open) {
   Where where = error.where();
@@ -136,7 +136,7 @@ class CheckpointReader {
     check_index(index_path, index, shards_, tensors_, findings_);
   }
 
-  // nullopt: the file does not exist.
+  // Returns nullopt if the file does not exist.
   std::optional<FileHeader> read_shard(const std::string& index_path, const std::string& shard) {
     std::shared_ptr<ByteSource> source;
     try {
@@ -155,7 +155,7 @@ class CheckpointReader {
     }
   }
 
-  // ---- without one
+  // ---- without an index
 
   void require_all_parts(const std::vector<std::string>& files) const {
     const std::vector<std::string> missing = missing_parts(files);
@@ -214,7 +214,8 @@ class CheckpointReader {
            {"gg.split", std::move(message), field, std::move(found), std::move(expected)});
   }
 
-  // Each part has its number and the count, which must be the same in all.
+  // Sorts the parts of a GGUF split. Each part declares its number and the count of parts, which
+  // must be the same in all parts.
   void order_splits() {
     std::vector<std::pair<std::uint64_t, FileHeader>> parts;
     std::optional<GgufSplit> first;
@@ -292,10 +293,10 @@ class CheckpointReader {
     return parse_part_name(std::string_view(path).substr(0, path.rfind('.')));
   }
 
-  // ---- all together
+  // ---- the catalog
 
   void merge() {
-    std::vector<std::string> others;  // files with different values for these keys
+    std::vector<std::string> others;  // files whose values for `keys` differ
     std::set<std::string> keys;
     for (FileHeader& header : headers_) {
       const auto shard = static_cast<std::uint32_t>(shards_.size());
@@ -315,7 +316,7 @@ class CheckpointReader {
     headers_.clear();
   }
 
-  // One finding: a set may have hundreds of files.
+  // Adds a single finding, because a set may have hundreds of files.
   void report_metadata(const std::vector<std::string>& paths,
                        const std::vector<std::string>& keys) {
     findings_.push_back(
@@ -349,7 +350,8 @@ class CheckpointReader {
   std::vector<Finding> findings_;
 };
 
-// Finds the index that names exactly these files: libraries pass such lists.
+// Finds the index that names exactly these files, because libraries may pass all shards of an
+// index.
 std::optional<CheckpointFiles> indexed(Storage& storage, const OpenOptions& options,
                                        const CheckpointFiles& files) {
   const std::set<std::string> names(files.files.begin(), files.files.end());

@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-// A part of a file, as a file. Thread-safe if the file is.
+// Reads a byte range of a file as a file. Thread-safe if the file is.
 class FilePart final : public ByteSource {
  public:
   FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
@@ -45,7 +45,8 @@ class FilePart final : public ByteSource {
   std::uint64_t begin_;
 };
 
-// An optimizer has many objects, and each takes a few reads: further ones are not opened.
+// Maximum number of objects that holds_tensors() opens, because an optimizer has many objects, and
+// each takes a few reads.
 constexpr std::size_t objects_max = 1024;
 
 // Rethrows the error for a tensor's item, with an offset from the start of its file.
@@ -117,7 +118,8 @@ class DcpFolder {
                    is_one ? "the file next to .metadata" : "the files next to .metadata"});
   }
 
-  // SerializationFormat.SAFETENSORS: the file has the offsets of its tensors, and DCP does not.
+  // Reads the header of a file that DCP wrote with SerializationFormat.SAFETENSORS. DCP's metadata
+  // does not contain the offsets of tensors in such a file.
   static void read_names(File& file) {
     file.tensors = read_safetensors(*file.source).tensors;
     for (std::size_t i = 0; i < file.tensors.size(); ++i) {
@@ -125,12 +127,13 @@ class DcpFolder {
     }
   }
 
-  // Many tensors that refer to one item could ask for any amount of memory.
+  // Requires that no items overlap, because many tensors that refer to one item could ask for any
+  // amount of memory.
   void require_apart() const {
     using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
     std::vector<Range> ranges;
     for (const DcpTensor& tensor : metadata_.tensors) {
-      std::set<std::uint32_t> named;  // a safetensors file has one chunk per name
+      std::set<std::uint32_t> named;  // files; a safetensors file has one chunk per name
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
@@ -165,7 +168,8 @@ class DcpFolder {
     }
   }
 
-  // Sorts by the first byte, so that reading them in order reads each file from start to end.
+  // Sorts tensors by their first byte, so that reading them in order reads each file from start to
+  // end.
   void sort_tensors() {
     const auto place = [](const DcpTensor& tensor) {
       std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
@@ -197,7 +201,7 @@ class DcpFolder {
       }
     }
     info.offset_begin = next_;
-    next_ += bytes;  // of different bytes of the files, so no sum overflows
+    next_ += bytes;  // cannot overflow, because items do not share bytes of the files
     info.offset_end = next_;
     if (bytes > 0) {
       assembly_->tensors.push_back(
@@ -209,7 +213,7 @@ class DcpFolder {
     header_.tensors.push_back(std::move(info));
   }
 
-  // Keeps strides if the item is the whole tensor.
+  // Copies the strides of an item that is the whole tensor. Throws Error for a strided part.
   void take_strides(const DcpTensor& tensor, const TensorInfo& item, TensorInfo& info) const {
     const std::uint64_t bytes =
         info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
@@ -249,7 +253,8 @@ class DcpFolder {
            tensor.name);
   }
 
-  // Returns true if torch.save wrote memory of tensors with the object: DCP does not split tuples.
+  // Returns true if the object contains tensors. torch.save wrote them with the object, because DCP
+  // does not split tuples.
   [[nodiscard]] bool holds_tensors(const DcpObject& object) const {
     const auto name = std::ranges::find(metadata_.files, object.file);
     if (name == metadata_.files.end()) return false;
@@ -297,7 +302,7 @@ class DcpFolder {
          .message = fmt::format("{}: {}: {}", printable(path_, 400), what, name_list(all))});
   }
 
-  // One tensor as torch.save wrote it.
+  // Reads the header of an item, which is one tensor as torch.save wrote it.
   static TensorInfo saved_item(const File& file, const DcpTensor& tensor, const DcpChunk& chunk) {
     FilePart part(*file.source, file.identity, chunk.item_begin, chunk.item_bytes);
     FileHeader header;
@@ -318,13 +323,14 @@ class DcpFolder {
     return item;
   }
 
-  // Dims after the last cut one form one run with it.
+  // Returns the chunk's runs. A run consists of the last dim in which the chunk is smaller than the
+  // tensor, and of all dims after it.
   static AssembledChunk chunk_of(const DcpTensor& tensor, const DcpChunk& chunk,
                                  std::uint64_t file_begin) {
     AssembledChunk made = {.file = chunk.file, .file_begin = file_begin};
     std::uint64_t stride = element_bytes(tensor.dtype);
     made.run_bytes = stride;
-    bool is_run = true;  // all previous dims are complete
+    bool is_run = true;  // false after the first dim that the chunk does not cover completely
     std::vector<AssembledChunk::Dim> dims;
     for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
       const std::uint64_t extent = chunk.sizes[d];

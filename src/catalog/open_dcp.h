@@ -1,5 +1,5 @@
-// The folder that torch.distributed.checkpoint (DCP) writes, as one shard: its metadata, and the
-// tensors that are assembled from the pieces in its files. Rules: docs/formats/dcp.md.
+// Reads the folder that torch.distributed.checkpoint (DCP) writes as one shard: its metadata, and
+// the tensors that are assembled from the chunks in its files. Rules: docs/formats/dcp.md.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ struct DcpCheckpoint {
   std::shared_ptr<const Assembly> assembly;
 };
 
-// `path`: of the file .metadata. Reads it, and the header of each item. Throws Error "dcp.*",
-// "ix.*", "pt.*", "io.*".
+// Reads the file .metadata at `path`, and the header of each item. Throws Error "dcp.*", "ix.*",
+// "pt.*", "io.*".
 [[nodiscard]] DcpCheckpoint read_dcp(const FileOpener& opener, const std::string& path);
 
 }  // namespace loadstone

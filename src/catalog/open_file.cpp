@@ -12,8 +12,9 @@ namespace loadstone {
 
 namespace {
 
-// A hub cache keeps files by their hash in MODEL/blobs and shows them as links below
-// MODEL/snapshots/REVISION. `folder` is resolved.
+// Returns true if `folder` is a snapshot in a hub cache, and `file` is one of the cache's blobs.
+// The cache stores files in MODEL/blobs and links to them from MODEL/snapshots/REVISION. `folder`
+// must be resolved.
 bool is_hub_blob(std::string_view file, std::string_view folder) {
   constexpr std::string_view snapshots = "/snapshots/";
   const std::size_t at = folder.rfind(snapshots);

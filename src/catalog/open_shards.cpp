@@ -23,7 +23,7 @@ namespace {
               {.path = shard.path, .found = std::move(found), .expected = std::move(expected)});
 }
 
-// The first thing of the two that differs.
+// Describes the first property in which the two identities differ.
 std::string identity_text(const FileIdentity& identity, const FileIdentity& other) {
   if (identity.bytes != other.bytes) return fmt::format("{} bytes", identity.bytes);
   if (identity.version != other.version) return "version " + version_text(identity.version);
@@ -36,8 +36,9 @@ std::string identity_text(const FileIdentity& identity, const FileIdentity& othe
   return fmt::format("its status changed at {} ns", identity.changed_ns);
 }
 
-// Detects a replaced file of the same size and time. A header of 16 MB costs milliseconds, so it is
-// hashed once per catalog. A version, which the storage compares at every read, is enough.
+// Detects a file that was replaced by one of the same size and time. Hashes a header only once per
+// catalog, because 16 MB take milliseconds. Skips files with a version, because the storage
+// compares the version at every read.
 void check_header(const Shard& shard, ByteSource& source) {
   if (shard.header_digest.empty() || !shard.identity.version.empty()) return;
   const std::string found = header_digest(source, shard);

@@ -16,14 +16,15 @@ namespace loadstone {
 void check_identity(const Shard& shard, const FileIdentity& now);
 
 // Reads the configs again if tensors of the catalog depend on them. Throws Error "io.changed" if
-// they describe the quantization differently now.
+// the configs now describe the quantization differently.
 void check_claims(const Catalog& catalog, Storage& storage);
 
-// Shards of a catalog, opened once and shared by all threads. Thread-safe.
+// The opened shards of a catalog, shared by all threads. Thread-safe.
 class OpenShards {
  public:
-  // Opens all shards, or those that contain the `tensors`. Throws Error "io.changed" if identity or
-  // header differ from the catalog's, and errors of opening. The catalog must outlive it.
+  // Opens all shards, or the shards that contain the `tensors`. Throws Error "io.changed" if
+  // identity or header differ from the catalog's, and the errors of opening. The catalog must
+  // outlive this object.
   OpenShards(const Catalog& catalog, Storage* storage);
   OpenShards(const Catalog& catalog, Storage* storage, std::span<const std::uint32_t> tensors);
 
@@ -31,12 +32,12 @@ class OpenShards {
   // may then be old or new.
   void require_unchanged() const;
 
-  // Reads from the tensor's range in the file.
+  // Reads bytes of the tensor, from its byte `begin` on.
   void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
     sources_[tensor.shard]->read(tensor.offset_begin + begin, into);
   }
   [[nodiscard]] const Catalog& catalog() const noexcept { return catalog_; }
-  // One for each shard of the catalog; null in the place of those that are not needed.
+  // Returns one source for each shard of the catalog; null for shards that are not needed.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
   }

@@ -1,4 +1,4 @@
-// Paths as text, without access to the file system.
+// Handles paths as strings, without access to the file system.
 #pragma once
 
 #include <string>

@@ -19,9 +19,9 @@ namespace loadstone {
 namespace {
 
 enum class Rule : std::uint8_t {
-  expression,    // "re:" and one that matches from the beginning on, else the name
+  expression,    // "re:" and an expression for the beginning of the name, or the whole name
   wildcard,      // Python's fnmatch
-  up_to_a_dot,   // an expression for a beginning of the name up to a dot, or the name's end
+  up_to_a_dot,   // an expression or text for the name up to a dot, or the end of the name
   before_a_dot,  // the name, its last part, or any text in it that a dot follows
 };
 
@@ -41,11 +41,11 @@ constexpr std::array<KnownList, 8> known_lists = {
      {"fp8", "modules_to_not_convert", Rule::up_to_a_dot}}};
 
 constexpr std::size_t expressions_max = 2000;
-constexpr std::size_t comparisons_max = 2'000'000;  // of expressions with names
+constexpr std::size_t comparisons_max = 2'000'000;  // comparisons of expressions with names
 constexpr std::string_view expression_prefix = "re:";
 constexpr std::string_view targets_list = "targets";
 
-// Names of classes that compressed-tensors looks for among those of a module and their bases.
+// Class names that compressed-tensors compares with the classes of a module and their bases.
 constexpr std::string_view class_of_all = "Module";
 constexpr std::string_view class_of_linear = "Linear";
 constexpr std::string_view class_of_embedding = "Embedding";
@@ -104,8 +104,8 @@ Re2Match expression_of(std::string_view entry, Rule rule) {
 
 class Expression {
  public:
-  // Throws Error for text that the list's reader rejects too, and for text that needs more than
-  // RE2.
+  // Throws Error for text that the library that reads the list rejects too, and for text that RE2
+  // does not support.
   Expression(const std::string& entry, Rule rule, std::int64_t memory) : entry_(&entry) {
     const Re2Match match = expression_of(entry, rule);
     is_wider_ = match.is_wider;
@@ -125,7 +125,7 @@ class Expression {
            std::ranges::none_of(excluded_, is_found);
   }
   [[nodiscard]] const std::string& entry() const noexcept { return *entry_; }
-  // True if it may match names that the entry does not.
+  // Returns true if the expression may match names that the entry does not.
   [[nodiscard]] bool is_wider() const noexcept { return is_wider_; }
 
  private:
@@ -135,8 +135,8 @@ class Expression {
   std::vector<Pattern> excluded_;
 };
 
-// Embeddings have a separate class. A name may only look like one, so a module counts as linear if
-// targets list it.
+// Returns true if the module's name is like that of an embedding, which is not of class Linear. The
+// name may be misleading, so find_class() accepts Linear for all modules of a list of targets.
 bool may_be_embedding(std::string_view module) {
   const std::string_view last = module.substr(module.rfind('.') + 1);
   return last.find("embed") != last.npos || last == "wte" || last == "wpe";
@@ -232,7 +232,7 @@ class Matcher {
   Rule rule_;
   bool is_of_targets_;
   std::set<std::string, std::less<>> names_;
-  std::set<std::size_t> sizes_;  // of entries that may be parts of names
+  std::set<std::size_t> sizes_;  // lengths of the entries that may be parts of names
   std::vector<Expression> expressions_;
   std::vector<std::string> unread_;
   std::string reason_;
@@ -242,7 +242,8 @@ std::string_view parent_of(std::string_view module) {
   return module.substr(0, std::min(module.rfind('.'), module.size()));
 }
 
-// True if an entry of a list of targets may be the name of a class, which no file shows.
+// Returns true if an entry of a list of targets may be the name of a class. No file shows the
+// classes of modules.
 bool may_be_class(std::string_view entry) {
   return !entry.starts_with(expression_prefix) && entry.find('.') == entry.npos &&
          entry != class_of_all && entry != class_of_linear && entry != class_of_embedding;
@@ -250,7 +251,7 @@ bool may_be_class(std::string_view entry) {
 
 void add_lacking(const ConfigList& list, const Matcher& matcher,
                  std::span<const std::string_view> modules, LeftPlain& left) {
-  std::set<std::string_view> parents;  // of modules that are named
+  std::set<std::string_view> parents;  // of modules that an entry matches
   std::set<std::string_view> used;
   std::vector<std::string_view> others;
   for (const std::string_view module : modules) {

@@ -32,7 +32,7 @@ namespace {
 
 class CatalogTable final : public TensorTable {
  public:
-  // `storage`: null: nothing is read.
+  // `storage`: null if nothing may be read.
   CatalogTable(const Catalog& catalog, Storage* storage)
       : catalog_(catalog), storage_(storage), sources_(catalog.shards().size()) {}
 
@@ -98,7 +98,7 @@ class CatalogTable final : public TensorTable {
     if (!is_config_read_) has_conv1d_ = has_conv1d(catalog_, storage_);
     is_config_read_ = true;
     if (!has_conv1d_) {
-      // Without sources, for a plan drops findings about tensors that it takes.
+      // The finding has no sources, because a plan drops findings about tensors that it takes.
       note({.severity = Severity::warning,
             .code = "q.layout_assumed",
             .message =
@@ -130,11 +130,12 @@ class CatalogTable final : public TensorTable {
   mutable std::optional<bool> has_conv1d_;
   mutable std::vector<std::shared_ptr<ByteSource>> sources_;
   mutable std::set<std::uint32_t> reads_;
-  mutable std::vector<std::uint32_t> by_name_;  // made when it is needed
+  mutable std::vector<std::uint32_t> by_name_;  // filled at its first use
   mutable std::vector<Finding> notes_;
 };
 
-// Codes are floats of at most one byte, fill words, or are blocks of GGUF with a scale.
+// Returns true for floats of at most one byte, integers, packed words, and GGUF blocks with a
+// scale.
 bool may_hold_codes(const TensorInfo& tensor) {
   const Encoding encoding = tensor.encoding;
   const bool is_integer = encoding.is_dtype() && kind(encoding.dtype()) == DtypeKind::integer;
@@ -142,7 +143,7 @@ bool may_hold_codes(const TensorInfo& tensor) {
          tensor.name.ends_with(".qweight") || may_have_scale(encoding);
 }
 
-// A component that cannot be read is a defect of the one tensor.
+// Catches errors, because an unreadable component is a defect of this tensor only.
 std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTable& table,
                                             std::uint32_t tensor) {
   try {
@@ -154,8 +155,8 @@ std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTa
   }
 }
 
-// Names and shapes alone do not show how integers are packed: refuses those of a config that names
-// another method.
+// Rejects integer codes if the config names an unknown method, because names and shapes alone do
+// not show how the integers are packed.
 void refuse_other_method(const TensorTable& table, QuantizedTensor& made) {
   const std::string& method = table.claim().method;
   if (method.empty() || has_known_layouts(method) || !made.is_readable()) return;
@@ -192,7 +193,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   return found;
 }
 
-// Marks the companions of quantized tensors. Empty without companions.
+// Marks the companions of quantized tensors. Returns an empty vector if nothing is quantized.
 std::vector<bool> mark_companions(const TensorTable& table,
                                   const std::vector<QuantizedTensor>& found) {
   std::vector<bool> marks;
@@ -203,7 +204,7 @@ std::vector<bool> mark_companions(const TensorTable& table,
     if (each.data != TensorTable::none) is_data[each.data] = true;
     for (const std::uint32_t companion : each.companions()) marks[companion] = true;
   }
-  // Tables, by their names.
+  // Marks tables, which the names of their data identify.
   for (std::size_t i = 0; i < marks.size(); ++i) {
     const std::string& name = table.tensors()[i].name;
     const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
@@ -218,8 +219,8 @@ std::vector<bool> mark_companions(const TensorTable& table,
   return marks;
 }
 
-// Adds codes of unknown families, found by their unused companions, in order; returns true if there
-// are any.
+// Adds codes of unknown families, which are found by their unused companions. Returns true if there
+// are any; `found` then stays in order.
 bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
                  std::vector<bool> is_used) {
   is_used.resize(table.tensors().size());
@@ -241,7 +242,7 @@ bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
   return true;
 }
 
-// One finding is enough: scales of unreadable tensors are not reported as unused.
+// Does not report scales of unreadable tensors, because such tensors have a finding already.
 std::vector<Finding> report_unused(const TensorTable& table,
                                    const std::vector<QuantizedTensor>& found,
                                    const std::vector<bool>& is_companion) {
@@ -281,7 +282,7 @@ QuantizedTensors find_all(const CatalogTable& table) {
   if (table.is_read()) {
     std::ranges::move(table.contradictions_of(found), std::back_inserter(warnings));
   }
-  // Last, because scales of other codes in such a module are found before.
+  // This step is last, because the steps before find the scales of other codes in the same module.
   for (const QuantizedTensor& each : found) {
     if (each.is_readable()) continue;
     for (const std::uint32_t index : floats_beside(table, each)) marks[index] = true;
@@ -289,7 +290,8 @@ QuantizedTensors find_all(const CatalogTable& table) {
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};
 }
 
-// Examines checkpoints separately: no tensor belongs to codes of a different checkpoint.
+// Examines each checkpoint separately, because no tensor belongs to codes of a different
+// checkpoint.
 QuantizedTensors find_joined(const Catalog& catalog) {
   std::vector<QuantizedTensor> tensors;
   std::vector<Finding> warnings;

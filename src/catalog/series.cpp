@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t digits_max = 18;
 constexpr std::uint64_t wish_max = std::uint64_t{1} << 31;  // times partners fits 64 bits
 
-// Checks partner by partner from the same first number, without memory: the case of nearly every
-// series. False is inconclusive.
+// Checks a complete series whose members are in order, as in nearly every file, without allocating
+// memory. A result of false is inconclusive.
 bool is_plainly_whole(std::span<const SeriesMember> members, std::uint32_t partners,
                       const SeriesWish& wish, SeriesCheck& check) {
   if (partners == 0 || members.size() % partners != 0) return false;
@@ -28,7 +28,8 @@ bool is_plainly_whole(std::span<const SeriesMember> members, std::uint32_t partn
 
 using Numbered = std::pair<std::uint64_t, std::uint32_t>;  // number and partner
 
-// Members whose number can be in the series, in order, each once.
+// Returns the members whose number can be in the series, sorted and without repetitions. Adds all
+// other members to `check.stray`.
 std::vector<Numbered> plausible(std::span<const SeriesMember> members, std::uint64_t first,
                                 std::uint64_t limit, SeriesCheck& check) {
   std::vector<std::pair<Numbered, std::size_t>> all;
@@ -74,7 +75,7 @@ SeriesCheck check_series(std::span<const SeriesMember> members, std::uint32_t pa
   if (partners == 0 || is_plainly_whole(members, partners, wish, check)) return check;
   const std::uint64_t wanted = std::min(wish.count, wish_max);
   const std::uint64_t listed_max = series_listed_max(members.size());
-  // A number beyond this one would mean more absent tensors than there are present ones.
+  // A larger number would mean more absent tensors than there are present ones.
   const std::uint64_t limit = std::max(listed_max, wanted);
   const std::vector<Numbered> present = plausible(members, wish.first, limit, check);
   check.end = wish.first + wanted;

@@ -53,7 +53,7 @@ std::string members_json(const Members& members) {
                .expected = std::move(expected)});
 }
 
-// Joins the layers of both texts; nullopt if one of them has none, and the other one counts.
+// Returns the first text with the layers of the second added; nullopt if one of them has no layers.
 std::optional<std::string> joined_layers(std::string_view first, std::string_view second,
                                          const std::string& path) {
   auto all = members_of(first);
@@ -73,7 +73,7 @@ std::optional<std::string> joined_layers(std::string_view first, std::string_vie
   return members_json(*all);
 }
 
-// Returns a text unchanged, and other values as JSON.
+// Returns a string unchanged, and other values as JSON.
 std::string text_or_json(const MetadataValue& value) {
   const auto* const text = std::get_if<std::string>(&value.value);
   return text == nullptr ? json_of(value) : *text;

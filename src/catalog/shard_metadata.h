@@ -15,8 +15,9 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::string> join_metadata(Metadata& all, Metadata more,
                                                      const std::string& path);
 
-// Removes from the metadata of a later part of a split GGUF all but shapes of its tensors: those of
-// the first part count. Returns the keys that it lacks, or has with another value.
+// Removes the metadata of a later part of a split GGUF, except the shapes of its tensors, because
+// the metadata of the first part counts. Returns the removed keys that the first part lacks, or has
+// with a different value.
 [[nodiscard]] std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& later);
 
 }  // namespace loadstone

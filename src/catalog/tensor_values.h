@@ -1,4 +1,4 @@
-// Comparisons of stored tensors, byte by byte.
+// Compares stored tensors byte by byte.
 #pragma once
 
 #include "loadstone/catalog.h"

@@ -26,8 +26,9 @@ void add(QuantizationClaim& claim, std::string name) {
   if (std::ranges::find(known, name) == known.end()) known.push_back(std::move(name));
 }
 
-// compressed-tensors. All locations except those of weights are online (TransformLocation). The
-// library calls a transform's module by its group and location: "R4_input".
+// Adds the online transforms of compressed-tensors. All locations except those of weights are
+// online (TransformLocation). The library names a transform's module by its group and location:
+// "R4_input".
 void add_online_transforms(QuantizationClaim& claim, const dom::object& section) {
   const auto groups = json_as<dom::object>(section["transform_config"]["config_groups"]);
   if (!groups) return;
@@ -44,8 +45,8 @@ void add_online_transforms(QuantizationClaim& claim, const dom::object& section)
   }
 }
 
-// The rotations of QuaRot and SpinQuant. R2 is part of the weights, as R1 is unless it is online;
-// R3 rotates queries and keys, R4 the inputs of down projections.
+// Adds the online rotations of QuaRot and SpinQuant. R2 is always part of the weights, and R1
+// unless it is online. R3 rotates queries and keys, R4 the inputs of down projections.
 void add_rotations(QuantizationClaim& claim, const dom::object& config, std::string_view prefix) {
   if (is_true(config, "online_r1_rotation") && is_true(config, "r1")) {
     add(claim, fmt::format("{}_r1", prefix));

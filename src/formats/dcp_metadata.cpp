@@ -25,7 +25,7 @@ constexpr std::string_view metadata_module = "torch.distributed.checkpoint.metad
 constexpr std::string_view storage_info = "torch.distributed.checkpoint.filesystem._StorageInfo";
 constexpr std::string_view megatron_metadata =
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
-// The module of the same class in torch before 2.3.
+// TensorProperties as torch before 2.3 names it.
 constexpr std::string_view old_properties =
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties";
 constexpr std::string_view get_layout = "torch.serialization._get_layout";
@@ -37,7 +37,7 @@ constexpr auto other_globals = std::to_array<std::string_view>({
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
     "collections.OrderedDict",
     "torch.Size",
-    "pathlib.Path",  // of a checkpoint, in storage_meta
+    "pathlib.Path",  // StorageMeta may contain the checkpoint's path
     "pathlib.PosixPath",
     "pathlib.PurePosixPath",
     "pathlib.WindowsPath",
@@ -69,7 +69,7 @@ std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 
-// Dtypes that loadstone does not read are refused if a tensor has one.
+// Includes dtypes that loadstone cannot read, which it rejects only if a tensor has one.
 bool is_torch_dtype(std::string_view global) noexcept {
   constexpr auto beginnings = std::to_array<std::string_view>(
       {"torch.float", "torch.bfloat", "torch.int", "torch.uint", "torch.bool", "torch.complex",
@@ -139,7 +139,8 @@ class DcpReader {
     const auto& parts = pickle_.items(object);
     if (parts.size() < 3 || pickle_.kind(parts[2]) != PickleKind::dict) return std::nullopt;
     const auto& items = pickle_.items(parts[2]);
-    // The last one counts, as in Python. Honest objects have a handful of attributes.
+    // If a key repeats, the last value counts, as in Python. Reads at most 32 attributes, because
+    // valid objects have only a few.
     for (std::size_t at = std::min<std::size_t>(items.size(), 64); at >= 2; at -= 2) {
       const std::uint32_t key = items[at - 2];
       if (pickle_.kind(key) == PickleKind::text && pickle_.text(key) == name) return items[at - 1];
@@ -187,7 +188,7 @@ class DcpReader {
     return numbers;
   }
 
-  // Megatron-Core notes tensors here whose chunks are of another shape than they are.
+  // Rejects tensors that Megatron-Core has saved in a different shape and lists in `mcore_data`.
   void require_plain_shapes(std::uint32_t root) const {
     const auto noted = find_member(root, "mcore_data");
     if (!noted || pickle_.kind(*noted) != PickleKind::dict) return;
@@ -302,7 +303,7 @@ class DcpReader {
            name);
   }
 
-  // False for one without elements: a rank that has none of the tensor's rows.
+  // Returns false for a chunk without elements, which a rank saves if it has no rows of the tensor.
   [[nodiscard]] bool check_chunk(const DcpTensor& tensor, const DcpChunk& chunk) const {
     const Shape& shape = tensor.shape;
     bool is_inside = chunk.offsets.size() == shape.rank() && chunk.sizes.rank() == shape.rank();
@@ -321,7 +322,7 @@ class DcpReader {
 
   // ---- Offsets
 
-  // Name and offsets as one key.
+  // Returns a map key of the tensor's name and the chunk's offsets.
   static std::string key_of(std::string_view name, const std::vector<std::uint64_t>& offsets) {
     std::string key(name);
     key += '\0';
@@ -372,7 +373,7 @@ class DcpReader {
     }
     spend(name.size());
     const auto place = places_.find(key_of(name, offsets));
-    if (place == places_.end()) return;  // of a chunk without elements
+    if (place == places_.end()) return;  // the chunk has no elements
     DcpChunk& chunk = metadata_.tensors[place->second.tensor].chunks[place->second.chunk];
     if (chunk.file != DcpChunk::no_file) {
       refuse({"dcp.duplicate", "a chunk is stored twice", "storage_data",
@@ -387,7 +388,7 @@ class DcpReader {
     chunk.item_bytes = number_of(member(info, "length", name), name, "length");
   }
 
-  // An extension may compress items.
+  // Rejects items that an extension has transformed, for example compressed.
   void require_untransformed(const std::string& name, std::uint32_t info) const {
     const auto given = find_member(info, "transform_descriptors");
     if (!given || pickle_.kind(*given) == PickleKind::none) return;

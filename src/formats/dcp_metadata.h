@@ -1,5 +1,5 @@
-// Reads `.metadata` of torch.distributed.checkpoint (DCP) as data: the tensors, and the file of
-// each piece. The bytes and the rules: docs/formats/dcp.md.
+// Reads the file `.metadata` of torch.distributed.checkpoint (DCP) as data: the tensors, and the
+// file that stores each chunk. Byte layout and rules: docs/formats/dcp.md.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace loadstone {
 
 inline constexpr std::string_view dcp_metadata_name = ".metadata";
 
-// A box of a tensor, stored as one item of a file.
+// A rectangular part of a tensor, stored as one item of a file.
 struct DcpChunk {
-  std::vector<std::uint64_t> offsets;  // in the tensor
+  std::vector<std::uint64_t> offsets;  // of the chunk's first element in the tensor
   Shape sizes;
   std::uint32_t file = no_file;  // index into DcpMetadata::files
-  std::uint64_t item_begin = 0;  // in the file
+  std::uint64_t item_begin = 0;  // offset in the file
   std::uint64_t item_bytes = 0;
 
   static constexpr std::uint32_t no_file = UINT32_MAX;
@@ -31,7 +31,7 @@ struct DcpTensor {
   std::string name;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  // Chunks with elements, which together contain each element of the tensor once.
+  // Non-empty chunks, which together contain each element of the tensor exactly once.
   std::vector<DcpChunk> chunks;
 };
 

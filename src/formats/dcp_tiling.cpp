@@ -12,7 +12,8 @@ namespace {
 
 using Chunks = std::vector<const DcpChunk*>;
 
-// Pairwise comparison is quadratic; meshes of devices yield grids, which do not need it.
+// Maximum number of chunks that do not form a grid, because comparing them in pairs takes quadratic
+// time. The chunks that device meshes yield form grids.
 constexpr std::size_t irregular_max = 4096;
 
 std::uint64_t end_of(const DcpChunk& chunk, std::size_t dim) {
@@ -71,7 +72,7 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
           chunk_text(*chunks[i]) + " and " + chunk_text(*chunks[j]), "each element in one chunk");
     }
   }
-  std::uint64_t held = 0;  // no more than the tensor while no two overlap
+  std::uint64_t held = 0;  // at most numel, because no chunks overlap
   for (const DcpChunk* chunk : chunks) {
     const std::uint64_t more = chunk->sizes.numel().value_or(0);
     held = more > numel - held ? numel + 1 : held + more;

@@ -14,10 +14,10 @@ namespace loadstone {
 
 namespace {
 
-// Shorter files have no weights: a safetensors header alone takes as much.
+// Shorter files contain no weights, because the length field of a safetensors file takes 8 bytes.
 constexpr std::uint64_t short_file_bytes = 8;
 
-// JSON that libraries read next to weights. Indexes and configs have many names.
+// Name endings of JSON files that libraries read next to weights, such as "adapter_config.json".
 constexpr std::string_view model_endings[] = {"config.json",      "index.json",
                                               "tokenizer.json",   "modules.json",
                                               "vocab.json",       "special_tokens_map.json",
@@ -40,7 +40,7 @@ void require(const std::string& path) {
   FileStatus status;
   if (storage.try_status(path, true, status) != 0 || status.kind != EntryKind::file) return;
   if (status.identity.bytes == 0) return;
-  const std::string real = storage.real_path(path);  // a link may have any name
+  const std::string real = storage.real_path(path);  // a link's target may have any name
   const auto is_of_model = [](std::string_view name) {
     return std::ranges::any_of(model_endings,
                                [&](std::string_view ending) { return name.ends_with(ending); });

@@ -1,4 +1,4 @@
-// Text files that loadstone writes and users name: plans, pages, receipts, skeletons, recipes.
+// Writes text files at paths that users choose: plans, HTML pages, receipts, skeletons, recipes.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace loadstone {
 
-// Throws Error "io.exists" if write_document() would not replace the file. An empty path is fine.
+// Throws Error "io.exists" if write_document() would not replace the file. Accepts an empty path.
 void require_document(const std::string& path);
 
 // Writes a document as write_whole_file does. Replaces an older document, but never a file of
 // weights or another binary file, nor a config, an index or a tokenizer of a model.
-// Throws Error "io.exists", and those of write_whole_file.
+// Throws Error "io.exists", and the errors of write_whole_file.
 void write_document(const std::string& path, std::string_view text);
 
 }  // namespace loadstone

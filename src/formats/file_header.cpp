@@ -45,7 +45,7 @@ std::string header_digest(ByteSource& source, const Shard& shard) {
 
 std::string bytes_text(std::uint64_t bytes) { return counted(bytes, "byte"); }
 
-// Compares hashes: a set of 125,000 strings would cost as much as the rest of the reading.
+// Sorts hashes, because a set of 125,000 strings would take as long as the rest of the reading.
 std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors) {
   struct Row {
     std::size_t hash;

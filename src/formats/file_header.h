@@ -1,4 +1,4 @@
-// The header of one file, and tools that the readers of all formats share.
+// Declares the header of one file, and functions that the readers of all formats share.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 namespace loadstone {
 
 struct FileHeader {
-  Shard shard;                      // relative_path is the caller's business
+  Shard shard;                      // the caller sets relative_path
   std::vector<TensorInfo> tensors;  // in file order
   Metadata metadata;
   std::vector<Finding> findings;
 };
 
-// Copies to a shard how its file is read: how many reads at once, and whether over a network.
+// Copies reads_at_once() and is_on_network() of the file to its shard.
 void note_reads(const ByteSource& source, Shard& shard);
 
-// A rule that a file breaks. `code` is text that lives for ever.
+// A rule that a file breaks. `code` must point to a string literal.
 struct HeaderProblem {
   const char* code = "internal";
   std::string message = {};
@@ -32,26 +32,27 @@ struct HeaderProblem {
   std::string expected = {};
   std::optional<std::uint64_t> byte_offset = {};
 };
-// `culprit`: tensor or metadata key.
+// Throws the Error. `culprit`: name of the tensor or metadata key.
 [[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
                          std::string_view culprit = {});
 
-// The digest of all bytes before and after the data of a file.
+// Returns the digest of all bytes before and after the data of a file.
 [[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
 
-// "16 bytes", "1 byte"
+// Returns text such as "16 bytes" or "1 byte".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 
-// A tensor whose name an earlier one has already.
+// Returns the index of a tensor whose name an earlier tensor has; nullopt if all names differ.
 [[nodiscard]] std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors);
 
-// Warnings of one file. A file can break a rule once a tensor, so each code is reported at most
-// `per_code_max` times and then counted. Not thread-safe.
+// Collects the warnings about one file. Every tensor of a file may break the same rule, so each
+// code is reported at most `per_code_max` times; take() adds the count of the others. Not
+// thread-safe.
 class Warnings {
  public:
   explicit Warnings(const std::string& path) : path_(path) {}
 
-  // `culprit`: a tensor or a metadata key; empty: the whole file.
+  // `culprit`: name of the tensor or metadata key, or empty for the whole file.
   void add(std::string code, std::string_view culprit, std::string_view field,
            std::string_view message, std::string found = {}, std::string expected = {});
   [[nodiscard]] std::vector<Finding> take();

@@ -19,7 +19,7 @@ namespace loadstone {
 
 namespace {
 
-// The least that one of them takes in a file: what lets counts be checked before they are used.
+// Minimum size of a tensor info in a file, which limits the tensor count that a file can have.
 constexpr std::uint64_t info_bytes_min = 8 + 4 + 4 + 8;  // empty name, rank 0, type, offset
 constexpr std::uint64_t alignment_max = std::uint64_t{1} << 20;
 constexpr std::uint64_t signed_max = std::numeric_limits<std::int64_t>::max();
@@ -97,7 +97,8 @@ class GgufReader {
   std::uint64_t read_count(std::string_view field, std::uint64_t each_bytes_min) {
     cursor_.field = "file";
     const auto count = cursor_.number<std::uint64_t>();
-    // Nothing is reserved by these counts. A small one that does not fit is a file that was cut.
+    // Neither count leads to an allocation. If a small count does not fit, the file was cut off,
+    // which later reads report.
     constexpr std::uint64_t small = 64;
     if (count <= std::max(reader_.file_bytes() / each_bytes_min, small)) return count;
     cursor_.refuse({"gg.count", "more than a file of this size can hold", field,
@@ -214,7 +215,7 @@ class GgufReader {
     tensor.encoding = encoding;
     std::ranges::reverse(dims);  // the file stores the fastest-varying dimension first
     tensor.shape = Shape(std::move(dims));
-    // Begin relative to the data and a size, for now: sums are safe only after check_layout().
+    // The offset in the data, and the size, until check_layout(), because their sums may overflow.
     tensor.offset_begin = offset;
     tensor.offset_end = bytes;
     return tensor;
@@ -236,7 +237,7 @@ class GgufReader {
     return *type->encoding;
   }
 
-  // The tensor's bytes.
+  // Returns the tensor's size in bytes.
   std::uint64_t check_dims(const std::vector<std::uint64_t>& dims, Encoding encoding) const {
     const Shape shape(dims);
     const auto numel = shape.numel();
@@ -262,8 +263,7 @@ class GgufReader {
   // ---- the data
 
   void place_data() {
-    // A file without data need not be padded, so its data begins at its end, and so may empty
-    // tensors.
+    // A file without data may end before the padding, so its data begins at the end of the file.
     const auto padded = align_up(reader_.offset(), alignment_);
     header_.shard.data_begin = std::min(padded.value_or(UINT64_MAX), reader_.file_bytes());
   }
@@ -276,7 +276,7 @@ class GgufReader {
     const std::uint64_t data_begin = header_.shard.data_begin;
     const std::uint64_t file_bytes = reader_.file_bytes();
     const std::uint64_t data_bytes = file_bytes - data_begin;
-    std::uint64_t end = 0;  // of all tensors before; at most data_bytes
+    std::uint64_t end = 0;  // largest end of the tensors visited before; at most data_bytes
     const TensorInfo* before = nullptr;
     for (TensorInfo& tensor : tensors) {
       const std::uint64_t bytes = tensor.offset_end;
@@ -304,7 +304,7 @@ class GgufReader {
     }
   }
 
-  // `end` is where the tensors before this one end, `tensor.offset_end` still its size.
+  // `end`: where the preceding tensors end. `tensor.offset_end` still contains the tensor's size.
   void check_gap(const TensorInfo& tensor, const TensorInfo* before, std::uint64_t end) {
     const std::string neighbour =
         before == nullptr ? "the begin of the data" : "'" + printable(before->name) + "'";
@@ -321,11 +321,10 @@ class GgufReader {
     }
   }
 
-  // The file is too short: the offset is outside, the tensor is too large, or the file was cut.
   [[noreturn]] void refuse_truncated(const TensorInfo& tensor, std::uint64_t data_bytes) const {
     const bool outside = tensor.offset_begin > data_bytes;
     const auto end = checked_add(tensor.offset_begin, tensor.offset_end);
-    const auto begin = align_up(reader_.offset(), alignment_);  // where data would begin
+    const auto begin = align_up(reader_.offset(), alignment_);  // data_begin of a complete file
     const auto needed = end && begin ? checked_add(*end, *begin) : std::nullopt;
     cursor_.refuse(
         {"gg.truncated",
@@ -374,7 +373,7 @@ std::optional<GgufSplit> gguf_split(const FileHeader& header) {
   const auto number = split_number(header, "split.no");
   const auto count = split_number(header, "split.count");
   const auto tensors = split_number(header, "split.tensors.count");
-  // A file that was merged again has 0.
+  // In a file that was merged from a split, the count is 0.
   if (count.value_or(0) == 0) return std::nullopt;
   return GgufSplit{.number = number.value_or(0), .count = *count, .tensors = tensors};
 }

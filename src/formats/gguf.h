@@ -1,6 +1,6 @@
-// The GGUF format, versions 2 and 3: counts, metadata, tensor infos, padding, data. Version 3 is
-// written.
-// Rules and codes: docs/formats/gguf.md.
+// Reads GGUF versions 2 and 3 and writes version 3. A file consists of counts, metadata, tensor
+// infos, padding and data.
+// Rules and error codes: docs/formats/gguf.md.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@ namespace loadstone {
 // Real metadata is far smaller; a larger item is rejected.
 inline constexpr std::uint64_t gguf_item_bytes_max = std::uint64_t{512} << 20;
 
-// The limits of ggml. Longer keys and names, and more dims, are read with a warning or on request.
+// Limits of ggml. loadstone reads longer keys and names with a warning, and more dims if the caller
+// asks for them.
 inline constexpr std::uint64_t gguf_key_bytes_max = 65535;
-inline constexpr std::uint64_t ggml_name_bytes_max = 63;  // ggml stores 64 with a NUL
+inline constexpr std::uint64_t ggml_name_bytes_max = 63;  // ggml stores 64 bytes with the NUL
 inline constexpr std::uint32_t ggml_rank_max = 4;
 inline constexpr std::uint64_t gguf_alignment_usual = 32;
 
@@ -29,7 +30,8 @@ struct GgufType {
   std::optional<Encoding> encoding;  // nullopt: the type was removed from the format
 };
 
-// Types that no one can dequantize, so that no file holds weights of them.
+// Returns true for block formats of activations. ggml cannot dequantize them, so no file stores
+// weights in them.
 [[nodiscard]] bool is_for_activations(Encoding encoding) noexcept;
 // Returns nullopt for an id that was never a type.
 [[nodiscard]] std::optional<GgufType> gguf_type(std::uint32_t id) noexcept;
@@ -39,31 +41,32 @@ struct GgufType {
 // Returns true if GGUF allows this alignment, in bytes.
 [[nodiscard]] bool is_gguf_alignment(std::uint64_t alignment) noexcept;
 
-// Reads everything before the data, and checks every rule for one file. Throws Error "gg.*",
-// "io.*". The caller, who knows the other files, checks that a split is complete. `rank_max`: the
-// maximum number of dims.
+// Reads everything before the data, and checks all rules that concern a single file. Throws Error
+// "gg.*", "io.*". The caller checks that all parts of a split are present. `rank_max`: the maximum
+// number of dims.
 [[nodiscard]] FileHeader read_gguf(ByteSource& source, std::uint32_t rank_max = ggml_rank_max);
 
-// A tensor as its info in the header declares it.
+// A tensor info to be written.
 struct GgufTensor {
   std::string_view name;
-  Encoding encoding;  // one with a type id
+  Encoding encoding;  // must have a type id
   const Shape* shape;
-  std::uint64_t offset;  // from the first byte of the data, a multiple of the alignment
+  std::uint64_t offset;  // from the start of the data, a multiple of the alignment
 };
 
-// Returns all bytes before the data, in version 3, padded to the alignment. Throws Error
+// Returns all bytes before the data of a version 3 file, padded to the alignment. Throws Error
 // "plan.options" for metadata that the format does not support: invalid keys, values that do not
 // fit their type, arrays nested deeper than one level.
 [[nodiscard]] std::string gguf_header(const Metadata& metadata, std::span<const GgufTensor> tensors,
                                       std::uint64_t alignment);
 
-// Metadata of one part of a split; nullopt for a complete file. Throws "gg.kv_type", "gg.split".
+// Position of a file in a split.
 struct GgufSplit {
   std::uint64_t number = 0;  // from 0
   std::uint64_t count = 0;
-  std::optional<std::uint64_t> tensors;  // in all parts together
+  std::optional<std::uint64_t> tensors;  // number of tensors in all parts
 };
+// Returns nullopt for a complete file. Throws Error "gg.kv_type", "gg.split".
 [[nodiscard]] std::optional<GgufSplit> gguf_split(const FileHeader& header);
 
 }  // namespace loadstone

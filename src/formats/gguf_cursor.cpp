@@ -45,7 +45,7 @@ void HeaderReader::take(std::span<std::byte> into) {
   }
 }
 
-// Only when the buffer is used up, so that the digest sees each byte once.
+// Called only when the buffer is used up, so that the digest gets each byte once.
 void HeaderReader::refill(std::size_t needed_bytes) {
   const std::uint64_t known = ahead_ > remaining() ? remaining() : needed_bytes + ahead_;
   const std::uint64_t wanted = std::min({known, remaining(), std::uint64_t{buffer_bytes_max}});

@@ -1,4 +1,4 @@
-// The read position in a GGUF file, and errors about the item at that position.
+// Tracks the read position in a GGUF file, and throws errors about the item at that position.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,16 @@ namespace loadstone {
 
 class GgufCursor;
 
-// Reads a header of unknown length from the front of a file that may be hundreds of gigabytes long:
-// sequentially, through one small buffer, with a digest of all that was passed. Reads ahead only as
-// far as the header is known to reach, so that not a byte of data is read: see set_ahead(). Not
-// thread-safe.
+// Reads a header of unknown length from the start of a file that may have hundreds of gigabytes.
+// Reads sequentially through one small buffer, and computes a digest of the header. Never reads a
+// byte of the data, because it reads ahead only as far as set_ahead() allows. Not thread-safe.
 class HeaderReader {
  public:
-  // `cursor` throws if the file ends within a read.
+  // If the file ends within a read, `cursor` throws the error.
   HeaderReader(ByteSource& source, const GgufCursor& cursor)
       : source_(source), cursor_(cursor), file_bytes_(source.identity().bytes) {}
 
-  // At least `bytes` of header follow the next read.
+  // Declares that at least `bytes` bytes of header follow the next read.
   void set_ahead(std::uint64_t bytes) noexcept { ahead_ = bytes; }
 
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return file_bytes_; }
@@ -41,7 +40,7 @@ class HeaderReader {
     take(std::as_writable_bytes(std::span(&number, 1)));
     return number;
   }
-  // Precondition: `length` <= remaining(), so that a file's claim alone never allocates memory.
+  // Precondition: `length` <= remaining(), so that the size of the file bounds the allocation.
   std::string text(std::uint64_t length);
   std::vector<std::byte> bytes(std::uint64_t length);
 
@@ -59,10 +58,10 @@ class HeaderReader {
   ByteSource& source_;
   const GgufCursor& cursor_;
   std::uint64_t file_bytes_;
-  std::uint64_t offset_ = 0;  // of the next byte to be taken
+  std::uint64_t offset_ = 0;  // of the next byte that take() copies
   std::uint64_t ahead_ = 0;
   std::vector<std::byte> buffer_;
-  std::size_t position_ = 0;  // in the buffer
+  std::size_t position_ = 0;  // index of that byte in `buffer_`
   Digest digest_;
 };
 
@@ -74,9 +73,9 @@ class GgufCursor {
   GgufCursor(const GgufCursor&) = delete;
   GgufCursor& operator=(const GgufCursor&) = delete;
 
-  // Adds the file, the current key or tensor, and its offset.
+  // Throws an Error about the current key or tensor, with the file and the offset `at`.
   [[noreturn]] void refuse(HeaderProblem problem) const;
-  // The file ends before what `reading` names is complete.
+  // Throws Error "gg.truncated", because the file ends inside the item that `reading` names.
   [[noreturn]] void file_ends(std::uint64_t wanted_bytes) const;
 
   template <typename Number>
@@ -84,20 +83,20 @@ class GgufCursor {
     at = reader.offset();
     return reader.number<Number>();
   }
-  // Reads a count of items of at least `each_bytes` and checks it against the file. A count that no
-  // file of this size can have gets `code`; one that only exceeds the end means a truncated file.
+  // Reads a count of items that take at least `each_bytes` each. Throws Error `code` if they cannot
+  // fit a file of this size, and "gg.truncated" if they only exceed the rest of the file.
   std::uint64_t length(std::string_view field, const char* code, std::uint64_t each_bytes = 1);
 
   ByteSource& source;
   HeaderReader reader;
   Warnings warnings;
-  std::string culprit;              // key or tensor at hand
-  std::string reading;              // for file_ends()
-  std::string_view field = "file";  // the same
+  std::string culprit;              // current key or tensor
+  std::string reading;              // current item, for file_ends()
+  std::string_view field = "file";  // field that file_ends() reports
   std::uint64_t at = 0;             // start of the item being checked
 };
 
-// Returns text unchanged, and other bytes with escapes.
+// Returns printable text. If `text` is not UTF-8, writes its non-ASCII bytes as "\xNN".
 [[nodiscard]] std::string printable_bytes(std::string_view text);
 
 }  // namespace loadstone

@@ -14,7 +14,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t type_bytes = 4;
-constexpr std::uint64_t gguf_length_bytes = 8;  // of a string or an array
+constexpr std::uint64_t gguf_length_bytes = 8;  // length field of a string or an array
+
 // Not thread-safe.
 class MetadataReader {
  public:
@@ -149,8 +150,8 @@ class MetadataReader {
   GgufCursor& cursor_;
   HeaderReader& reader_;
   std::uint64_t bytes_after_;
-  std::uint64_t ahead_ = 0;    // least bytes of header after the value at hand
-  std::string utf8_told_for_;  // one warning a key is enough
+  std::uint64_t ahead_ = 0;    // minimum bytes of header after the current value
+  std::string utf8_told_for_;  // last key with this warning; each key gets only one
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Shapes of tensors that ComfyUI's GGUF files store with folded rows: the key
-// "comfy.gguf.orig_shape.NAME" has the shape in the model.
+// Restores the shapes of tensors that ComfyUI's GGUF files store with folded rows. The key
+// "comfy.gguf.orig_shape.NAME" contains the tensor's shape in the model.
 #pragma once
 
 #include <string_view>
@@ -11,15 +11,15 @@ namespace loadstone {
 
 inline constexpr std::string_view gguf_shape_prefix = "comfy.gguf.orig_shape.";
 
-// Gives tensors of GGUF files the shapes that the metadata has for them. Throws Error "gg.kv_type"
-// for a value that is not an array of integers, "gg.dims" for another number of elements.
+// Sets the tensors of GGUF files to the shapes that the metadata declares. Throws Error
+// "gg.kv_type" if a shape is not an array of integers, "gg.dims" if the number of elements differs.
 void restore_gguf_shapes(const Metadata& metadata, const std::vector<Shard>& shards,
                          std::vector<TensorInfo>& tensors);
 
-// Returns the shape with rows of whole blocks into which other rows are folded: ComfyUI's 256
-// elements, or one block.
+// Returns a shape of two dims with the same elements, whose rows are whole blocks. A row has 256
+// elements, as in ComfyUI, or one block if 256 does not divide the number of elements.
 [[nodiscard]] Shape folded_shape(Encoding encoding, const Shape& shape);
-// The value of the key, an array of I32.
+// Returns the value that the key has for this shape, an array of I32.
 [[nodiscard]] MetadataValue gguf_shape_value(const Shape& shape);
 
 }  // namespace loadstone

@@ -60,7 +60,7 @@ bool is_for_activations(Encoding encoding) noexcept {
 }
 
 std::optional<GgufType> gguf_type(std::uint32_t id) noexcept {
-  // The ids have no gaps, so that the row is the id.
+  // The ids have no gaps, so an id is also an index.
   if (id >= types.size()) return std::nullopt;
   return types[id];
 }

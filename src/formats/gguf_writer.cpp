@@ -1,4 +1,4 @@
-// All bytes before the data of a GGUF file.
+// Writes all bytes before the data of a GGUF file.
 #include <fmt/format.h>
 
 #include <cstddef>
@@ -47,7 +47,7 @@ class GgufWriter {
     }
     string(tensor.name);
     number(static_cast<std::uint32_t>(tensor.shape->rank()));
-    // The file stores the fastest first.
+    // The file stores the fastest-varying dimension first.
     for (const std::uint64_t extent : tensor.shape->extents() | std::views::reverse) number(extent);
     number(*type);
     number(tensor.offset);
@@ -96,7 +96,7 @@ class GgufWriter {
   }
 
   std::string bytes_;
-  const std::string* key_ = nullptr;  // at hand
+  const std::string* key_ = nullptr;  // current key
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view gguf_magic = "GGUF";
-// Both formats keep it in 32 bits, and one reads it as signed.
+// Both formats store the number of chunks in 32 bits, and one of them as a signed integer.
 constexpr std::uint64_t chunks_max = std::numeric_limits<std::int32_t>::max();
 
 std::string number_text(float number) { return fmt::format("{}", number); }
@@ -35,7 +35,7 @@ std::vector<float> read_floats(ByteSource& source, std::uint64_t offset, std::ui
   return floats;
 }
 
-// Sums of squares, or counts.
+// Checks that sums of squares, or counts, are finite and not negative.
 void require_importances(const ByteSource& source, std::string_view culprit, const char* field,
                          std::span<const float> numbers, std::uint64_t begin) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -58,10 +58,11 @@ void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string n
       place->first);
 }
 
-// Reads names like C: llama-quantize stores names of datasets up to a NUL.
+// Cuts a dataset's name at the first NUL, as llama-quantize does.
 std::string until_nul(const std::string& text) { return text.c_str(); }
 
-// ---- the format before GGUF: a count, entries, and maybe chunks and dataset. Not thread-safe.
+// ---- the format before GGUF: the number of entries, the entries, and optionally the number of
+// chunks and the dataset. Not thread-safe.
 
 class BinaryReader {
  public:
@@ -82,7 +83,7 @@ class BinaryReader {
   }
 
  private:
-  // A name of one byte and one number, with its sizes.
+  // Name length, a name of one byte, calls, number of values, and one value.
   static constexpr std::uint64_t entry_bytes_min = 4 + 1 + 4 + 4 + 4;
 
   [[noreturn]] void fail(const char* code, std::string message, const char* field,
@@ -106,7 +107,8 @@ class BinaryReader {
     return number;
   }
 
-  // A count of things of at least `each_bytes`, which the rest of the file must be able to hold.
+  // Reads a count of items that take at least `each_bytes` each. Throws Error "im.count" if the
+  // count is below `least` or the items exceed the rest of the file.
   std::uint64_t size(const char* field, std::int32_t least, std::uint64_t each_bytes) {
     const std::uint64_t at = offset_;
     const std::int32_t size = number(field);
@@ -146,7 +148,7 @@ class BinaryReader {
     std::vector<float> numbers = read_floats(source_, offset_, count);
     require_importances(source_, culprit_, "numbers", numbers, offset_);
     offset_ += count * sizeof(float);
-    // Without calls the values are used unchanged.
+    // Without calls, loadstone uses the values unchanged.
     if (calls > 0) {
       for (float& each : numbers) each /= static_cast<float>(calls);
     }
@@ -173,11 +175,11 @@ class BinaryReader {
   ByteSource& source_;
   std::uint64_t end_;
   std::uint64_t offset_ = 0;
-  std::string culprit_;  // the entry at hand
-  std::string reading_;  // for messages
+  std::string culprit_;  // name of the current entry
+  std::string reading_;  // current item, for messages
 };
 
-// ---- the GGUF form: two tensors an entry
+// ---- the GGUF format: two tensors per entry
 
 class GgufMatrixReader {
  public:
@@ -201,7 +203,7 @@ class GgufMatrixReader {
     const TensorInfo* counts = nullptr;
   };
 
-  // Ignores other tensors, like llama.cpp.
+  // Pairs the tensors NAME.in_sum2 and NAME.counts. Ignores other tensors, as llama.cpp does.
   [[nodiscard]] std::map<std::string_view, Entry> entries() const {
     std::map<std::string_view, Entry> entries;
     for (const TensorInfo& tensor : header_.tensors) {
@@ -244,7 +246,7 @@ class GgufMatrixReader {
              fmt::format("u32 up to {}", chunks_max));
   }
 
-  // An array of texts may be empty; an array of other items is ignored.
+  // Returns nullopt if the array is empty or its items are not strings.
   [[nodiscard]] std::optional<std::string> first_dataset() const {
     const MetadataValue& item = value("imatrix.datasets");
     const auto* const array = std::get_if<MetadataArray>(&item.value);

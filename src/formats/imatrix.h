@@ -1,5 +1,5 @@
-// Files of importance matrices, as llama.cpp's llama-imatrix writes them, in both formats.
-// Rules and codes: docs/formats/imatrix.md.
+// Reads importance matrices that llama.cpp's llama-imatrix wrote, in GGUF or in the older format.
+// Rules and error codes: docs/formats/imatrix.md.
 #pragma once
 
 #include "loadstone/importance.h"

@@ -30,7 +30,7 @@ bool append_as(const Number& number, std::string& bytes) {
   return true;
 }
 
-// `Held` is the variant's type for numbers of this type.
+// `Number`: the type in the file. `Held`: the type in the variant of MetadataValue.
 template <typename Number, typename Held>
 bool append_held(const MetadataValue& item, std::string& bytes) {
   const auto* const held = std::get_if<Held>(&item.value);
@@ -44,7 +44,7 @@ bool append_held(const MetadataValue& item, std::string& bytes) {
   return append_as(static_cast<Number>(*held), bytes);
 }
 
-// Null functions: not a number.
+// Properties of a metadata type. The functions are null for strings and arrays.
 struct TypeRow {
   std::string_view name;
   std::size_t bytes = 0;  // 0: the length varies
@@ -61,7 +61,7 @@ constexpr TypeRow row(std::string_view name) {
           append_held<Number, Held>};
 }
 
-// The order of MetadataType.
+// In the order of MetadataType.
 constexpr auto type_rows = std::to_array<TypeRow>({
     row<std::uint8_t, std::uint64_t>("u8"),
     row<std::int8_t, std::int64_t>("i8"),
@@ -109,7 +109,7 @@ bool is_metadata_key(std::string_view key) noexcept {
 void write_json(JsonWriter& json, const MetadataValue& item) {
   if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
     json.begin_array();
-    for (const MetadataValue& each : *array) write_json(json, each);  // one level at most: gguf.h
+    for (const MetadataValue& each : *array) write_json(json, each);  // nested one level at most
     json.end_array();
     return;
   }

@@ -1,4 +1,4 @@
-// Metadata from JSON: what --metadata reads.
+// Reads GGUF metadata from JSON, for the option --metadata.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 constexpr const char* metadata_code = "convert.metadata_json";
 constexpr std::string_view format_name = "loadstone-gguf-metadata";
 constexpr std::uint64_t format_version = 1;
-// Vocabularies of some hundred thousand tokens take tens of megabytes.
+// Size limit of the JSON. Vocabularies of a few hundred thousand tokens take tens of megabytes.
 constexpr std::size_t text_bytes_max = std::size_t{512} << 20;
 
 // Not thread-safe.
@@ -86,7 +86,7 @@ class MetadataJson {
       if (const auto* const text = std::get_if<std::string>(&item.value)) {
         array.add_string(*text);
       } else {
-        static_cast<void>(append_number(item, numbers));  // read_item() has tried it
+        static_cast<void>(append_number(item, numbers));  // fits, as read_item() has checked
       }
     }
     std::vector<std::byte> bytes(numbers.size());
@@ -127,7 +127,7 @@ class MetadataJson {
     if (!append_number(item, bytes)) {
       reader_.refuse(place, fmt::format("the number does not fit {}", name(type)));
     }
-    // Round f32 like a file would.
+    // Rounds an f32 value as a GGUF file would.
     return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
   }
 

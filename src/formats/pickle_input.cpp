@@ -25,7 +25,7 @@ std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexce
 
 unsigned char PickleInput::next_opcode() {
   op_begin_ = position();
-  op_ = '.';  // the missing opcode, if the pickle ends between opcodes
+  op_ = '.';  // If the pickle ends between opcodes, the error names STOP.
   op_ = number<unsigned char>();
   return op_;
 }

@@ -1,4 +1,4 @@
-// The bytes of a pickle, opcode by opcode, and errors that name the opcode.
+// Reads the bytes of a pickle opcode by opcode, and throws errors that name the opcode.
 #pragma once
 
 #include <cstddef>
@@ -15,21 +15,21 @@
 
 namespace loadstone {
 
-// Returns "REDUCE", or "0x05" for an unknown opcode.
+// Returns a name such as "REDUCE", or "0x05" for an unknown opcode.
 [[nodiscard]] std::string opcode_name(unsigned char code);
 
-// Reads two's complement, lowest byte first; nullopt if it does not fit.
+// Reads a little-endian two's complement integer; returns nullopt if it does not fit 64 bits.
 [[nodiscard]] std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexcept;
 
-// Reads ahead in small steps, and not beyond what a pickle may take. Not thread-safe.
+// Reads the file in small steps, up to `pickle_bytes_max` bytes. Not thread-safe.
 class PickleInput {
  public:
   PickleInput(ByteSource& source, std::uint64_t begin, std::uint64_t end)
       : source_(source), begin_(begin), end_(end), next_(begin) {}
 
   [[nodiscard]] unsigned char next_opcode();
-  // The next bytes; they stay until the next call. Throws Error "pt.truncated",
-  // "pt.pickle_too_large", "io.*".
+  // Returns the next `count` bytes, which stay valid until the next call. Throws Error
+  // "pt.truncated", "pt.pickle_too_large", "io.*".
   [[nodiscard]] std::span<const std::byte> take(std::uint64_t count);
   template <typename Number>
   [[nodiscard]] Number number() {
@@ -38,14 +38,14 @@ class PickleInput {
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
     return value;
   }
-  // Reads up to the next line feed, and skips that.
+  // Returns the bytes up to the next line feed, and skips the line feed.
   [[nodiscard]] std::string_view line();
 
   [[nodiscard]] std::uint64_t position() const noexcept { return next_ - (have_ - taken_); }
   [[nodiscard]] std::uint64_t consumed() const noexcept { return position() - begin_; }
   [[nodiscard]] std::uint64_t remaining() const noexcept { return end_ - position(); }
 
-  // Names the opcode and its place.
+  // Throws an Error that names the current opcode and its offset.
   [[noreturn]] void refuse(const char* code, std::string message, std::string found,
                            std::string expected) const;
 
@@ -55,7 +55,7 @@ class PickleInput {
   ByteSource& source_;
   std::uint64_t begin_;
   std::uint64_t end_;
-  std::uint64_t next_;  // what the buffer reaches to
+  std::uint64_t next_;  // file offset of the buffer's end
   std::vector<std::byte> buffer_;
   std::size_t have_ = 0;
   std::size_t taken_ = 0;

@@ -23,7 +23,7 @@ class PickleReader {
       : path_(source.path()), in_(source, begin, end), warnings_(warnings), rules_(rules) {}
 
   Pickle read() {
-    pickle_.lists.emplace_back();  // of all that are empty
+    pickle_.lists.emplace_back();  // shared by all empty containers
     do {
       op_ = in_.next_opcode();
     } while (step());
@@ -66,13 +66,13 @@ class PickleReader {
     push(add_text(PickleKind::big_integer, as_text(bytes)));
   }
   void real() {
-    static_cast<void>(in_.take(8));  // no number with a point counts for a tensor
+    static_cast<void>(in_.take(8));  // no tensor depends on the value of a float
     constant<PickleKind::real>();
   }
   template <PickleKind kind, typename Length>
   void text() {
     const auto bytes = in_.take(in_.number<Length>());
-    push(add_text(kind, as_text(bytes)));  // below pickle_bytes_max: the length fits 32 bits
+    push(add_text(kind, as_text(bytes)));  // shorter than pickle_bytes_max, so 32 bits suffice
   }
 
   void mark() { marks_.push_back(stack_.size()); }
@@ -179,7 +179,8 @@ class PickleReader {
         {.kind = kind, .text_bytes = static_cast<std::uint32_t>(text.size()), .number = begin});
   }
 
-  // Empty containers share one list until something is added: an opcode makes one of each byte.
+  // Empty containers share one list until the pickle adds an item, because every byte of a pickle
+  // may be an opcode that creates an empty container.
   std::uint32_t add_list(PickleKind kind, std::vector<std::uint32_t> items,
                          std::int64_t value = 0) {
     if (items.empty()) return add({.kind = kind, .number = value});
@@ -216,7 +217,7 @@ class PickleReader {
     return items;
   }
 
-  // The items to add to.
+  // Returns the container's own list of items. Creates it if the container shares the empty list.
   std::vector<std::uint32_t>& items_of(std::uint32_t node) {
     std::uint32_t& list = pickle_.nodes[node].items;
     if (list == 0) {
@@ -226,11 +227,11 @@ class PickleReader {
     return pickle_.lists[list];
   }
 
-  // False at STOP.
+  // Executes the current opcode. Returns false at STOP.
   bool step();
 
-  // "Extending" a tensor, a number or a function is part of known attacks on readers that call
-  // Python.
+  // Rejects adding items to a tensor, a number or a function, because attacks on readers that call
+  // Python functions do this.
   void extend(PickleKind kind, const std::vector<std::uint32_t>& added) {
     const std::uint32_t node = top();
     if (kind == PickleKind::dict && added.size() % 2 != 0) {
@@ -238,7 +239,7 @@ class PickleReader {
     }
     const PickleKind found = pickle_.kind(node);
     if (found != kind && !pickle_.is_foreign(node)) refuse_target(node, "a container of its kind");
-    // An unknown class may do anything with it, so it is dropped.
+    // An unknown class may do anything with added items, so they are dropped.
     if (found != kind || added.empty()) return;
     auto& items = items_of(node);
     items.insert(items.end(), added.begin(), added.end());
@@ -246,8 +247,8 @@ class PickleReader {
 
   // ---- the memo
 
-  // A writer that counts needs a byte per number, so a larger index is unusual, and is stored in a
-  // map that costs one entry.
+  // Writers number the entries of the memo consecutively, and each takes a byte, so an index above
+  // the bytes consumed is unusual. It goes into a map, because it would make the vector too large.
   void remember(std::uint32_t index) {
     const std::uint32_t node = top();
     if (index > in_.consumed()) {
@@ -271,7 +272,7 @@ class PickleReader {
     push(node);
   }
 
-  // ---- names of Python, and calls of them
+  // ---- Python globals, and calls of them
 
   void require_allowed(std::string_view global) const {
     if (rules_.is_allowed == nullptr || rules_.is_allowed(global)) return;
@@ -279,7 +280,7 @@ class PickleReader {
            "names that torch writes (nothing of a file is ever called)");
   }
 
-  // Stores the state of the object on top of the stack.
+  // Adds the state to the object on top of the stack.
   void keep_state(std::uint32_t state) {
     auto& items = items_of(top());
     if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
@@ -304,7 +305,7 @@ class PickleReader {
     return add_list(op_ == 'R' ? PickleKind::call : PickleKind::object, {callee, arguments});
   }
 
-  // Empty, or as Python 2 wrote it: a list of pairs.
+  // `arguments`: empty, or a list of pairs, as Python 2 wrote it.
   std::uint32_t ordered_dict(std::uint32_t arguments) {
     std::vector<std::uint32_t> members;
     const auto& items = pickle_.items(arguments);
@@ -343,7 +344,8 @@ class PickleReader {
     return add_list(PickleKind::storage, {parts[1], parts[2]}, numel);
   }
 
-  // Opcodes that call by themselves, take names from elsewhere, or that torch has never written.
+  // Rejects opcodes that call a function directly or load a name by other means, and opcodes that
+  // torch has never written.
   [[noreturn]] void refuse_opcode() {
     std::string found = opcode_name(op_);
     if (op_ == 'i') {
@@ -375,7 +377,7 @@ class PickleReader {
 struct Opcode {
   unsigned char code;
   std::string_view name;
-  void (PickleReader::*run)() = nullptr;  // of one that torch.save writes
+  void (PickleReader::*run)() = nullptr;  // null for STOP, and if torch.save does not write it
 };
 
 using R = PickleReader;

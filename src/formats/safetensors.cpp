@@ -21,11 +21,11 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view metadata_name = "__metadata__";
-constexpr std::size_t name_bytes_max = 1024;  // longer ones are reported
-constexpr std::size_t rank_warned_max = 64;   // the same
+constexpr std::size_t name_bytes_max = 1024;  // longer names get a warning
+constexpr std::size_t rank_warned_max = 64;   // higher ranks get a warning
 constexpr std::uint64_t length_bytes = 8;
 
-// The fields of an entry, as far as they have been met. Views point into the parsed header.
+// Fields of an entry that the reader has found. Views point into the parsed header.
 struct HeaderEntry {
   std::string_view name;
   std::optional<std::string_view> dtype;
@@ -101,7 +101,7 @@ class SafetensorsReader {
       refuse({"st.header_utf8", "the header is not UTF-8", "header", "invalid UTF-8", "UTF-8",
               length_bytes});
     }
-    // An array or a number is reported as wrong JSON; text before a '{' as a wrong start.
+    // Any other JSON value is reported as invalid JSON, and other bytes as a wrong start.
     const bool other_json =
         std::string_view("[\"-0123456789tfn").find(text.front()) != std::string_view::npos;
     if (text.front() != '{' && !other_json) {
@@ -109,7 +109,7 @@ class SafetensorsReader {
               fmt::format("byte 0x{:02x}", static_cast<unsigned char>(text.front())),
               "'{' as its first byte", length_bytes});
     }
-    // Only spaces may pad the header; JSON's other white space would be taken by a JSON reader.
+    // Only spaces may pad the header, but a JSON parser would also accept other white space.
     const std::size_t end = text.find_last_not_of(' ');
     if (text[end] != '}') {
       refuse({"st.header_json", "the header is not a JSON object followed by spaces", "header",
@@ -121,7 +121,7 @@ class SafetensorsReader {
   // ---- the JSON
 
   void parse(const PaddedText& text) {
-    HeaderEntry entry;  // outside, so that an error in the JSON names its place
+    HeaderEntry entry;  // declared here, so that the catch block can name the entry
     std::string_view field;
     std::optional<StrictJson> json;
     try {
@@ -216,7 +216,8 @@ class SafetensorsReader {
            name);
   }
 
-  // Reads an array of 64-bit integers. simdjson's own integers would make 2^64 a parse error.
+  // Reads an array of 64-bit integers. Parses their text, because simdjson would report 2^64 as a
+  // parse error.
   void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
                     std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {
@@ -291,7 +292,7 @@ class SafetensorsReader {
     tensor.name = entry.name;
     tensor.encoding = *dtype;
     tensor.shape = *std::move(entry.shape);
-    // Relative to the data for now: the sum is safe only after check_layout().
+    // Relative to the data, because the sum could overflow before check_layout().
     tensor.offset_begin = (*entry.offsets)[0];
     tensor.offset_end = (*entry.offsets)[1];
     header_.tensors.push_back(std::move(tensor));
@@ -344,13 +345,13 @@ class SafetensorsReader {
 
   // ---- all tensors together
 
-  // Without a gap from the first data byte to the last of the file: nothing hides between tensors.
+  // Requires that the tensors cover the data without a gap, so that no bytes are hidden in between.
   void check_layout() {
     auto& tensors = header_.tensors;
     const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
       return std::tie(a.offset_begin, a.offset_end) < std::tie(b.offset_begin, b.offset_end);
     };
-    // Most writers keep the header in order, and a sort moves every tensor.
+    // The headers of most writers are in file order already, and a sort would move every tensor.
     if (!std::ranges::is_sorted(tensors, in_file_order)) {
       std::ranges::stable_sort(tensors, in_file_order);
     }
@@ -401,8 +402,8 @@ class SafetensorsReader {
   Warnings warnings_;
   FileHeader header_;
   Digest digest_;
-  std::vector<std::uint64_t> positions_;  // of the tensors' entries, until they are sorted
-  std::vector<std::uint64_t> offsets_;    // kept, so that a tensor needs no memory for them
+  std::vector<std::uint64_t> positions_;  // of the tensors' entries, in the header's order
+  std::vector<std::uint64_t> offsets_;    // reused, so that an entry allocates no memory for it
   bool has_metadata_ = false;
   std::uint64_t file_bytes_ = 0;
 };

@@ -1,5 +1,5 @@
-// The safetensors format: 8 bytes of length, a JSON header, and the tensors' bytes without a gap.
-// Rules and codes: docs/formats/safetensors.md.
+// Reads and writes the safetensors format: 8 bytes of length, a JSON header, and the tensors' bytes
+// without a gap. Rules and error codes: docs/formats/safetensors.md.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ class JsonWriter;
 // The format's limit.
 inline constexpr std::uint64_t safetensors_header_bytes_max = 100'000'000;
 
-// Reads length and header, not a byte of data, and checks every rule. Throws Error "st.*", "io.*".
+// Reads the length and the header, but no data, and checks every rule. Throws Error "st.*", "io.*".
 [[nodiscard]] FileHeader read_safetensors(ByteSource& source);
 
-// A tensor in the header of a file that is written; bytes count from the end of the header.
+// A tensor in a header to be written. `begin` and `end` count from the end of the header.
 struct SafetensorsEntry {
   std::string_view name;
   Dtype dtype = Dtype::u8;
@@ -33,13 +33,13 @@ struct SafetensorsEntry {
 };
 
 void write_entry(JsonWriter& json, const SafetensorsEntry& entry);
-// All bytes before the data.
+// Returns all bytes before the data.
 [[nodiscard]] std::string safetensors_header(const std::map<std::string, std::string>& metadata,
                                              std::span<const SafetensorsEntry> entries);
 // Returns false for names that a header cannot contain.
 [[nodiscard]] bool is_safetensors_name(std::string_view name) noexcept;
-// The order in files that are written: the widest elements come first, so that each can be read in
-// place; then names in order.
+// Returns true if loadstone writes tensor a before tensor b. Tensors with wider elements come
+// first, which keeps every tensor aligned. Tensors of the same width are sorted by name.
 [[nodiscard]] bool comes_first(Dtype dtype_a, std::string_view name_a, Dtype dtype_b,
                                std::string_view name_b) noexcept;
 

@@ -1,4 +1,4 @@
-// The header of a safetensors file, and whole files of tensors in memory.
+// Writes headers of safetensors files, and whole files from tensors in memory.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -100,7 +100,7 @@ class IndexReader {
       bad({}, "weight_map is not an object", json.check(value));
     }
     NameSet names;
-    std::string_view checked;  // shards repeat from line to line
+    std::string_view checked;  // previous entry's shard; consecutive entries often share one
     json.visit_members(value, [&](std::string_view tensor, StrictJson::Value& item) {
       require_new(names, tensor, tensor, json);
       if (json.kind(item) != JsonKind::string) {

@@ -1,5 +1,5 @@
-// model.safetensors.index.json: which shard holds which tensor.
-// Rules and codes: docs/formats/sharded-index.md.
+// Reads model.safetensors.index.json, which names the shard of each tensor.
+// Rules and error codes: docs/formats/sharded-index.md.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +24,26 @@ struct ShardedIndex {
   std::optional<std::string> total_size;
 };
 
-// "model.safetensors.index.json", and the spelling of variants,
+// Returns true for "model.safetensors.index.json" and names of variants, such as
 // "model.safetensors.index.fp16.json".
 [[nodiscard]] bool is_index_name(std::string_view file_name) noexcept;
 
-// "pytorch_model.bin.index.json", and variants of it: the same for torch's files.
+// Returns true for "pytorch_model.bin.index.json", the index of torch files, and its variants.
 [[nodiscard]] bool is_torch_index_name(std::string_view file_name) noexcept;
 
 // Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
 [[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
 
-// Requires one relative path below the folder of the index, in a spelling that all systems read the
-// same way. Throws Error "ix.path", "ix.path_escape" with the known facts about the place.
+// Checks that a shard's name is a relative path below the folder of the index, in a spelling that
+// all operating systems read the same way. Throws Error "ix.path", "ix.path_escape"; the other
+// arguments go into the Error.
 void check_shard_name(const std::string& path, std::string_view shard, std::string_view field,
                       std::string_view culprit, std::optional<std::uint64_t> byte_offset = {});
 
-// A shard's name without "." and empty parts, which would make two names of one file.
+// Returns the path without "." and empty parts, so that each file has only one name.
 [[nodiscard]] std::string plain_relative_path(std::string_view path);
 
-// The number and count in "model-00002-of-00005".
+// The parts of a name such as "model-00002-of-00005".
 struct PartName {
   std::string stem;  // "model"
   std::uint64_t number = 0;

@@ -26,7 +26,8 @@ bool is_html(std::string_view text) noexcept {
   return starts_with_any(lowered(text.substr(1, 16)), tags);
 }
 
-// Read as a length, none of these is one that a header can have.
+// If bytes 6 and 7 are zero, the magic may be the length of a safetensors header, which is below
+// 2^48.
 bool is_archive(std::string_view text) noexcept {
   constexpr std::array<std::string_view, 4> magics = {
       "\xfd"
@@ -63,14 +64,14 @@ FileKind sniff(std::span<const std::byte> beginning, std::uint64_t file_bytes) n
   constexpr std::array<std::string_view, 4> legacy = {"tjgg", "lmgg", "fmgg", "algg"};
   constexpr std::array<std::string_view, 3> zip = {"PK\x03\x04", "PK\x05\x06", "PK\x07\x08"};
   if (text.substr(0, 4) == "GGUF") return FileKind::gguf;
-  // First, because eight bytes of length can look like any other format.
+  // Checked before the other magics, because the length of a safetensors header can equal them.
   if (text.size() >= 9 && text[8] == '{' && text.substr(6, 2) == std::string_view("\0\0", 2)) {
     return FileKind::safetensors;
   }
   if (starts_with_any(text, legacy)) return FileKind::legacy_ggml;
   if (starts_with_any(text, zip)) return FileKind::torch_zip;
-  // A header of 640 bytes also begins with 0x80 0x02; its length's upper half is zero, a pickle's
-  // is not.
+  // The length of a safetensors header may also begin with 0x80 0x02 (640 bytes), but its upper
+  // four bytes are zero. In a pickle they are not.
   if (text.size() >= 8 && text[0] == '\x80' && text[1] >= 1 && text[1] <= 5 &&
       text.substr(4, 4) != std::string_view("\0\0\0\0", 4)) {
     return FileKind::torch_pickle;
@@ -91,14 +92,14 @@ FileKind sniff(ByteSource& source) {
     bytes.resize(std::min(file_bytes, count));
     source.read(0, bytes);
   };
-  // Read as little as identifies a valid file, so that no data is read.
+  // Nine bytes identify a safetensors or GGUF file, so that no data of a valid file is read.
   read(9);
   FileKind kind = sniff(bytes, file_bytes);
   if (kind == FileKind::safetensors || kind == FileKind::gguf) return kind;
   read(512);
   kind = sniff(bytes, file_bytes);
   if (kind != FileKind::zeros) return kind;
-  // More of it, so that a file that merely begins with zeros is not called empty.
+  // Reads more, so that a file that merely begins with zeros is not reported as all zeros.
   read(65536);
   return all_zero(bytes) ? FileKind::zeros : FileKind::unknown;
 }

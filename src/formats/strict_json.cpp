@@ -39,7 +39,8 @@ bool is_number(std::string_view text) noexcept {
   return at == text.size();
 }
 
-// simdjson continues when it cannot allocate memory for strings, and then writes to address 0.
+// Detects that simdjson could not allocate memory for strings. simdjson itself ignores this and
+// then writes to address 0.
 struct Document : simdjson::ondemand::document {
   static bool has_strings(simdjson::ondemand::document& document) {
     return (document.*&Document::iter).string_buf_loc() != nullptr;

@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// A problem of the text and its position. The reader of a format turns it into an Error.
+// A problem in the JSON text and its position. The reader of each format turns it into an Error.
 struct JsonProblem {
   std::string message;
   std::uint64_t offset;
@@ -40,8 +40,8 @@ class PaddedText {
   std::vector<char> text_;
 };
 
-// One document, whose root is an object. Each value may be read once, in order. Throws JsonProblem.
-// Not thread-safe.
+// A JSON document whose root is an object. Each value may be read once, in order. Throws
+// JsonProblem. Not thread-safe.
 class StrictJson {
  public:
   using Value = simdjson::ondemand::value;
@@ -56,7 +56,8 @@ class StrictJson {
     require_end();
   }
 
-  // Members in file order, duplicates included. The key is unescaped and stays valid.
+  // Visits the members in file order, including duplicates. The key is unescaped and stays valid as
+  // long as this object.
   template <typename Visit>
   void visit_members(Value& value, Visit&& visit) {
     const Nesting nesting(*this);
@@ -75,12 +76,12 @@ class StrictJson {
   }
 
   [[nodiscard]] JsonKind kind(Value& value);
-  // The unescaped text of a string. Stays valid as long as this object.
+  // Returns the unescaped text of a string, which stays valid as long as this object.
   [[nodiscard]] std::string_view text(Value& value);
-  // The text of a number, true, false or null, checked against JSON's grammar.
+  // Returns the text of a number, true, false or null, checked against JSON's grammar.
   [[nodiscard]] std::string_view token(Value& value);
-  // Walks and checks a value of any kind. Returns a description for messages: its token, or "a
-  // string", "an array" ...
+  // Walks and checks a value of any kind. Returns a description for messages: the text of a string
+  // or token, or "an object", "an array".
   std::string check(Value& value);
 
   // Position of the last value that was read.
@@ -89,7 +90,7 @@ class StrictJson {
   static constexpr unsigned depth_max = 32;
 
  private:
-  // Counts levels: unlimited recursion would let a file overflow the stack.
+  // Limits the depth, because unlimited recursion would let a file overflow the stack.
   class Nesting {
    public:
     explicit Nesting(StrictJson& json) : json_(json) {
@@ -131,8 +132,8 @@ class StrictJson {
   std::uint64_t position_ = 0;
 };
 
-// A JSON number that is an integer of 64 bits without sign, written as one: no sign, point,
-// exponent.
+// Parses an unsigned integer of 64 bits. Returns nullopt if the token has a sign, a point or an
+// exponent, or is too large.
 [[nodiscard]] std::optional<std::uint64_t> parse_u64(std::string_view token) noexcept;
 
 }  // namespace loadstone

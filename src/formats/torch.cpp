@@ -25,13 +25,13 @@ namespace {
 constexpr std::string_view pickle_name = "data.pkl";
 constexpr std::uint64_t byteorder_bytes_max = 16;
 constexpr std::uint64_t numel_bytes = 8;
-// Length of the archive's folder, which is a part of the name of each storage's record.
+// Maximum length of the archive's folder, which is part of the name of each storage's record.
 constexpr std::size_t root_bytes_max = 1024;
-// The number that begins a file of torch before 1.6, lowest byte first.
+// The magic number of files from torch before 1.6, lowest byte first.
 constexpr std::string_view legacy_magic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 constexpr std::int64_t legacy_protocol = 1001;
 
-// The end of both layouts. Not thread-safe.
+// Base of the readers of both layouts. Not thread-safe.
 class TorchReader {
  public:
   explicit TorchReader(ByteSource& source)
@@ -98,7 +98,7 @@ class TorchZipReader : TorchReader {
     refuse({code, std::move(message), "zip", std::move(found), std::move(expected)}, record);
   }
 
-  // The folder of the first pickle, with its slash.
+  // Returns the folder of the first data.pkl, with a trailing slash.
   [[nodiscard]] std::string find_root() const {
     for (const ZipRecord& record : directory_.records) {
       const std::size_t slash = record.name.find('/');
@@ -136,7 +136,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // Files from before torch 2.1 lack it, and are little-endian.
+  // Files from before torch 2.1 lack this record, and are little-endian.
   void check_byteorder(const std::string& root) {
     const auto found = records_.find(root + "byteorder");
     if (found == records_.end()) return;
@@ -167,7 +167,7 @@ class TorchZipReader : TorchReader {
   void find_storages(const std::string& root, TorchStorages& storages) const {
     for (auto& [key, storage] : storages) {
       const auto found = records_.find(fmt::format("{}data/{}", root, key));
-      if (found == records_.end()) continue;  // reported if a tensor needs it
+      if (found == records_.end()) continue;  // an error only if a tensor needs the storage
       const ZipRecord& record = *found->second;
       require_stored(record);
       if (record.bytes != storage.bytes) {
@@ -180,7 +180,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // All bytes between the first and the last storage are data, used or not.
+  // All bytes from the first to the last storage count as data, even if no tensor uses them.
   void find_data() {
     std::uint64_t begin = directory_.directory_begin;
     std::uint64_t end = 0;
@@ -197,7 +197,7 @@ class TorchZipReader : TorchReader {
   NameMap<const ZipRecord*> records_;
 };
 
-// ---- Pickles one after the other, then the storages
+// ---- the layout before torch 1.6: pickles one after the other, then the storages
 
 class TorchLegacyReader : TorchReader {
  public:
@@ -257,7 +257,7 @@ class TorchLegacyReader : TorchReader {
             machine.describe(node), "{'little_endian': True, ...}"});
   }
 
-  // In the order of the list: a count of elements, and that many.
+  // The storages are in the order of the list. Each begins with its number of elements.
   void find_storages(const Pickle& keys, TorchStorages& storages) {
     const bool is_list = keys.kind(keys.root) == PickleKind::list;
     if (!is_list) refuse_key(keys, keys.root, "a list of keys");
@@ -302,7 +302,7 @@ class TorchLegacyReader : TorchReader {
   std::uint64_t at_ = 0;
 };
 
-// The first name in a tar archive of torch 0.1.
+// Returns true if the first name in the archive is one that torch 0.1 wrote.
 bool is_legacy_tar(ByteSource& source) {
   constexpr std::array<std::string_view, 4> names = {"sys_info", "storages", "tensors", "pickle"};
   constexpr std::size_t header_bytes = 257;

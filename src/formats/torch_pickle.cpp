@@ -8,7 +8,7 @@
 namespace loadstone {
 
 void CopyBudget::take(const std::string& path, std::uint64_t bytes, std::uint64_t pickle_bytes) {
-  spent_ += bytes;  // at most 2^32 a call, so no sum overflows before it is refused
+  spent_ += bytes;  // each call adds at most 2^32, so the error comes before an overflow
   if (spent_ <= bytes_per_pickle_byte * pickle_bytes + bytes_least) return;
   refuse(path,
          {"pt.budget", "the pickle names the same texts and lists again and again", "data.pkl",

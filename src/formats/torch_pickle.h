@@ -1,5 +1,6 @@
-// A pickle as data: a tree of values. Nothing is imported, called or constructed. Accepts the
-// opcodes that torch.save writes and rejects all others. Rules and codes: docs/formats/torch.md.
+// Reads a pickle as a tree of values, without importing, calling or constructing anything. Accepts
+// the opcodes that torch.save writes and rejects all others. Rules and error codes:
+// docs/formats/torch.md.
 #pragma once
 
 #include <cstdint>
@@ -17,31 +18,31 @@ enum class PickleKind : std::uint8_t {
   none,
   boolean,
   integer,
-  big_integer,  // beyond 64 bits: its bytes, lowest first
+  big_integer,  // an integer beyond 64 bits, as little-endian bytes
   real,
   text,
   bytes,
-  global,  // the dotted name of something in Python
+  global,  // the dotted name of a Python function or class
   list,
   tuple,
   set,
-  dict,     // keys and values alternate; OrderedDict too
-  storage,  // a persistent id: class, key, count of elements
-  call,     // what a global would return: the global, its arguments
-  object,   // an instance of a class: the global, its arguments; a state where it is kept
+  dict,     // also an OrderedDict; items: alternating keys and values
+  storage,  // a persistent id; items: class and key; number: count of elements
+  call,     // the value that a global would return; items: the global, its arguments
+  object,   // an instance of a class; items: the global, its arguments, and a kept state
 };
 
 struct PickleNode {
   PickleKind kind = PickleKind::none;
-  bool from_stack = false;       // global: its name was put together on the stack
-  std::uint32_t text_bytes = 0;  // text, bytes, big_integer, global
-  std::uint32_t items = 0;       // list, tuple, set, dict, storage, call, object: index
-  std::int64_t number = 0;       // boolean, integer, storage; start of a text
+  bool from_stack = false;       // for a global: STACK_GLOBAL joined its name
+  std::uint32_t text_bytes = 0;  // length of a text, bytes, big_integer or global
+  std::uint32_t items = 0;       // index in Pickle::lists, for all kinds with items
+  std::int64_t number = 0;       // value of a boolean or integer; start in Pickle::texts
 };
 
-// Limits the bytes copied when a pickle refers to the same text, list or tuple repeatedly: parts of
-// names, shapes, pairs. torch's pickles spell nearly all of them out, so the sum stays below the
-// pickle's size; two-byte references could ask for any amount. Value type.
+// Limits the bytes copied for strings, lists and tuples that a pickle refers to repeatedly, such as
+// parts of names and shapes. Each reference takes only two bytes, so a malicious pickle could ask
+// for any amount. torch's pickles repeat little and copy fewer bytes than they have. Value type.
 class CopyBudget {
  public:
   static constexpr std::uint64_t bytes_per_pickle_byte = 16;
@@ -54,12 +55,12 @@ class CopyBudget {
   std::uint64_t spent_ = 0;
 };
 
-// Nodes are named by their index. Containers may hold themselves. Value type.
+// Nodes are identified by their index. Containers may contain themselves. Value type.
 class Pickle {
  public:
   std::uint32_t root = 0;
-  std::uint64_t offset_end = 0;  // after STOP, in the file
-  std::uint64_t bytes = 0;       // of the pickle
+  std::uint64_t offset_end = 0;  // file offset after STOP
+  std::uint64_t bytes = 0;       // size of the pickle
 
   [[nodiscard]] const PickleNode& node(std::uint32_t index) const { return nodes[index]; }
   [[nodiscard]] PickleKind kind(std::uint32_t index) const { return nodes[index].kind; }
@@ -69,9 +70,9 @@ class Pickle {
   }
   // Returns the dotted name of a call or an object; "" for other nodes.
   [[nodiscard]] std::string_view callee(std::uint32_t index) const;
-  // Returns true for results of Python code that does not make tensors.
+  // Returns true for calls and objects whose global does not make a tensor.
   [[nodiscard]] bool is_foreign(std::uint32_t index) const;
-  // "a list", "a call of builtins.eval" ... for messages.
+  // Returns a phrase for messages, such as "a list" or "a call of builtins.eval".
   [[nodiscard]] std::string describe(std::uint32_t index) const;
 
   std::vector<PickleNode> nodes;
@@ -79,19 +80,19 @@ class Pickle {
   std::string texts;
 };
 
-// Checks ("storage", class, key, device, element count), with a view or None in old files. nullopt:
-// valid.
+// Checks a persistent id: ("storage", class, key, device, element count), followed by None in old
+// files. Returns nullopt if it is valid.
 [[nodiscard]] std::optional<std::string> problem_of_storage_id(const Pickle& pickle,
                                                                std::uint32_t id);
 
-// Globals that make tensors, all of them: torch's _rebuild_ functions.
+// Returns true for torch's _rebuild_ functions, the only globals that make tensors.
 [[nodiscard]] bool is_tensor_maker(std::string_view global) noexcept;
 
-// The objects that a pickle may contain, unless it is a state dict.
+// Rules for the objects in a pickle. The defaults fit state dicts.
 struct PickleRules {
-  // Globals that may be named, all others are "pt.global_refused"; null: any may be named.
+  // Returns true for globals that may occur; others throw "pt.global_refused". Null allows all.
   bool (*is_allowed)(std::string_view global) noexcept = nullptr;
-  // Store the argument of BUILD as the third item of a call or object; otherwise drop it.
+  // If true, the argument of BUILD is kept as the third item of a call or object.
   bool keeps_state = false;
 };
 
@@ -101,7 +102,7 @@ struct PickleRules {
 [[nodiscard]] Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end,
                                  Warnings& warnings, const PickleRules& rules = {});
 
-// Larger pickles are rejected: 100,000 tensors take 20 MB.
+// Larger pickles are rejected. For comparison, a pickle of 100,000 tensors takes 20 MB.
 inline constexpr std::uint64_t pickle_bytes_max = 48u << 20;
 
 }  // namespace loadstone

@@ -18,7 +18,7 @@ namespace loadstone {
 
 namespace {
 
-// Under which training programs keep the state dict, in the order in which they are looked for.
+// Keys under which training programs store the state dict, in the order of the search.
 constexpr auto wrapper_names =
     std::to_array<std::string_view>({"state_dict", "model_state_dict", "model", "module"});
 constexpr int state_wrappers_max = 4;
@@ -29,7 +29,7 @@ constexpr std::uint64_t view_bytes_per_file_byte = 64;
 constexpr std::uint64_t view_bytes_least = std::uint64_t{1} << 30;
 constexpr std::string_view lone_tensor_name = "tensor";
 
-// The first few, and how many there are.
+// The first few names, and the number of all names.
 struct Names {
   std::vector<std::string> first;
   std::size_t count = 0;
@@ -65,7 +65,8 @@ class StateReader {
       refuse(path_, {"pt.top_level", "the pickle holds no state dict", "data.pkl",
                      pickle_.describe(root), "a dict of tensors"});
     }
-    // Containers in several places multiply; honest files hold each value a few times.
+    // Limits the walk, which visits a container again at each place that refers to it. Valid files
+    // refer to each value only a few times.
     for (const auto& items : pickle_.lists) visits_left_ += 4 * items.size();
     visits_left_ = std::min(visits_left_ + 1000, visits_max);
     std::string prefix;
@@ -81,15 +82,15 @@ class StateReader {
                   pickle_.describe(pickle_.root), "a state dict");
   }
 
-  // ---- which dict
+  // ---- choice of the state dict
 
   [[nodiscard]] bool is_tensor(std::uint32_t node) const {
     return pickle_.kind(node) == PickleKind::call && is_tensor_maker(pickle_.callee(node));
   }
 
-  // Returns true if `is_meant` accepts the key (empty: none) of a tensor in `node` or below it.
-  // Visits each container once for all calls together: containers of earlier calls that returned
-  // false have no such tensor.
+  // Returns true if `is_meant` accepts the key of a tensor at or below `node` (an empty key if the
+  // tensor has none). Skips containers that an earlier call has visited: if that call returned
+  // false, they contain no such tensor.
   template <typename IsMeant>
   [[nodiscard]] bool finds_tensor(std::uint32_t node, const IsMeant& is_meant) {
     std::vector<std::pair<std::string_view, std::uint32_t>> todo = {{"", node}};
@@ -114,14 +115,15 @@ class StateReader {
 
   void forget_seen() { seen_.assign(pickle_.nodes.size(), false); }
 
-  // A result of true leaves some containers partly visited; it occurs once per wrapper.
+  // Forgets the visited containers after a result of true, because some are only partly visited.
+  // This happens at most once per wrapper.
   [[nodiscard]] bool holds_tensors(std::uint32_t node) {
     const bool holds = finds_tensor(node, [](std::string_view) { return true; });
     if (holds) forget_seen();
     return holds;
   }
 
-  // Notes the values in `items` other than the state dict `inner`.
+  // Records the keys in `items`, except that of the state dict `inner`, for a finding.
   void ignore_others(const std::vector<std::uint32_t>& items, std::uint32_t inner) {
     NameSet own;
     static_cast<void>(finds_tensor(inner, [&](std::string_view key) {
@@ -186,7 +188,7 @@ class StateReader {
                                 printable(path_, 400), extra_states_.text())});
   }
 
-  // ---- its tensors
+  // ---- tensors of the state dict
 
   void walk(std::uint32_t node, std::string& prefix, std::size_t depth) {
     const auto& items = pickle_.items(node);
@@ -269,7 +271,7 @@ class StateReader {
       case PickleKind::bytes:
       case PickleKind::set:
       case PickleKind::storage:
-        return;  // no tensor, and no name that somebody may miss
+        return;  // not a tensor, and users expect no tensor of this name
     }
   }
 
@@ -316,8 +318,8 @@ class StateReader {
     tensors_[found->second.tensor] = std::move(tensor);
   }
 
-  // Views of one storage may overlap, and one element may serve many: the file also bounds the
-  // total size of all tensors, for callers that write or compare them.
+  // Limits the total size of all tensors, which overlapping views can make much larger than the
+  // file, for callers that write or compare all tensors.
   void add_view_bytes(const TensorInfo& tensor) {
     const std::uint64_t elements = tensor.shape.numel().value_or(0);
     const auto sum = checked_add(view_bytes_, tensor.encoding.byte_count(elements).value_or(0));
@@ -344,10 +346,10 @@ class StateReader {
   Warnings& warnings_;
   CopyBudget budget_;
   Names ignored_;
-  Names rivals_;            // with tensors of the same names
-  Names extra_states_;      // except tensors
-  std::string_view taken_;  // the wrapper of the state dict
-  std::vector<bool> seen_;  // by finds_tensor()
+  Names rivals_;            // ignored keys with tensors whose names the state dict also has
+  Names extra_states_;      // extra states that are not tensors
+  std::string_view taken_;  // key of the state dict
+  std::vector<bool> seen_;  // nodes that finds_tensor() has visited
   std::vector<bool> on_path_;
   std::size_t visits_left_ = 0;
   std::uint64_t view_bytes_ = 0;

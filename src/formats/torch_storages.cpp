@@ -49,7 +49,7 @@ const StorageClass* class_of(std::string_view global) {
   refuse(path, {code, std::move(message), "BINPERSID", std::move(found), std::move(expected)});
 }
 
-// A key is part of a record's name.
+// The key is part of a zip record's name, so it must be short and have no special characters.
 bool is_plain_key(std::string_view key) {
   return !key.empty() && key.size() <= 64 && std::ranges::all_of(key, [](char each) {
     return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z') ||

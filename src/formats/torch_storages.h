@@ -1,4 +1,4 @@
-// The storages that a torch file's pickle names: flat runs of values, of which tensors are views.
+// Collects the storages of a torch file: flat arrays of values, of which the tensors are views.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace loadstone {
 
 struct TorchStorage {
   Dtype dtype = Dtype::u8;
-  bool is_untyped = false;  // bytes; each tensor declares its dtype
+  bool is_untyped = false;  // the storage has bytes, and each tensor declares its dtype
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t file_begin = 0;  // set when the record is found
+  std::uint64_t file_begin = 0;  // set if is_found
   bool is_found = false;
 };
 
@@ -28,7 +28,7 @@ struct TorchFile {
   const TorchStorages& storages;
 };
 
-// All storages of the pickle, by their keys. Throws Error "pt.storage_type", "pt.storage_key",
+// Returns all storages of the pickle by key. Throws Error "pt.storage_type", "pt.storage_key",
 // "pt.storage_size".
 [[nodiscard]] TorchStorages collect_storages(const std::string& path, const Pickle& pickle);
 

@@ -15,15 +15,15 @@ namespace loadstone {
 
 namespace {
 
-// Parameters of parameters: no writer nests them deeper.
+// Maximum depth of parameters inside parameters; no writer nests them deeper.
 constexpr int parameter_wrappers_max = 8;
 
-// Arguments of torch's functions that describe a tensor.
+// A function of torch that makes a tensor, and the positions of its arguments.
 struct RebuildFunction {
   std::string_view name;
   std::size_t arguments_min;
   std::size_t hooks;  // position of the hooks; 0: no such argument
-  std::size_t dtype;  // position of the dtype; 0: the storage's
+  std::size_t dtype;  // position of the dtype; 0: the storage has the dtype
 };
 
 constexpr auto rebuild_functions = std::to_array<RebuildFunction>({
@@ -99,7 +99,7 @@ class ViewReader {
             printable(pickle_.callee(node)), "a dense tensor"});
   }
 
-  // The tensor of a parameter.
+  // Returns the tensor inside a parameter, or `node` if it is a tensor.
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) const {
     for (int i = 0; i < parameter_wrappers_max; ++i) {
       if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
@@ -113,7 +113,7 @@ class ViewReader {
     refuse_arguments(node);
   }
 
-  // Functions that the tensor should call later.
+  // Rejects hooks, which are functions that torch would call later.
   void require_no_hooks(std::uint32_t node) const {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
@@ -122,7 +122,7 @@ class ViewReader {
             pickle_.describe(node), "no hooks"});
   }
 
-  // {"conj": True} would change the values.
+  // Rejects metadata such as {"conj": True}, which would change the values.
   void require_no_metadata(std::uint32_t node) const {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
@@ -171,7 +171,7 @@ class ViewReader {
             pickle_.describe(node), "torch.uint16, torch.float8_e4m3fn ..."});
   }
 
-  // Sets the range of the file from the first to the last element.
+  // Sets the byte range in the file, from the first to the last element.
   void place(TensorInfo& tensor, const TorchStorage& storage, Dtype dtype, std::uint64_t offset,
              const std::vector<std::uint64_t>& strides) const {
     const std::uint64_t element_bytes = bits(dtype) / 8;
@@ -199,7 +199,7 @@ class ViewReader {
     if (!is_c_order(tensor.shape, strides)) tensor.strides = strides;
   }
 
-  // Packed pairs: torch counts the bytes, loadstone the values.
+  // Doubles the last extent of packed pairs, because torch counts bytes, but loadstone values.
   void count_values(TensorInfo& tensor) const {
     auto extents =
         std::vector<std::uint64_t>(tensor.shape.extents().begin(), tensor.shape.extents().end());
@@ -214,7 +214,7 @@ class ViewReader {
   }
 
   static bool is_c_order(const Shape& shape, const std::vector<std::uint64_t>& strides) {
-    std::uint64_t expected = 1;  // no product overflows: their end is the count of elements
+    std::uint64_t expected = 1;  // no product overflows, because numel() has been checked
     for (std::size_t d = strides.size(); d-- > 0;) {
       if (shape[d] == 1) continue;
       if (strides[d] != expected) return false;

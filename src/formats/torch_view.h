@@ -1,4 +1,4 @@
-// One tensor of a torch file: the call in its pickle that would make it, read as a view.
+// Reads one tensor of a torch file from the call in the pickle that would make it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// `node` is a call of a tensor maker. Throws Error "pt.unsupported", "pt.arguments",
+// `node`: the call of a tensor maker. Throws Error "pt.unsupported", "pt.arguments",
 // "pt.global_refused", "pt.view_bounds", "pt.overflow", "pt.storage_missing", "pt.storage_type",
 // "pt.budget".
 [[nodiscard]] TensorInfo read_torch_view(const TorchFile& file, CopyBudget& budget,

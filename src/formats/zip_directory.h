@@ -1,5 +1,5 @@
-// The directory of a zip archive, as far as torch's files need it: names and places of records.
-// Rules and codes: docs/formats/torch.md.
+// Reads the directory of a zip archive, as far as torch's files need it: names and byte ranges of
+// records. Rules and error codes: docs/formats/torch.md.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace loadstone {
 
 struct ZipRecord {
   std::string name;
-  std::uint64_t header_begin = 0;  // of its local header
+  std::uint64_t header_begin = 0;  // offset of the local header
   std::uint64_t data_begin = 0;
-  std::uint64_t bytes = 0;     // of the data, when it is not compressed
-  bool is_compressed = false;  // the data cannot be read in place
+  std::uint64_t bytes = 0;     // size of the uncompressed data
+  bool is_compressed = false;  // if true, the data cannot be read in place
 
   [[nodiscard]] std::uint64_t data_end() const noexcept { return data_begin + bytes; }
 };
@@ -26,8 +26,8 @@ struct ZipDirectory {
   std::uint64_t directory_begin = 0;  // all records end before it
 };
 
-// Reads the directory and every local header, but no data. Each record is then inside the file,
-// separate from all others, with the same name in both places. Throws Error "pt.zip",
+// Reads the directory and every local header, but no data. Checks that each record is inside the
+// file, overlaps no other record, and has the same name in its local header. Throws Error "pt.zip",
 // "pt.duplicate", "io.*".
 [[nodiscard]] ZipDirectory read_zip_directory(ByteSource& source);
 

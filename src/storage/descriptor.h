@@ -1,4 +1,4 @@
-// A file descriptor with one owner.
+// Declares a class that owns a file descriptor.
 #pragma once
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ class Descriptor {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   [[nodiscard]] int get() const noexcept { return descriptor_; }
-  // It is the caller's to close.
+  // Releases ownership; the caller must close the descriptor.
   [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
 
  private:

@@ -19,9 +19,10 @@ namespace loadstone {
 
 namespace {
 
-// Fewer would be opened and closed for each read of a handful of threads.
+// Minimum limit of open files. With fewer, even a few threads would reopen a file for each read.
 constexpr std::size_t open_min = 8;
-// Another thread may be about to add the file that it has just opened.
+// Limits the wait for a descriptor. Waiting helps if another thread has just opened a file and is
+// about to add it to the pool, because the pool can close it then.
 constexpr unsigned attempts_max = 50;
 constexpr auto attempt_interval = std::chrono::milliseconds(1);
 
@@ -31,8 +32,9 @@ std::size_t open_limit() noexcept {
   return std::clamp<std::size_t>(limit.rlim_cur / 4, open_min, DescriptorPool::open_max);
 }
 
-// O_NONBLOCK: opening a named pipe without a writer would block for ever. It has no effect on
-// regular files; others are rejected by the descriptor, not by the path.
+// Opens with O_NONBLOCK, because opening a named pipe without a writer would block for ever. The
+// flag has no effect on regular files. Callers reject other files by the descriptor, not by the
+// path.
 int open_once(const char* path, int flags) noexcept {
   int descriptor = -1;
   do {
@@ -57,11 +59,11 @@ PooledFile::PooledFile(DescriptorPool& pool, std::string path, int descriptor,
 PooledFile::~PooledFile() { pool_.remove(*this); }
 
 DescriptorPool& DescriptorPool::instance() {
-  // Never destroyed: files may outlive static objects.
+  // The pool is never destroyed, because files may outlive static objects.
   static DescriptorPool& pool = *[] {
     auto* made = new DescriptorPool;
-    // A child has only the thread that called fork(): no other thread would unlock the mutex or
-    // return a descriptor.
+    // A child has only the thread that called fork(), so no other thread would unlock the mutex or
+    // return a descriptor there.
     ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                      [] {
                        instance().forget_users();
@@ -97,7 +99,8 @@ int DescriptorPool::take(PooledFile& file) {
       return file.descriptor_;
     }
   }
-  // Outside of the lock: a slow file system must not block readers of other files.
+  // Opens the file without the lock, because a slow file system must not block readers of other
+  // files.
   const int descriptor = open_file(file.path_.c_str());
   if (descriptor < 0) {
     const int problem = errno;
@@ -123,7 +126,7 @@ int DescriptorPool::take(PooledFile& file) {
 
 void DescriptorPool::give_back(PooledFile& file) noexcept {
   const std::lock_guard lock(mutex_);
-  if (file.users_ == 0 || --file.users_ > 0) return;  // 0: taken before fork()
+  if (file.users_ == 0 || --file.users_ > 0) return;  // 0 if the use began before a fork()
   --used_;
   if (open_ > limit_) close_beyond_limit();
 }
@@ -145,7 +148,7 @@ void DescriptorPool::remove(PooledFile& file) noexcept {
 
 void DescriptorPool::adopt(PooledFile& file, int descriptor) noexcept {
   file.used_at_ = ++clock_;
-  if (file.descriptor_ >= 0) {  // two threads have opened it
+  if (file.descriptor_ >= 0) {  // another thread has opened the file too
     ::close(descriptor);
     return;
   }
@@ -160,7 +163,7 @@ void DescriptorPool::close(PooledFile& file) noexcept {
   --open_;
 }
 
-// Closes the least recently used file.
+// Closes the least recently used file. Returns false if all open files are in use.
 bool DescriptorPool::close_idle() noexcept {
   PooledFile* oldest = nullptr;
   for (PooledFile* const file : files_) {
@@ -177,7 +180,7 @@ void DescriptorPool::close_beyond_limit() noexcept {
   }
 }
 
-// False: other owners than this pool have the descriptors.
+// Returns false if waiting is useless, because other owners than this pool have the descriptors.
 bool DescriptorPool::make_room(unsigned attempt) noexcept {
   {
     const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// Descriptors of files that are read: open while they are used or likely to be used again, and
-// never more of them than the process can spare.
+// Keeps descriptors of files open while they are used or likely to be used again, within the number
+// of descriptors that the process can spare.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace loadstone {
 
 class DescriptorPool;
 
-// One file to read from, whether it has a descriptor at the moment or not. Thread-safe.
+// A file to read from, which the pool closes and opens again if necessary. Thread-safe.
 class PooledFile {
  public:
-  // Takes over an open descriptor, with the identity that it has.
+  // Takes ownership of an open descriptor. `identity`: that of the open file.
   PooledFile(DescriptorPool& pool, std::string path, int descriptor, FileIdentity identity);
   PooledFile(const PooledFile&) = delete;
   PooledFile& operator=(const PooledFile&) = delete;
@@ -30,32 +30,33 @@ class PooledFile {
 
   DescriptorPool& pool_;
   const std::string path_;
-  const FileIdentity identity_;  // when it was opened first: it is opened again as this file only
-  // Guarded by the pool's mutex, as all that follows.
+  const FileIdentity identity_;  // at the first opening; the pool opens no other file in its place
+  // The pool's mutex guards this member and all that follow.
   int descriptor_ = -1;
   unsigned users_ = 0;
   std::uint64_t used_at_ = 0;
 };
 
-// Caches the most recently used descriptors, at most 256 and a quarter of the process's limit
-// (RLIMIT_NOFILE, queried each time). If the system runs out of them anyway, it closes idle ones
-// and waits for those in use. Thread-safe, also in a child after fork().
+// Keeps the most recently used descriptors open: at most 256, and at most a quarter of the
+// process's limit (RLIMIT_NOFILE, queried each time). If the process still runs out of descriptors,
+// the pool closes idle ones and waits for those in use. Thread-safe, also in a child after fork().
 class DescriptorPool {
  public:
   static constexpr std::size_t open_max = 256;
 
-  // The pool of this process.
+  // Returns the pool of this process.
   [[nodiscard]] static DescriptorPool& instance();
 
   DescriptorPool() = default;
   DescriptorPool(const DescriptorPool&) = delete;
   DescriptorPool& operator=(const DescriptorPool&) = delete;
 
-  // open(2) for reading; frees descriptors if necessary. Returns -1 and sets errno on failure.
+  // Calls open(2) for reading, and closes idle descriptors if the process has none left. Returns -1
+  // and sets errno on failure.
   [[nodiscard]] int open_file(const char* path, int flags = 0) noexcept;
 
-  // The file's descriptor, which stays open until it is released. Opens the file again if
-  // necessary: Error "io.changed" if it is missing or was replaced.
+  // Keeps a file's descriptor open during its lifetime. Opens the file again if necessary. Throws
+  // Error "io.changed" if the file is missing or was replaced.
   class Use {
    public:
     explicit Use(PooledFile& file) : file_(file), descriptor_(file.pool_.take(file)) {}
@@ -69,7 +70,7 @@ class DescriptorPool {
     int descriptor_;
   };
 
-  // Descriptors that are open in the pool.
+  // Returns the number of open descriptors in the pool.
   [[nodiscard]] std::size_t open_count();
 
  private:
@@ -79,7 +80,7 @@ class DescriptorPool {
   void give_back(PooledFile& file) noexcept;
   void add(PooledFile& file, int descriptor);
   void remove(PooledFile& file) noexcept;
-  // Requires the mutex.
+  // Precondition: the caller holds the mutex.
   void adopt(PooledFile& file, int descriptor) noexcept;
   [[nodiscard]] bool close_idle() noexcept;
   void close_beyond_limit() noexcept;
@@ -89,10 +90,10 @@ class DescriptorPool {
   void forget_users() noexcept;
 
   std::mutex mutex_;
-  std::vector<PooledFile*> files_;  // guarded by mutex_, as all that follows: all that live
-  std::size_t open_ = 0;            // those with a descriptor
-  std::size_t used_ = 0;            // those with users
-  std::size_t limit_ = 0;           // of open_, when the last one was opened
+  std::vector<PooledFile*> files_;  // all existing files; mutex_ guards this and all that follows
+  std::size_t open_ = 0;            // number of files with a descriptor
+  std::size_t used_ = 0;            // number of files in use
+  std::size_t limit_ = 0;           // limit for open_, from when the last file was opened
   std::uint64_t clock_ = 0;
 };
 

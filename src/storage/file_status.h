@@ -1,4 +1,4 @@
-// Between the system's status of a file and ours.
+// Converts the system's file status to loadstone's types.
 #pragma once
 
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
-// Bases of decorators of files and file systems: they forward each call, so that a decorator
-// overrides only the functions that it changes.
+// Base classes for decorators of files and file systems. They forward each call, so that a
+// decorator overrides only the functions that it changes.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// Thread-safe if the inner source is.
+// Thread-safe if the inner source is thread-safe.
 class ForwardingSource : public ByteSource {
  public:
   explicit ForwardingSource(std::shared_ptr<ByteSource> inner) : inner_(std::move(inner)) {}
@@ -40,7 +40,7 @@ class ForwardingSource : public ByteSource {
   const std::shared_ptr<ByteSource> inner_;
 };
 
-// `inner` must outlive it. Thread-safe if `inner` is.
+// `inner` must outlive this object. Thread-safe if `inner` is thread-safe.
 class ForwardingStorage : public Storage {
  public:
   explicit ForwardingStorage(Storage& inner) : inner_(inner) {}
@@ -64,7 +64,7 @@ class ForwardingStorage : public Storage {
   Storage& inner_;
 };
 
-// Reads pieces one at a time, for sources that read from several places: read_piece(offset, piece).
+// Calls read_piece(offset, piece) for each piece, for sources that cannot read all pieces at once.
 template <typename ReadPiece>
 void read_by_pieces(std::uint64_t offset, std::span<const std::span<std::byte>> pieces,
                     const ReadPiece& read_piece) {

@@ -20,7 +20,8 @@ namespace loadstone {
 
 namespace {
 
-// Thread-safe: the descriptor is only read from, by position. It has one when it needs one.
+// Thread-safe, because it only reads from its descriptor, by position. The pool opens the
+// descriptor when it is needed.
 class LocalFile final : public ByteSource {
  public:
   LocalFile(std::string path, int descriptor, const struct stat& status)
@@ -52,7 +53,7 @@ class LocalFile final : public ByteSource {
       const DescriptorPool::Use use(file_);
       return prefetch_missing(use.descriptor(), offset, bytes);
     } catch (const std::exception&) {
-      return 0;  // the read of these bytes reports why
+      return 0;  // a later read of these bytes reports the error
     }
   }
 
@@ -62,7 +63,7 @@ class LocalFile final : public ByteSource {
       ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                       POSIX_FADV_DONTNEED);
     } catch (const std::exception&) {
-      // The file is gone or no descriptor is left: its pages stay cached.
+      // The file is gone or no descriptor is left, so its pages stay cached.
     }
   }
 
@@ -70,7 +71,8 @@ class LocalFile final : public ByteSource {
   void read(std::uint64_t offset, ReadPieces pieces) override {
     ReadPlace place;
     ReadBatch batch;
-    bool moves = !is_on_network_;  // there a copy costs little, and a call may be a request
+    // On a network, copying costs little in comparison, and each call may be a request.
+    bool moves = !is_on_network_;
     const DescriptorPool::Use use(file_);
     while (true) {
       batch.gather(pieces, place, offset, moves);
@@ -84,7 +86,7 @@ class LocalFile final : public ByteSource {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
-        moves = false;  // again, straight into place
+        moves = false;  // reads the same bytes again, without moving them
         continue;
       }
       if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
@@ -101,7 +103,7 @@ class LocalFile final : public ByteSource {
   }
 
   bool is_on_network_;
-  mutable PooledFile file_;  // last: from then on the pool may close the descriptor at any time
+  mutable PooledFile file_;  // last member, because the pool may close the descriptor from then on
 };
 
 }  // namespace
@@ -109,7 +111,7 @@ class LocalFile final : public ByteSource {
 std::shared_ptr<ByteSource> local_file(std::string path, Descriptor descriptor,
                                        const struct stat& status) {
   auto file = std::make_shared<LocalFile>(std::move(path), descriptor.get(), status);
-  static_cast<void>(descriptor.release());  // it is the pool's now
+  static_cast<void>(descriptor.release());  // the pool owns the descriptor now
   return file;
 }
 

@@ -1,5 +1,5 @@
-// Reads a local file through pread, without a shared file position, so any number of threads may
-// read one descriptor.
+// Reads a local file with pread, which uses no shared file position, so that any number of threads
+// may read from one descriptor.
 #pragma once
 
 #include <sys/stat.h>

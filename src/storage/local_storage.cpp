@@ -1,4 +1,4 @@
-// This machine's file system, for reading.
+// Implements the reading part of the local file system.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// Thread-safe: has no state.
+// Thread-safe, because it has no state.
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {

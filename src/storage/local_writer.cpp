@@ -1,4 +1,4 @@
-// The machine's own file system: one call of the system in each function.
+// Implements the writing part of the local file system, with one system call in each function.
 #include "storage/local_writer.h"
 
 #include <dirent.h>
@@ -27,7 +27,7 @@ namespace loadstone {
 
 namespace {
 
-// One call moves at most 2^31 - 4096 bytes.
+// One system call writes at most 2^31 - 4096 bytes.
 constexpr std::size_t write_bytes_max = std::size_t{1} << 30;
 
 int errno_of(int result) noexcept { return result == 0 ? 0 : errno; }
@@ -59,7 +59,7 @@ class LocalSink final : public FileSink {
   }
 
   std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    // Passing the limit of a file's size would raise a signal instead of an error.
+    // Exceeding the limit for file sizes would raise a signal instead of an error.
     const std::size_t count = std::min(bytes.size(), write_bytes_max);
     if (!may_grow_to(offset + count)) return -EFBIG;
     const ssize_t written =
@@ -84,7 +84,7 @@ class LocalSink final : public FileSink {
     return errno_of(::fsync(descriptor_.get()));
   }
 
-  // Linux starts to write dirty pages on request, and drops clean ones.
+  // Asks Linux to write dirty pages and to drop clean ones from the page cache.
   void release() noexcept override {
     if (memory_ == nullptr) ::posix_fadvise(descriptor_.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
@@ -119,10 +119,10 @@ class LocalLock final : public FileLock {
   Descriptor descriptor_;
 };
 
-// A path with a NUL would be cut by the system.
+// Returns true if the path contains a NUL, at which system calls would cut it.
 bool is_cut(const std::string& path) noexcept { return path.find('\0') != std::string::npos; }
 
-// Thread-safe: has no state.
+// Thread-safe, because it has no state.
 class LocalWriter final : public WritableStorage {
  public:
   int try_status(const std::string& path, bool follows_link, FileStatus& status) override {
@@ -134,12 +134,12 @@ class LocalWriter final : public WritableStorage {
     return 0;
   }
 
-  // The iterators of std::filesystem end the process if memory runs out.
+  // Does not use std::filesystem, whose iterators end the process if memory runs out.
   int try_list(const std::string& folder, std::vector<std::string>& names) override {
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
     if (!stream) return errno;
     while (true) {
-      errno = 0;  // only errno distinguishes an error from the end
+      errno = 0;  // readdir() returns null for the end and for errors, which set errno
       const dirent* const entry = ::readdir(stream.get());
       if (entry == nullptr) return errno;
       const std::string_view name = entry->d_name;
@@ -215,7 +215,7 @@ class LocalWriter final : public WritableStorage {
 
   int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) override {
     if (is_cut(path)) return EINVAL;
-    // Opened for writing: network file systems lock only writable files.
+    // Opens the file for writing, because network file systems lock only writable files.
     Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (file.get() < 0 && errno == EISDIR) {
       file = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

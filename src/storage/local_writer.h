@@ -1,4 +1,4 @@
-// This machine's file system, for writing.
+// Declares the writing part of the local file system.
 #pragma once
 
 #include "loadstone/storage.h"

@@ -31,7 +31,7 @@ void check_file_limit(std::uint64_t byte_count, const std::string& path) {
   fail_write(EFBIG, "the process may not write files of this size", path);
 }
 
-// Uses the system's random source: process ids repeat, in every container from 1 on.
+// Uses the system's random source, because process ids repeat: each container counts from 1.
 std::string random_name() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", random(), random());

@@ -1,4 +1,4 @@
-// Limits, errors and names of incomplete files.
+// Checks limits, reports errors and creates names for files that are being written.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace loadstone {
 // Throws if the size exceeds the limit, because writing would raise a signal instead of an error.
 void check_file_limit(std::uint64_t byte_count, const std::string& path);
 
-// 16 hexadecimal digits, unique across processes, containers and machines.
+// Returns 16 hexadecimal digits that are unique across processes, containers and machines.
 [[nodiscard]] std::string random_name();
 // ".loadstone-RANDOM.part"
 [[nodiscard]] std::string unique_part_name();

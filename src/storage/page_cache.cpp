@@ -16,11 +16,11 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
-// The kernel truncates larger requests to the device's read-ahead.
+// Size of each request, because the kernel truncates larger ones to the device's read-ahead.
 constexpr std::uint64_t asked_at_once = 128 << 10;
 constexpr std::uint64_t samples_max = 256;
 
-constexpr long cachestat_number = 451;  // of all architectures but Alpha; glibc has no name for it
+constexpr long cachestat_number = 451;  // on all architectures but Alpha; glibc defines no name
 
 struct CacheRange {
   std::uint64_t offset;
@@ -31,10 +31,10 @@ struct CachePages {
   std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
 };
 
-// Returns true if the byte is cached or being read; nullopt if unknown. cachestat() came with Linux
-// 6.5 and works for files that the user may write. preadv2() works for all files, but starts to
-// read the page: a fast device may deliver it before the answer. (mincore() reports pages of files
-// that belong to others and are not writable as cached.)
+// Returns true if the byte is cached or being read; nullopt if unknown. cachestat() exists since
+// Linux 6.5 and works for files that the user may write. preadv2() works for all files, but starts
+// to read the page, which a fast device may deliver before the call returns. mincore() is not used,
+// because it reports pages as cached if the file belongs to another user and is not writable.
 std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
   const CacheRange range = {offset, 1};
   CachePages pages = {};
@@ -80,7 +80,7 @@ std::uint64_t prefetch_missing(int descriptor, std::uint64_t begin, std::uint64_
   std::uint64_t asked = 0;
   while (begin < end) {
     const std::uint64_t part_end = std::min(end, (begin / looked_at_bytes + 1) * looked_at_bytes);
-    // The last byte: the first ones may be on a page that was read for preceding bytes.
+    // Checks the last byte, because the first page may have been read for preceding bytes.
     if (!is_cached(descriptor, part_end - 1).value_or(false)) {
       asked += ask(descriptor, begin, part_end);
     }

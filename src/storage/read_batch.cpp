@@ -8,11 +8,11 @@ namespace loadstone {
 
 namespace {
 
-// One call moves at most 2^31 - 4096 bytes.
+// One system call reads at most 2^31 - 4096 bytes.
 constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
-// Bytes to move afterwards, which should still be in the core's cache.
+// Limit of a batch with bytes to move, because they should still be in the core's cache then.
 constexpr std::size_t moved_batch_bytes_max = 256 << 10;
-// Shorter pieces are read directly: an additional one costs time in the kernel, too.
+// Shorter pieces are not moved, because each additional part costs time in the kernel.
 constexpr std::size_t moved_bytes_min = 4096;
 
 std::size_t shift_to_line(const std::byte* to, std::uint64_t offset, std::size_t line) noexcept {

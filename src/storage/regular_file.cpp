@@ -22,7 +22,7 @@ void fail_open(const std::string& path, int problem, const char* doing) {
     throw Error("io.remote", "files of other machines are read through a remote storage",
                 {.path = path});
   }
-  const bool is_plain = problem == ENOENT || problem == EACCES;  // our message has the reason
+  const bool is_plain = problem == ENOENT || problem == EACCES;  // the message explains these
   const Where where = {.path = path, .system_error = is_plain ? 0 : problem};
   if (problem == ENOENT || problem == ENOTDIR) {
     throw Error("io.not_found", "no such file or folder", where);
@@ -41,7 +41,7 @@ Descriptor open_regular(const std::string& path, struct stat& status) {
   require_whole_path(path);
   Descriptor file(DescriptorPool::instance().open_file(path.c_str()));
   if (file.get() < 0) {
-    // Sockets and devices without a driver cannot even be opened.
+    // Opening a socket, or a device without a driver, fails.
     if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
     fail_open(path, errno, "cannot open");
   }

@@ -1,4 +1,4 @@
-// Opens files for reading, with the reasons why a file cannot be opened.
+// Opens regular files for reading, and explains why a file cannot be opened.
 #pragma once
 
 #include <sys/stat.h>
@@ -9,14 +9,17 @@
 
 namespace loadstone {
 
-// Throws Error "io.not_found", "io.denied" or "io.open" for the system's error number.
+// Throws Error "io.not_found", "io.denied" or "io.open" for the system's error number. `doing`:
+// message of "io.open".
 [[noreturn]] void fail_open(const std::string& path, int problem, const char* doing);
 
-// A path with a NUL would be cut by the system; names from files can hold one.
+// Throws Error for a path with a NUL, at which the system would cut it. Names from files may have
+// one.
 void require_whole_path(const std::string& path);
 
-// Opens a regular file and gets its status; closes idle descriptors of the pool if the process has
-// none left. Never blocks on a pipe. Throws Error: those above, "io.not_regular".
+// Opens a regular file and gets its status. Closes idle descriptors of the pool if the process has
+// none left. Never blocks on a pipe. Throws "io.not_regular", and the errors of the functions
+// above.
 [[nodiscard]] Descriptor open_regular(const std::string& path, struct stat& status);
 
 }  // namespace loadstone

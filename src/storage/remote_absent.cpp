@@ -1,4 +1,4 @@
-// Replaces remote/ in builds without libcurl.
+// Replaces src/storage/remote/ in builds without libcurl.
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "storage/forwarding.h"
@@ -41,7 +41,7 @@ class LocalOnly final : public ForwardingStorage {
 
 }  // namespace
 
-// The signatures match the real functions, which store their arguments.
+// The signatures must match the real functions, which store their arguments.
 // NOLINTBEGIN(performance-unnecessary-value-param)
 std::unique_ptr<Storage> make_remote_storage(RemoteOptions /*options*/) {
   return std::make_unique<LocalOnly>();

@@ -34,7 +34,7 @@ std::string token_path(const Variable& variable) {
   return home.empty() ? std::string() : home + "/.cache/huggingface/token";
 }
 
-// Returns the token that the hub's own programs have stored, or an empty text.
+// Returns the token that the hub's own programs have stored, or an empty string.
 std::string token_from_file(const std::string& path) {
   if (path.empty()) return {};
   try {

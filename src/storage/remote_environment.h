@@ -1,4 +1,5 @@
-// Environment variables for access to other machines, which only the front ends read.
+// Reads the environment variables for access to remote files, for the command and the Python
+// package.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Parses paths of other machines; contacts no host.
+// Parses paths of remote files, without any request.
 #pragma once
 
 #include <string>
@@ -13,27 +13,27 @@ namespace loadstone {
 [[nodiscard]] bool is_hub(std::string_view path) noexcept;
 [[nodiscard]] bool is_s3(std::string_view path) noexcept;
 
-// Returns a URL for messages and plans: without query, fragment, user and password. Other paths are
-// unchanged: a file's name may contain such characters.
+// Returns a URL for messages and plans, without query, fragment, user and password. Returns other
+// paths unchanged, because a file's name may contain the same characters.
 [[nodiscard]] std::string public_url(std::string_view url);
-// Rejects a path to write to that is a URL and would become folders: Error "io.remote".
+// Throws Error "io.remote" if a path to write to is a URL, which would be created as folders.
 void require_local(const std::string& path);
 
-// Encodes a file's name as part of a URL; keeps slashes.
+// Encodes the name of a file as a part of a URL, and keeps slashes.
 [[nodiscard]] std::string encoded_path(std::string_view name);
-// Also encodes slashes: for one name of a path, or a value of a query.
+// Encodes slashes too, for a single component of a path or a value in a query.
 [[nodiscard]] std::string encoded_name(std::string_view name);
-// The part of a path below the folder as the name of a file.
+// Converts a part of a path below the folder to a file name. Decodes it if the folder is a URL.
 [[nodiscard]] std::string name_below(std::string_view folder, std::string_view path);
 
 // hf://ORG/NAME[@REVISION][/FILE]
 struct HubPath {
   std::string repository;         // "ORG/NAME"
   std::string revision = "main";  // a branch, a tag or a commit
-  std::string file = {};          // empty, or ends in a slash: a folder
+  std::string file = {};          // empty or with a final slash if the path is a folder
 
   [[nodiscard]] std::string text() const;
-  // A commit is immutable.
+  // Returns true if the revision is a commit, which is immutable.
   [[nodiscard]] bool is_pinned() const noexcept;
 };
 // Throws Error "io.remote" if the path does not have this form.

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* cannot_write = "cannot write the file";
 
-// Names of open descriptors: renaming a file to one has no effect on its reader.
+// Returns true for names of open descriptors, whose readers would not notice a renamed file.
 bool names_a_descriptor(const std::string& path) {
   const std::string name = fs::path(path).lexically_normal().string();
   return name.starts_with("/dev/fd/") || name.starts_with("/proc/") || name == "/dev/stdin" ||
@@ -39,7 +39,8 @@ void write_in_place(const std::string& path, std::string_view text) {
   }
 }
 
-// The folder takes no new file, or the name cannot move to one: a mount point.
+// Returns true if the folder allows no new file, or if the file cannot be replaced by renaming
+// because it is a mount point.
 bool is_of_the_folder(const Error& error) noexcept {
   return error.code() == "io.denied" || error.where().system_error == EBUSY;
 }
@@ -57,7 +58,7 @@ std::optional<FileStatus> older_at(const std::string& target, const std::string&
 void write_whole(const std::string& path, std::string_view text, WritableStorage& storage) {
   require_local(path);
   if (path.empty() || path.find('\0') != std::string::npos) fail_write(EINVAL, cannot_write, path);
-  // Links followed, those that lead nowhere yet too.
+  // Follows links, even if their target does not exist yet.
   const std::string target = storage.real_path(path);
   const auto older = older_at(target, path, storage);
   if (names_a_descriptor(path) || names_a_descriptor(target) ||
@@ -72,7 +73,7 @@ void write_whole(const std::string& path, std::string_view text, WritableStorage
   } catch (const Error& error) {
     if (older && is_of_the_folder(error)) return write_in_place(target, text);
     Where where = error.where();
-    where.path = path;  // instead of the temporary name
+    where.path = path;  // the caller's path instead of the temporary name
     throw Error(error.code(), cannot_write, std::move(where));
   }
 }

@@ -1,4 +1,4 @@
-// Rules on top of system calls: retries, and the mapping of errors.
+// Implements the rules above the system calls: retries, and the mapping of errors.
 #include <algorithm>
 #include <cerrno>
 #include <exception>
@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// Until a signal does not interrupt it.
+// Repeats the call until it is not interrupted by a signal.
 template <typename Call>
 int repeated(const Call& call) {
   int problem = EINTR;
@@ -26,7 +26,7 @@ bool is_absent_or_denied(int problem) noexcept {
   return problem == ENOENT || problem == ENOTDIR || problem == EACCES || problem == EPERM;
 }
 
-// Something else has the name, or it cannot be a name.
+// Returns true if the path exists but is not a regular file, or cannot be a path.
 bool is_no_file(int problem) noexcept {
   return problem == ELOOP || problem == EISDIR || problem == ENXIO || problem == ENODEV ||
          problem == EINVAL;
@@ -81,7 +81,8 @@ LockResult FileLock::take(LockMode mode, bool waits) {
     const int problem = repeated([&] { return try_take(mode, waits); });
     if (problem == 0) return LockResult::taken;
     if (problem == EWOULDBLOCK) return LockResult::busy;
-    // Network file systems lock only files open for writing, which a folder never is: EBADF.
+    // EBADF: network file systems lock only files that are open for writing, which folders never
+    // are.
     if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
       return LockResult::unsupported;
     }
@@ -187,7 +188,7 @@ bool WritableStorage::remove_folder(const std::string& path) noexcept {
 
 void WritableStorage::sync_folder(const std::string& path) {
   const int problem = repeated([&] { return try_sync_folder(path); });
-  if (problem == EINVAL) return;  // unsupported for folders: their renames are durable anyway
+  if (problem == EINVAL) return;  // unsupported for folders, whose renames are durable anyway
   require(problem, "cannot bring the folder to the disk", path);
 }
 

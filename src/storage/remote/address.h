@@ -1,4 +1,4 @@
-// The host to ask for a file, and the path to show for it.
+// Declares the address of a remote file: the URL to request, and the path to show.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace loadstone {
 
-inline constexpr std::size_t shown_bytes_max = 400;  // of a location in a message
+inline constexpr std::size_t shown_bytes_max = 400;  // length of a location in a message
 
 enum class Signing : std::uint8_t { none, bearer, aws };
 
 struct Address {
-  std::string path;        // for catalogs, plans and messages
+  std::string path;        // shown in catalogs, plans and messages
   std::string url;         // without secrets
-  std::string query = {};  // with its '?'; may be a secret
+  std::string query = {};  // begins with '?'; may contain a secret
   Signing signing = Signing::none;
 
   [[nodiscard]] std::string full_url() const { return url + query; }

@@ -1,4 +1,4 @@
-// Bytes of files that are kept for small reads.
+// Caches bytes of remote files for small reads.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ struct Block {
   }
 };
 
-// The last block of each of those files that were read last: however many are open, all of them
-// take no more than `count_max` blocks. Thread-safe.
+// Caches the last block of each of the most recently read files. All files together have at most
+// `count_max` blocks, however many are open. Thread-safe.
 class Blocks {
  public:
   static constexpr std::size_t count_max = remote_blocks_max;
 
-  // Null if the file's block was evicted.
+  // Returns null if the file's block was evicted.
   [[nodiscard]] std::shared_ptr<const Block> find(const void* file) {
     const std::lock_guard lock(mutex_);
     for (auto each = kept_.begin(); each != kept_.end(); ++each) {
@@ -39,7 +39,7 @@ class Blocks {
     return nullptr;
   }
 
-  // Replaces an earlier block of the file.
+  // Adds a block, and drops an earlier block of the same file.
   void keep(const void* file, std::shared_ptr<const Block> block) {
     const std::lock_guard lock(mutex_);
     std::erase_if(kept_, [&](const auto& each) { return each.first == file; });

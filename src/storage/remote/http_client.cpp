@@ -23,13 +23,13 @@ namespace loadstone {
 namespace {
 
 constexpr long connect_milliseconds = 30'000;
-// Interval of checks for cancellation; libcurl calls back on its own, with or without data.
+// Interval of checks for cancellation during a pause. During a transfer, libcurl's callback checks.
 constexpr auto watch_interval = std::chrono::milliseconds(50);
 constexpr long buffer_bytes = remote_buffer_bytes;
-// Bytes of an unwanted answer that are read to keep the connection.
+// Maximum number of bytes of an unwanted body to read, which keeps the connection usable.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
 constexpr std::uint64_t header_bytes_max = 256 << 10;
-// Below that for RemoteOptions::stall_seconds a connection counts as lost.
+// A connection that is slower for RemoteOptions::stall_seconds counts as lost.
 constexpr long slow_bytes_a_second = 1024;
 
 using Url = std::unique_ptr<CURLU, void (*)(CURLU*)>;
@@ -61,13 +61,14 @@ void initialise() {
   if (code != CURLE_OK) throw std::bad_alloc();
 }
 
-// CA files of several distributions. A libcurl in a wheel only searches the path of the
-// distribution that it was built on.
+// CA files of several distributions. The libcurl in a wheel searches only the path of the
+// distribution on which it was built.
 constexpr std::array<const char*, 4> ca_files = {"/etc/ssl/certs/ca-certificates.crt",
                                                  "/etc/pki/tls/certs/ca-bundle.crt",
                                                  "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
 
-// The file to pass to libcurl; empty: its own exists, or no known file does.
+// Returns the CA file to pass to libcurl. Empty if libcurl needs none, if libcurl's own file
+// exists, or if no known file exists.
 const std::string& system_ca_file() {
   static const std::string path = [] {
     const char* const own = curl_version_info(CURLVERSION_NOW)->cainfo;
@@ -79,7 +80,7 @@ const std::string& system_ca_file() {
   return path;
 }
 
-// libcurl's codes for a line of a header that exceeds its own limit.
+// Returns true for libcurl's codes for a header line that exceeds libcurl's own limit.
 bool is_too_long(CURLcode code) noexcept {
   constexpr int too_large = 100;  // CURLE_TOO_LARGE of libcurl 8.6 and later
   return code == CURLE_OUT_OF_MEMORY || static_cast<int>(code) == too_large;
@@ -102,7 +103,7 @@ struct Transfer {
   BodySink& sink;
   bool may_be_private;
   bool is_private_refused = false;
-  bool has_begun = false;  // the sink receives the body
+  bool has_begun = false;  // true once the sink receives the body
   std::uint64_t ignored_bytes = 0;
   std::uint64_t header_bytes = 0;
   std::exception_ptr failure = nullptr;
@@ -152,8 +153,8 @@ struct Transfer {
     return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
   }
 
-  // Called before each request, after an idle connection was taken up again as well, for which no
-  // socket is opened.
+  // Called before each request, even if it uses an idle connection again, for which libcurl opens
+  // no socket.
   static int on_connected(void* self, char* address, char*, int, int) {
     auto& transfer = *static_cast<Transfer*>(self);
     if (transfer.may_be_private || is_private_address(std::string(address)) == false) {
@@ -182,13 +183,14 @@ struct Transfer {
   }
 };
 
-// A connection that is this request's alone.
+// Lends a connection to one request.
 class HttpClient::Lease {
  public:
   explicit Lease(HttpClient& client) : client_(client) {
     {
       const std::lock_guard lock(client.mutex_);
-      // The parent process owns its connections: they are neither used nor closed here.
+      // After a fork(), the connections belong to the parent process, so they are dropped here
+      // without being closed.
       if (client.process_ != ::getpid()) client.idle_.clear();
       client.process_ = ::getpid();
       if (!client.idle_.empty()) {
@@ -219,7 +221,7 @@ class HttpClient::Lease {
 
 namespace {
 
-// Text lines of a request.
+// Header lines of a request.
 class Lines {
  public:
   void add(const std::string& line) {
@@ -259,7 +261,7 @@ HttpClient::~HttpClient() {
   for (CURL* const handle : idle_) curl_easy_cleanup(handle);
 }
 
-// Everything that libcurl would take from the environment is set here.
+// Sets all options that libcurl would otherwise take from the environment.
 void HttpClient::prepare(CURL* handle, const HttpRequest& request, const std::string& proxy,
                          Transfer& transfer) const {
   set(handle, CURLOPT_URL, request.url.c_str());
@@ -269,7 +271,7 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, const std::st
   set(handle, CURLOPT_USERAGENT, "loadstone/" LOADSTONE_VERSION);
   set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_2TLS));
   set(handle, CURLOPT_PROXY, proxy.c_str());
-  set(handle, CURLOPT_NOPROXY, "");  // get() has decided
+  set(handle, CURLOPT_NOPROXY, "");  // get() has already decided about the proxy
   set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   const std::string& ca_file = options_.ca_file.empty() ? system_ca_file() : options_.ca_file;
   if (!ca_file.empty()) set(handle, CURLOPT_CAINFO, ca_file.c_str());
@@ -307,7 +309,8 @@ void HttpClient::pause(std::chrono::milliseconds time) const {
   }
 }
 
-// A host that was never reached is more likely misspelt than away for a moment.
+// Does not retry a host that was never reached, because its name is more likely wrong than the host
+// temporarily down.
 static bool is_worth_retrying(const HttpResult& result, bool is_reached) noexcept {
   if (result.is_private_refused) return false;
   switch (result.code) {
@@ -338,7 +341,7 @@ bool HttpClient::waits(Backoff& backoff, const HttpResult& result, bool is_reach
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   const Lease lease(*this);
   CURL* const handle = lease.get();
-  // Only addresses of direct connections are known: the proxy connects to the others.
+  // Addresses can be checked only for direct connections, because a proxy makes the others itself.
   const bool is_direct =
       options_.proxy.empty() || is_without_proxy(host_of(request.url), options_.no_proxy);
   Transfer transfer = {.client = *this,
@@ -360,14 +363,14 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
       lines.add("x-amz-security-token: " + options_.s3_session_token);
     }
   }
-  // Not signed, because proxies may change it.
+  // A signed request lacks this header, because proxies may change it.
   if (request.signing != Signing::aws) lines.add("Accept-Encoding: identity");
   set(handle, CURLOPT_HTTPHEADER, lines.get());
   HttpResult result;
   result.code = curl_easy_perform(handle);
   if (transfer.failure) std::rethrow_exception(transfer.failure);
   if (is_too_long(result.code)) throw too_long(request);
-  if (result.code == CURLE_OK && transfer.is_good()) transfer.begin();  // an empty body
+  if (result.code == CURLE_OK && transfer.is_good()) transfer.begin();  // the body was empty
   const bool is_passed_over = transfer.ignored_bytes > ignored_bytes_max;
   if (is_passed_over) result.code = CURLE_OK;
   if (result.code != CURLE_OK) result.problem = curl_easy_strerror(result.code);

@@ -1,4 +1,4 @@
-// Requests over persistent connections.
+// Sends HTTP requests over persistent connections.
 #pragma once
 
 #include <curl/curl.h>
@@ -24,35 +24,35 @@ namespace loadstone {
 
 inline constexpr int redirects_max = 5;
 
-// Receives the body of a successful answer.
+// Receives the body of a response with status 200 or 206.
 class BodySink {
  public:
   virtual ~BodySink() = default;
-  // Called with the header of a 200 or 206; throws Error if the body would be the wrong one.
+  // Called with the header of a 200 or 206. Throws Error if the body is not the requested one.
   virtual void begin(const HttpResponse& response) = 0;
-  // Throws Error for more bytes than requested.
+  // Throws Error if the body has more bytes than requested.
   virtual void take(std::span<const std::byte> bytes) = 0;
 };
 
 struct HttpRequest {
   std::string url;
-  std::string range;  // "0-99"; empty: all
+  std::string range;  // such as "0-99"; empty for the whole file
   Signing signing = Signing::none;
   bool may_be_private = true;  // false: direct connections to private networks are rejected
   std::string path = {};       // the file that errors name
 };
 
-// The result of one request, including answers other than 200 and 206.
+// The result of one request, whatever the response's status.
 struct HttpResult {
   HttpResponse response;
   CURLcode code = CURLE_OK;
-  std::string problem;              // of the connection, for people
-  bool is_private_address = false;  // who answered, without a proxy
-  bool is_private_refused = false;  // an address that was not connected to
+  std::string problem;              // description of a connection problem
+  bool is_private_address = false;  // the request reached a private address, without a proxy
+  bool is_private_refused = false;  // loadstone did not connect, because the address is private
 };
 
 // Thread-safe. Each thread uses a separate connection during a request and returns it afterwards.
-// In a child after fork() it starts without connections.
+// In a child after fork(), the client starts without connections.
 class HttpClient {
  public:
   explicit HttpClient(RemoteOptions options);
@@ -62,18 +62,19 @@ class HttpClient {
 
   [[nodiscard]] const RemoteOptions& options() const noexcept { return options_; }
 
-  // Shared by all files that this client reads.
+  // Returns the cache that all files of this client share.
   [[nodiscard]] Blocks& blocks() noexcept { return blocks_; }
 
   // Does not follow redirects. Throws errors of the sink, and Error "cancelled" if the caller
   // cancels.
   [[nodiscard]] HttpResult get(const HttpRequest& request, BodySink& sink);
-  // State for the attempts of one request.
+  // Returns the initial state for the attempts of one request.
   [[nodiscard]] Backoff backoff() const noexcept {
     return {options_.first_wait_ms, options_.attempts_max};
   }
-  // Sleeps before the next attempt. False: another attempt is not worthwhile, or there were enough.
-  // `is_reached`: the host has answered before. Throws Error "cancelled" if the caller cancels.
+  // Sleeps before the next attempt. Returns false, without sleeping, if a further attempt is not
+  // worthwhile or all attempts are used up. `is_reached`: whether the host has answered before.
+  // Throws Error "cancelled" if the caller cancels.
   [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, bool is_reached) const;
 
  private:
@@ -88,13 +89,13 @@ class HttpClient {
   Blocks blocks_;
   std::mutex mutex_;
   std::vector<CURL*> idle_;  // guarded by mutex_
-  long process_ = 0;         // whose connections they are; guarded by mutex_
+  long process_ = 0;         // process that owns the connections; guarded by mutex_
 };
 
 [[nodiscard]] bool is_certificate_problem(CURLcode code) noexcept;
-// Returns the absolute URL of a Location header, or an empty text if it is invalid.
+// Returns the absolute URL of a Location header, or an empty string if it is invalid.
 [[nodiscard]] std::string redirected_url(const std::string& from, const std::string& location);
-// Returns "https://host:443": scheme, host and port; empty if the text is not a URL.
+// Returns scheme, host and port, such as "https://host:443"; empty if the text is not a URL.
 [[nodiscard]] std::string origin_of(const std::string& url);
 
 }  // namespace loadstone

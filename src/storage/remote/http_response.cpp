@@ -30,7 +30,7 @@ std::optional<std::uint64_t> parse_u64(std::string_view text) noexcept {
   return is_number && !text.empty() ? std::optional(number) : std::nullopt;
 }
 
-// Ignores dates, for which the usual delays apply.
+// Parses Retry-After. Ignores dates, for which the usual delays apply.
 std::optional<std::uint32_t> seconds_of(std::string_view text) {
   const auto seconds = parse_u64(text);
   if (!seconds) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<std::uint32_t> seconds_of(std::string_view text) {
       std::min<std::uint64_t>(*seconds, std::numeric_limits<std::uint32_t>::max()));
 }
 
-// Messages show the encoding; any other text may contain secrets of the request.
+// Returns the encoding for messages. Hides unknown text, which may contain secrets of the request.
 std::string known_encoding(std::string_view text) {
   constexpr std::array<std::string_view, 8> known = {"",   "identity", "gzip",     "x-gzip",
                                                      "br", "deflate",  "compress", "zstd"};

@@ -1,4 +1,4 @@
-// The header lines of a response that determine its body.
+// Parses the header lines of a response that determine its body.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace loadstone {
 
-// "bytes 0-9/100", "bytes */100"
+// A range such as "bytes 0-9/100" or "bytes */100".
 struct ContentRange {
   std::optional<std::uint64_t> begin;
   std::uint64_t end = 0;               // one past the last byte
-  std::optional<std::uint64_t> total;  // of the file
+  std::optional<std::uint64_t> total;  // size of the file
 
   friend bool operator==(const ContentRange&, const ContentRange&) = default;
 };
@@ -28,23 +28,25 @@ struct HttpResponse {
   std::string etag;
   std::string last_modified;
   std::string location;
-  std::string link;  // to further pages of a list
+  std::string link;  // refers to further pages of a list
   std::optional<std::uint32_t> retry_after_seconds;
   // The commit that a model hub reports.
   std::string commit;
-  std::string linked_etag;  // of the file that is redirected to
+  std::string linked_etag;  // tag of the file to which the response redirects
   std::string error_code;
 
-  // A line with its end; the first line of a response resets the fields of an earlier one.
+  // Reads a header line, which includes its line ending. The first line of a response resets the
+  // fields of an earlier response.
   void take_line(std::string_view line);
-  // Distinguishes this file from a later one with the same name; empty: unknown.
+  // Returns a version that distinguishes this file from a later one of the same name; empty if
+  // unknown.
   [[nodiscard]] const std::string& version() const noexcept {
     return etag.empty() ? last_modified : etag;
   }
 };
 
 [[nodiscard]] bool is_plain(const HttpResponse& response) noexcept;
-// Answers that may be another a moment later.
+// Returns true for statuses of errors that may disappear soon.
 [[nodiscard]] bool is_temporary(long status) noexcept;
 [[nodiscard]] bool is_redirect(long status) noexcept;
 

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// A host that lists more than that is not believed.
+// Limits of a list. Larger lists are rejected.
 constexpr std::size_t page_bytes_max = 16 << 20;
 constexpr std::size_t pages_max = 200;
 constexpr std::size_t names_max = 200'000;
@@ -28,7 +28,7 @@ constexpr std::size_t names_max = 200'000;
               {.path = path, .found = std::move(found), .expected = std::move(expected)});
 }
 
-// Collects a body in memory.
+// Stores a body in memory.
 class TextSink final : public BodySink {
  public:
   explicit TextSink(const Address& address) : address_(address) {}
@@ -78,7 +78,8 @@ struct Page {
   HttpResponse response;
 };
 
-// One page. A redirect is followed on the same host only, as whatever signs it is for that one.
+// Fetches one page. Follows redirects only on the same host, because a signature or token is meant
+// for that host.
 Page fetch(HttpClient& client, const Address& address, std::string url) {
   Backoff backoff = client.backoff();
   const std::string origin = origin_of(address.url);
@@ -126,7 +127,8 @@ std::vector<std::string> sorted(std::vector<std::string> names) {
   return names;
 }
 
-// "<Key>a &amp; b</Key>" after `at`, which then is its end; nothing without one.
+// Returns the content of the next element after `at`, such as "<Key>a &amp; b</Key>", and moves
+// `at` to the element's end. Returns nullopt if there is no such element.
 std::optional<std::string_view> element(std::string_view text, std::string_view tag,
                                         std::size_t& at) {
   const std::string open = fmt::format("<{}>", tag);
@@ -140,13 +142,13 @@ std::optional<std::string_view> element(std::string_view text, std::string_view 
 }
 
 void append_utf8(std::string& text, std::uint32_t code) {
-  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by bytes that follow
+  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by number of later bytes
   std::size_t rest = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
   text += static_cast<char>(leads[rest] | (code >> (6 * rest)));
   while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));
 }
 
-// nullopt for entities that XML does not define.
+// Replaces the entities of XML. Returns nullopt for unknown entities.
 std::optional<std::string> unescaped(std::string_view text) {
   constexpr std::pair<std::string_view, char> entities[] = {
       {"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}};
@@ -215,7 +217,7 @@ std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
           reader.refuse(place, "no type and path of a file");
         }
         if (type != "file") continue;
-        // Paths are those below the repository, and one folder was asked for.
+        // The hub returns paths below the repository, but only for the requested folder.
         add(names, std::string(path.substr(path.rfind('/') + 1)), address.path);
       }
     } catch (const Error& error) {
@@ -262,7 +264,7 @@ std::vector<std::string> list_s3(HttpClient& client, const Address& address,
   std::vector<std::string> names;
   std::string token;
   for (std::size_t page = 0; page < pages_max; ++page) {
-    // Sorted by name, as the signature requires.
+    // The parameters are sorted by name, as the signature requires.
     std::string query = "?";
     if (!token.empty()) query += "continuation-token=" + encoded_name(token) + "&";
     query += "delimiter=%2F&list-type=2&prefix=" + encoded_name(prefix);

@@ -18,7 +18,7 @@ namespace {
 
 struct IpAddress {
   std::array<unsigned char, 16> bytes{};
-  unsigned bits = 0;  // 32 or 128
+  unsigned bits = 0;  // 32 for IPv4, 128 for IPv6
 };
 
 std::optional<IpAddress> address_of(std::string_view text) {

@@ -1,13 +1,13 @@
-// The list of hosts that are reached without the proxy.
+// Matches hosts with the list of hosts that are reached without the proxy.
 #pragma once
 
 #include <string_view>
 
 namespace loadstone {
 
-// Returns true if `list` names the host, by libcurl's rules: entries between commas or spaces; "*"
-// names all hosts, a domain itself and every host below it, an address itself, "10.0.0.0/8" a
-// network.
+// Returns true if `list` contains the host, by libcurl's rules. Entries are separated by commas or
+// spaces. "*" matches all hosts, a domain matches itself and every host below it, an address
+// matches itself, and an entry such as "10.0.0.0/8" matches a network.
 [[nodiscard]] bool is_without_proxy(std::string_view host, std::string_view list);
 
 }  // namespace loadstone

@@ -38,16 +38,16 @@ bool is_private_v4(std::uint32_t address) noexcept {
 struct NetworkV6 {
   std::array<std::uint8_t, 12> prefix;
   unsigned bits;
-  int inner;  // offset of the embedded IPv4 address in bytes; -1: the range is private
+  int inner;  // byte offset of the embedded IPv4 address; -1 if the whole range is private
 };
 
-// `inner`: translators and tunnels send to that address.
+// Private ranges, and ranges in which `inner` is the address that a translator or tunnel sends to.
 constexpr std::array<NetworkV6, 10> networks_v6 = {{
     {{0xfc}, 7, -1},                                       // unique local
     {{0xfe, 0x80}, 10, -1},                                // link-local
     {{0xfe, 0xc0}, 10, -1},                                // site-local, RFC 3879
     {{0xff}, 8, -1},                                       // multicast
-    {{0x00, 0x64, 0xff, 0x9b, 0x00, 0x01}, 48, -1},        // NAT64 of one network, RFC 8215
+    {{0x00, 0x64, 0xff, 0x9b, 0x00, 0x01}, 48, -1},        // local NAT64, RFC 8215
     {{0x00, 0x64, 0xff, 0x9b}, 96, 12},                    // NAT64, RFC 6052
     {{0x20, 0x02}, 16, 2},                                 // 6to4, RFC 3056
     {{}, 96, 12},                                          // IPv4-compatible, ::1 and ::
@@ -87,7 +87,7 @@ bool is_private_address(const sockaddr& address) noexcept {
     std::memcpy(&in, &address, sizeof in);
     return is_private_v6(in.sin6_addr);
   }
-  return true;  // a socket of this machine
+  return true;  // other families are sockets of this machine
 }
 
 std::optional<bool> is_private_address(const std::string& address) noexcept {

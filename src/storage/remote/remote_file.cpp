@@ -16,12 +16,13 @@ namespace loadstone {
 
 namespace {
 
-// Bytes of the first request: most headers fit, so one round trip is enough.
+// Bytes of the first request. Most headers fit, so that one round trip is enough.
 constexpr std::uint64_t probe_bytes = 16 << 10;
-// Reads below are served from blocks, which grow while they are used up.
+// Shorter reads are served from blocks, whose size grows if the reader uses them up.
 constexpr std::uint64_t small_bytes = 16 << 10;
 constexpr std::uint64_t block_bytes_max = remote_block_bytes_max;
-// A server that sends a few bytes and breaks off does so for ever.
+// Minimum bytes for an attempt to count as progress, because a server that breaks off after a few
+// bytes may do so for ever.
 constexpr std::uint64_t progress_bytes_min = 16 << 10;
 
 std::string range_text(std::uint64_t begin, std::uint64_t end) {
@@ -34,12 +35,12 @@ std::uint64_t total_of(std::span<const std::span<std::byte>> pieces) {
   return bytes;
 }
 
-// Copies into consecutive pieces. Not thread-safe.
+// Copies bytes into consecutive pieces. Not thread-safe.
 class Scatter {
  public:
   explicit Scatter(std::span<const std::span<std::byte>> pieces) : pieces_(pieces) {}
 
-  // Adds at most the bytes that fit the pieces.
+  // Precondition: the bytes fit the rest of the pieces.
   void add(std::span<const std::byte> bytes) noexcept {
     while (!bytes.empty()) {
       while (done_ == pieces_[piece_].size()) {
@@ -61,7 +62,7 @@ class Scatter {
 
 }  // namespace
 
-// The beginning of an unknown file.
+// Receives the beginning of a file whose size and version are still unknown.
 class RemoteFile::ProbeSink final : public BodySink {
  public:
   explicit ProbeSink(const RemoteFile& file) : file_(file) {}
@@ -81,7 +82,7 @@ class RemoteFile::ProbeSink final : public BodySink {
       total = *range->total;
       expected_ = range->end;
     } else {
-      // All of a file that is no longer than the range is an answer too.
+      // A response with the whole file is valid too, if the file is no longer than the range.
       if (!response.content_length || *response.content_length > probe_bytes) {
         file_.fail("io.remote", "the server does not serve ranges of files, so only all of it",
                    "status 200", "status 206");
@@ -162,7 +163,7 @@ void RemoteFile::probe(std::string* commit) {
     const HttpResult result = follow(range_text(0, probe_bytes), sink);
     const HttpResponse& response = result.response;
     if (commit != nullptr) *commit = response.commit;
-    // An empty file has no range to request.
+    // An empty file has no valid range, so the host answers with status 416.
     const bool is_empty = result.code == CURLE_OK && response.status == 416 &&
                           response.content_range && response.content_range->total == 0;
     const bool is_good = response.status == 200 || response.status == 206;
@@ -202,7 +203,7 @@ void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
     block_bytes = block_bytes_;
   }
   if (block == nullptr || !block->holds(begin, end)) {
-    // A reader that continues after the last block is likely to read further.
+    // A reader that continues after the last block is likely to continue further.
     const bool goes_on =
         block != nullptr && block->begin <= begin && begin <= block->begin + block->bytes.size();
     block_bytes = goes_on ? std::min(2 * block_bytes, block_bytes_max) : 0;
@@ -273,7 +274,7 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
-  // Other text may repeat secrets of the request.
+  // Shows only these fields, because other text may contain secrets of the request.
   std::string found = response.content_range ? response.content_range_text : "no range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
   fail("io.remote", "the server answers with another range than it was asked for", found,
@@ -297,8 +298,8 @@ void RemoteFile::require_same(const HttpResponse& response) const {
   }
 }
 
-// Makes one attempt. Follows a known redirect at once; if that fails, because signatures expire, it
-// asks the first host again.
+// Makes one attempt. Goes directly to a known redirect. If this fails, asks the first host again,
+// because signatures of redirects expire.
 HttpResult RemoteFile::follow(const std::string& range, BodySink& sink) {
   bool was_cached = false;
   HttpResult result = ask(range, sink, was_cached);
@@ -323,7 +324,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
   was_cached = !url.empty();
   if (!was_cached) url = address_.full_url();
   const std::string first_origin = origin_of(address_.url);
-  std::string commit;  // from the first of the hosts
+  std::string commit;  // from the last response that reports one
   for (int hop = 0; hop <= redirects_max; ++hop) {
     const bool is_first_host = origin_of(url) == first_origin;
     HttpResult result = client_->get({.url = url,
@@ -363,7 +364,8 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
   return to;
 }
 
-// Takes the hub's identity of the content, which is stronger than that of the serving host.
+// Uses the hub's identity of the content, which is stronger than the identity from the serving
+// host.
 void RemoteFile::take_linked(const std::string& etag) {
   if (!is_known_) {
     linked_etag_ = etag;

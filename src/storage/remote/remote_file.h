@@ -1,4 +1,4 @@
-// A file that is read by ranges of HTTP.
+// Reads a file by HTTP range requests.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,17 @@
 
 namespace loadstone {
 
-// The first answer determines size and version. Later ones must match, else Error "io.changed"; so
-// no read mixes two files, and identity() sends no request. Thread-safe.
+// The first response determines size and version. Later responses must match, or Error "io.changed"
+// is thrown, so no read mixes two files, and identity() sends no request. Thread-safe.
 //
-// A read is one request, directly into the caller's memory; if the connection breaks, the next
-// request continues there. Small reads come from a block, of which the client caches a few.
+// A read is one request, which writes directly into the caller's memory. If the connection breaks,
+// the next request continues at the missing byte. Small reads come from blocks, of which the client
+// caches a few.
 class RemoteFile final : public ByteSource {
  public:
   // Requests the file's beginning. Throws Error "io.not_found", "io.denied", "io.remote",
-  // "io.redirect", "io.tls".
-  // `commit`: receives the commit of a hub's repository from the answer, even from "io.not_found".
+  // "io.redirect", "io.tls". `commit`: receives the commit of a hub's repository from the response,
+  // even if the error is "io.not_found".
   RemoteFile(std::shared_ptr<HttpClient> client, Address address, std::string* commit = nullptr);
   ~RemoteFile() override;
   RemoteFile(const RemoteFile&) = delete;
@@ -61,14 +62,14 @@ class RemoteFile final : public ByteSource {
 
   const std::shared_ptr<HttpClient> client_;
   const Address address_;
-  FileIdentity identity_;     // as all below it of the first answer, and then const
-  std::string seen_version_;  // of the host that serves the bytes, which may have another
-  std::string linked_etag_;   // of the hub
+  FileIdentity identity_;     // from the first response, like the next members; then constant
+  std::string seen_version_;  // from the host that serves the bytes; may differ from the hub's
+  std::string linked_etag_;   // from the hub
   bool is_known_ = false;
-  bool begins_private_ = true;  // the address that the caller named
+  bool begins_private_ = true;  // the caller's address is private
 
   mutable std::mutex mutex_;
-  std::string redirected_;  // guarded by mutex_, as all that follows: where the bytes are served
+  std::string redirected_;  // URL that serves the bytes; mutex_ guards it and all that follows
   std::uint64_t block_bytes_ = 0;
 };
 

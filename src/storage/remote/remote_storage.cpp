@@ -1,4 +1,4 @@
-// Turns paths into requests: the only file that knows schemes, hubs and buckets.
+// Converts paths to requests. This is the only file that handles schemes, hubs and buckets.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -19,7 +19,7 @@ namespace loadstone {
 
 namespace {
 
-// Each repository of a hub has it.
+// A file that every repository of a hub has, for requests about a repository.
 constexpr std::string_view hub_file = ".gitattributes";
 
 [[noreturn]] void refuse_path(const std::string& path, std::string message,
@@ -84,7 +84,7 @@ class RemoteStorage final : public ForwardingStorage {
     });
   }
 
-  // Without a query, and with the commit in the place of a branch.
+  // Returns the path without a query, and with the commit instead of a branch.
   [[nodiscard]] std::string resolve(const std::string& path) override {
     if (!is_remote(path)) return ForwardingStorage::resolve(path);
     return only_errors([&] {
@@ -96,7 +96,7 @@ class RemoteStorage final : public ForwardingStorage {
 
  private:
   static constexpr std::size_t probed_max = 64;
-  // Without their blocks they are some hundred bytes each.
+  // Files without blocks take a few hundred bytes each.
   static constexpr std::size_t files_max = 4096;
 
   struct Opened {
@@ -149,7 +149,7 @@ class RemoteStorage final : public ForwardingStorage {
             .signing = options.hub_token.empty() ? Signing::none : Signing::bearer};
   }
 
-  // Address of the hub's API that lists the files of one folder.
+  // Returns the address of the hub's API that lists the files of one folder.
   [[nodiscard]] Address tree_address(HubPath hub) const {
     hub.file = without_slashes(hub.file);
     Address address = hub_address(hub);
@@ -163,7 +163,8 @@ class RemoteStorage final : public ForwardingStorage {
     const RemoteOptions& options = client_->options();
     const auto [bucket, key] = s3_key(path);
     const std::string place = "/" + encoded_path(key);
-    // A bucket's name with dots would not match the certificate.
+    // A bucket's name with dots cannot be part of the host name, because the certificate would not
+    // match.
     const bool is_host = options.s3_endpoint.empty() && bucket.find('.') == std::string::npos;
     const std::string aws = "s3." + options.s3_region + ".amazonaws.com";
     std::string url = options.s3_endpoint.empty() ? "https://" + aws : options.s3_endpoint;
@@ -174,7 +175,7 @@ class RemoteStorage final : public ForwardingStorage {
             .signing = options.s3_access_key.empty() ? Signing::none : Signing::aws};
   }
 
-  // All files of a checkpoint are of the commit that its name means now.
+  // Replaces a branch by its current commit, so that all files of a checkpoint are from one commit.
   [[nodiscard]] HubPath pinned(HubPath hub) {
     if (hub.is_pinned()) return hub;
     HubPath asked = hub;
@@ -184,7 +185,7 @@ class RemoteStorage final : public ForwardingStorage {
     try {
       file = std::make_shared<RemoteFile>(client_, hub_address(asked), &commit);
     } catch (const Error& error) {
-      // A missing file is specific to a commit too.
+      // The hub reports the commit even if the file is missing.
       if (error.code() != "io.not_found" || commit.empty()) throw;
     }
     hub.revision = commit;
@@ -203,7 +204,8 @@ class RemoteStorage final : public ForwardingStorage {
     return file;
   }
 
-  // The path's last opened file, if it has the same signature.
+  // Returns the last opened file of this path if its query, which contains the signature, is the
+  // same.
   [[nodiscard]] std::shared_ptr<RemoteFile> known_file(const Address& address) {
     const std::lock_guard lock(mutex_);
     const auto found = files_.find(address.path);
@@ -228,15 +230,15 @@ class RemoteStorage final : public ForwardingStorage {
 
   const std::shared_ptr<HttpClient> client_;
   std::mutex mutex_;
-  std::map<std::string, std::string> queries_;  // by URL; guarded by mutex_, like the next members
-  // Files that kind() has opened, for the next open().
+  std::map<std::string, std::string> queries_;  // by URL; mutex_ guards it and the next members
+  // Files that kind() has opened and that the next open() will use.
   std::map<std::string, std::shared_ptr<RemoteFile>> probed_;
-  // The last file opened by each name: readers of a catalog's tensors need not ask again how long
-  // each is.
+  // The last opened file of each path, so that readers of a catalog's tensors need not request the
+  // size again.
   std::map<std::string, Opened> files_;
 };
 
-// Reads of one file for one piece of work. Thread-safe.
+// Reads from a file, and lets the caller cancel the reads. Thread-safe.
 class StoppableFile final : public ForwardingSource {
  public:
   StoppableFile(std::shared_ptr<ByteSource> file, std::shared_ptr<const IsStopped> is_stopped)
@@ -252,7 +254,7 @@ class StoppableFile final : public ForwardingSource {
   const std::shared_ptr<const IsStopped> is_stopped_;
 };
 
-// Thread-safe, as the storage is.
+// Opens files whose reads the caller can cancel. Thread-safe if the inner storage is thread-safe.
 class StoppableStorage final : public ForwardingStorage {
  public:
   StoppableStorage(Storage& storage, IsStopped is_stopped)

@@ -1,4 +1,4 @@
-// Cancellation of waiting requests.
+// Cancels requests that are in progress or waiting.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@ namespace loadstone {
 
 using IsStopped = std::function<bool()>;
 
-// While it lives, requests of this thread ask `is_stopped` too.
+// During its lifetime, requests of this thread also call `is_stopped` to check for cancellation.
 class StopScope {
  public:
   explicit StopScope(const IsStopped& is_stopped) noexcept
@@ -17,7 +17,7 @@ class StopScope {
   StopScope(const StopScope&) = delete;
   StopScope& operator=(const StopScope&) = delete;
 
-  // Passes exceptions of the caller's function.
+  // Passes on exceptions of the caller's function.
   [[nodiscard]] static bool is_stopped() { return current_ != nullptr && (*current_)(); }
 
  private:
