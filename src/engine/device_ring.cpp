@@ -12,8 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// If a slot has at least this many free bytes, it waits for another value, unless slots are
-// smaller.
+// A slot with fewer free bytes than this is copied at once instead of waiting for another value.
 constexpr std::uint64_t rest_least = 4096;
 // Maximum number of small values per batch, because each entry uses memory outside the ring.
 constexpr std::size_t batch_copies_max = 1024;

@@ -77,8 +77,7 @@ bool JobQueue::next(Job& job) {
     decoding_ = items_[next_item_].decoding;
     open_items(items_[next_item_].file_begin + 1);
   }
-  // Opens boxes that begin before the position of the first open box, because the first byte comes
-  // first.
+  // Opens boxes that begin at or before the first open box, because jobs follow the file order.
   open_items(open_.front().file_begin() + 1);
   job.shard = shard_;
   job.decoding = decoding_;

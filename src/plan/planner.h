@@ -149,7 +149,7 @@ class Planner {
   Plan plan_;
   NameMap<std::size_t> index_;      // target name -> index in the skeleton
   std::vector<std::size_t> roots_;  // by target: the root of its tie, or itself
-  // root -> names that are tied to it
+  // Root -> names that are tied to it.
   std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;
   std::vector<Gap> gaps_;
   LackingSeries lacking_;

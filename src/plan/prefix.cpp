@@ -98,7 +98,7 @@ Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
   const std::vector<std::string> chains = common_prefixes(names, wanted);
   if (!chains.empty() && fitting(names, known, 0) == 0) {
     const auto fits = [&](const std::string& chain) { return fitting(names, known, chain.size()); };
-    // the shortest if several fit equally
+    // The shortest prefix is found if several fit equally.
     const auto best = std::ranges::max_element(chains, {}, fits);
     const std::string& common = fits(*best) > 0 ? *best : chains.back();
     result.rules.push_back(prefix_rule(common, ""));

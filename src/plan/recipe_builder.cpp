@@ -49,10 +49,10 @@ std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t st
                                    std::uint64_t size, std::uint64_t step) {
   const auto at = static_cast<std::int64_t>(dim);
   const std::uint64_t extent = view.shape[dim];
-  // indices of the last step that are beyond the end
+  // Number of indices of the last step that are beyond the end.
   const std::uint64_t rest = start + size * step - extent;
   const bool reaches_out = start + size * step > extent;
-  // the last step would exceed the end, so it is appended separately
+  // The last step would exceed the end, so it is appended separately.
   if (reaches_out && rest > start) {
     View last = view;
     if (auto misfit = slice(last, at, start + (size - 1) * step, 1)) return misfit;

@@ -262,7 +262,7 @@ std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_
     } else if (std::string_view("*+?[]{}|)").find(character) != std::string_view::npos) {
       return {};
     } else if (character != '^' && character != '$') {
-      // an unescaped dot is taken literally, because the backslash is often forgotten
+      // An unescaped dot is taken literally, because the backslash is often forgotten.
       name += character;
     }
   }
