@@ -55,7 +55,7 @@ std::optional<std::vector<std::byte>> bytes_from_base64(std::string_view text) {
       if (value == no_letter) return std::nullopt;
       group = group << 6 | value;
     }
-    // Unused bits must be 0, so that each value has only one text.
+    // Unused bits must be 0, so that each byte sequence has exactly one encoding.
     if (count < 4 && (group & (count == 3 ? 0xffu : 0xffffu)) != 0) return std::nullopt;
     for (std::size_t k = 0; k + 1 < count; ++k) {
       bytes.push_back(static_cast<std::byte>(group >> (16 - 8 * k)));

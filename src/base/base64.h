@@ -1,4 +1,4 @@
-// Bytes as text in JSON: base64 of RFC 4648 with padding.
+// Encodes bytes as base64 (RFC 4648, with padding) for JSON, and decodes them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace loadstone {
 
 [[nodiscard]] std::string base64_from(std::span<const std::byte> bytes);
 
-// nullopt for text that base64_from() would not write.
+// Returns nullopt for a string that base64_from() would not write.
 [[nodiscard]] std::optional<std::vector<std::byte>> bytes_from_base64(std::string_view text);
 
 }  // namespace loadstone

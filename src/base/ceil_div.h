@@ -4,12 +4,12 @@
 
 namespace loadstone {
 
-// Rounded up, for any `a`.
+// Returns a / b, rounded up. Does not overflow for any `a`.
 [[nodiscard]] constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) noexcept {
   return a / b + (a % b != 0 ? 1u : 0u);
 }
 
-// The least multiple of `unit` that is not below `a`.
+// Returns the smallest multiple of `unit` that is at least `a`.
 [[nodiscard]] constexpr std::uint64_t round_up(std::uint64_t a, std::uint64_t unit) noexcept {
   return ceil_div(a, unit) * unit;
 }

@@ -1,4 +1,4 @@
-// Arithmetic on untrusted integers: an overflow yields nullopt or the largest value, and never
+// Calculates with untrusted integers: an overflow yields nullopt or the largest value, and never
 // wraps.
 #pragma once
 
@@ -21,14 +21,14 @@ namespace loadstone {
   return product;
 }
 
-// a * b + c
+// Returns a * b + c.
 [[nodiscard]] inline std::optional<std::uint64_t> checked_mul_add(std::uint64_t a, std::uint64_t b,
                                                                   std::uint64_t c) noexcept {
   const auto product = checked_mul(a, b);
   return product ? checked_add(*product, c) : std::nullopt;
 }
 
-// For sums that only serve as a bound.
+// Returns UINT64_MAX on overflow, which suffices for an upper bound.
 [[nodiscard]] inline std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) noexcept {
   return checked_add(a, b).value_or(UINT64_MAX);
 }

@@ -1,4 +1,4 @@
-// Every code that loadstone reports; a test checks that it is sorted and complete.
+// Lists every code that loadstone reports. A test checks that the list is sorted and complete.
 #include <array>
 
 #include "loadstone/error.h"

@@ -10,7 +10,7 @@ struct Digest::State {
   XXH3_state_t hash;
 };
 
-// XXH3's state wants an alignment of 64 bytes, which C++20's aligned new gives.
+// XXH3's state needs an alignment of 64 bytes, which the aligned new of C++17 provides.
 Digest::Digest() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->hash); }
 Digest::~Digest() = default;
 Digest::Digest(Digest&&) noexcept = default;

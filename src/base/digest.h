@@ -1,4 +1,4 @@
-// A fingerprint of bytes, XXH3-128: detects changes, but not forgery.
+// Computes a fingerprint of bytes with XXH3-128, which detects changes but not forgery.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class Digest {
   std::unique_ptr<State> state_;
 };
 
-// Adds eight bytes, the least significant first.
+// Adds the eight bytes of an integer, least significant first.
 template <typename Hash>
 void add_number(Hash& hash, std::uint64_t number) {
   std::array<std::byte, 8> bytes;

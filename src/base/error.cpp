@@ -26,7 +26,7 @@ std::string line(const std::string& code, const std::string& message, const Wher
   return text + " [" + code + "]";
 }
 
-// Removes secrets; all texts of an error pass through it.
+// Removes secrets from the strings of an error. Every error passes through this function.
 Where public_where(Where where) {
   for (std::string* const text :
        {&where.path, &where.tensor, &where.field, &where.found, &where.expected}) {

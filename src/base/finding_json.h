@@ -1,4 +1,4 @@
-// Findings in JSON documents and tables, with their context.
+// Writes findings and their context to JSON documents and tables.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// All fields, also the empty ones.
+// Visits all fields, including empty ones.
 template <typename Visitor>
 void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
   visitor.member("severity", finding.severity);
@@ -26,11 +26,10 @@ void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
   visitor.member("expected", finding.expected);
 }
 
-// The way to join a number of several reports. A bool is true if all of them have it.
+// The function that combines the figures of several reports. A bool is true if it is true in all.
 enum class Joined : std::uint8_t { sum, largest };
 
-// Visits the numbers of a report in the order of its JSON: visit(name, member, how they are
-// joined).
+// Visits the figures of a report in the order of its JSON: visit(name, member, joined).
 template <typename Report, typename Visit>
 void visit_numbers(Visit visit) {
   visit("seconds", &Report::seconds, Joined::sum);
@@ -38,7 +37,7 @@ void visit_numbers(Visit visit) {
   visit("bytes_read", &Report::bytes_read, Joined::sum);
   visit("bytes_written", &Report::bytes_written, Joined::sum);
   visit("bytes_read_ahead", &Report::bytes_read_ahead, Joined::sum);
-  if constexpr (requires(Report report) { report.outputs; }) {  // of a conversion
+  if constexpr (requires(Report report) { report.outputs; }) {  // a report of a conversion
     visit("bytes_kept", &Report::bytes_kept, Joined::sum);
     visit("peak_bytes", &Report::peak_bytes, Joined::largest);
   } else {
@@ -60,7 +59,7 @@ void join_numbers(Report& report, const Report& more) {
   });
 }
 
-// Writes findings and figures.
+// Writes the findings and figures of a report.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
   json.member("findings", report.findings);
@@ -68,7 +67,7 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
-// Text for people, one line per finding: "  warning: MESSAGE [CODE]".
+// Returns one readable line per finding: "  warning: MESSAGE [CODE]".
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -10,7 +10,8 @@ namespace loadstone {
 
 namespace dom = simdjson::dom;
 
-// The parser's result, which a caller may pass over; but memory that ends is std::bad_alloc.
+// Returns the parser's result, whose error the caller may ignore. Throws std::bad_alloc if memory
+// runs out.
 [[nodiscard]] inline simdjson::simdjson_result<dom::element> parsed_json(dom::parser& parser,
                                                                          std::string_view text) {
   const auto result = parser.parse(text.data(), text.size());
@@ -18,7 +19,7 @@ namespace dom = simdjson::dom;
   return result;
 }
 
-// nullopt if the element, or a requested member, is missing or has a different type.
+// Returns nullopt if the element or a requested member is missing or has a different type.
 template <typename Value>
 [[nodiscard]] std::optional<Value> json_as(const auto& found) {
   Value value{};

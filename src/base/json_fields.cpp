@@ -42,7 +42,7 @@ JsonDocument::JsonDocument(std::string_view text, std::string_view code, std::si
                 {.found = human_bytes(text.size()),
                  .expected = fmt::format("at most {}", human_bytes(bytes_max))});
   }
-  if (text.empty()) text = "";  // the parser copies from the pointer, which may be null
+  if (text.empty()) text = "";  // a null pointer is replaced, because the parser copies from it
   auto problem = parser_.allocate(text.size() + 1, parse_depth_max);
   if (problem == simdjson::SUCCESS) problem = parser_.parse(text.data(), text.size()).get(root_);
   if (problem == simdjson::MEMALLOC) throw std::bad_alloc();

@@ -1,5 +1,6 @@
-// Strict reading of loadstone's own JSON documents: every value has the expected type, every field
-// is known and occurs once, and errors name the place. For headers of checkpoints see formats/.
+// Reads loadstone's own JSON documents strictly: every value must have the expected type, every
+// field must be known and occur once, and errors name the field. Headers of checkpoints are read by
+// formats/.
 #pragma once
 
 #include <simdjson.h>
@@ -22,18 +23,18 @@
 
 namespace loadstone {
 
-// The place of a value, as a chain of frames that costs nothing until it is printed. The parent
-// must outlive it.
+// The position of a value in the document, as a chain of frames. Nothing is allocated until text()
+// formats it. The parent must outlive it.
 struct JsonPlace {
   const JsonPlace* parent = nullptr;
-  std::string_view key;   // a field, or
-  std::size_t index = 0;  // of an item, if key is empty
+  std::string_view key;   // of a field; empty for a list item
+  std::size_t index = 0;  // of a list item, if `key` is empty
 
   // "targets[3].shape"
   [[nodiscard]] std::string text() const;
 };
 
-// Reads one document; its code is that of every Error thrown. Not thread-safe.
+// Parses one document. `code` is the code of every Error that reading throws. Not thread-safe.
 class JsonDocument {
  public:
   using Element = simdjson::dom::element;
@@ -48,7 +49,7 @@ class JsonDocument {
   Element root_;
 };
 
-// Functions that throw Error `code` with the place as its field.
+// Reads values, and throws Error `code` that names the position of the value as its field.
 class JsonReader {
  public:
   using Element = simdjson::dom::element;
@@ -60,17 +61,17 @@ class JsonReader {
   [[nodiscard]] simdjson::dom::object object(Element value, const JsonPlace& place) const;
   [[nodiscard]] simdjson::dom::array array(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::uint64_t unsigned_number(Element value, const JsonPlace& place) const;
-  // At most 32 bits.
+  // Reads an integer of at most 32 bits.
   [[nodiscard]] std::uint32_t small_number(Element value, const JsonPlace& place,
                                            std::string_view problem = "too large") const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
-  // Reads what JsonWriter::value() writes. Other types have read_json(const JsonReader&, value,
-  // place, item).
+  // Reads what JsonWriter::value() writes. For other types, define read_json(const JsonReader&,
+  // value, place, item).
   template <typename Item, typename... Context>
   void read(Element value, const JsonPlace& place, Item&& item, const Context&... context) const;
-  // The enumerator of this name.
+  // Returns the enumerator with this name.
   template <typename Enum>
   [[nodiscard]] Enum named(Element value, const JsonPlace& place) const {
     const std::string_view text = string(value, place);
@@ -99,14 +100,14 @@ class JsonObject {
 
   using Element = simdjson::dom::element;
 
-  // Rejects other values than objects, and repeated fields.
+  // Throws for a value that is not an object, and for repeated fields.
   JsonObject(const JsonReader& reader, Element value, const JsonPlace& place);
 
   [[nodiscard]] const JsonReader& reader() const { return reader_; }
   [[nodiscard]] const JsonPlace& place() const { return place_; }
   [[nodiscard]] JsonPlace at(std::string_view field) const { return {&place_, field, 0}; }
   [[nodiscard]] Element required(std::string_view field);
-  // nullopt also for null.
+  // Returns nullopt if the field is missing or null.
   [[nodiscard]] std::optional<Element> optional(std::string_view field);
   template <typename Item, typename... Context>
   void member(std::string_view field, Item&& item, const Context&... context) {
@@ -123,9 +124,9 @@ class JsonObject {
                            std::string expected = {}) const {
     reader_.refuse(at(field), message, std::move(found), std::move(expected));
   }
-  // Refuses another number of the field "version".
+  // Throws if the field "version" has a different number.
   void require_version(std::uint64_t version);
-  // Rejects fields that were not read.
+  // Throws for fields that have not been read.
   void done() const;
 
  private:
@@ -185,7 +186,7 @@ void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
   }
 }
 
-// A list whose items have separate places in errors.
+// A list whose items have separate positions in errors.
 template <typename List>
 struct JsonFlat {
   explicit JsonFlat(List& given) : list(given) {}

@@ -1,4 +1,5 @@
-// Writes JSON text piece by piece. Commas and escapes are its business; balance is the caller's.
+// Writes JSON text step by step. The writer adds commas and escapes; the caller must balance begin
+// and end calls.
 #pragma once
 
 #include <concepts>
@@ -10,7 +11,7 @@
 
 namespace loadstone {
 
-// The struct that visit_fields() is for, which is const if it is written.
+// Accepts the struct of a visit_fields() function, which is const while it is written.
 template <typename Item, typename Struct>
 concept Like = std::same_as<std::remove_const_t<Item>, Struct>;
 
@@ -19,8 +20,8 @@ class JsonWriter {
  public:
   static constexpr bool is_reading = false;
 
-  // indent 0: one line. Otherwise objects and arrays are broken into lines down to `depth_max`
-  // levels.
+  // Indentation of 0 writes one line. Otherwise objects and arrays are broken into lines down to
+  // `depth_max` levels.
   explicit JsonWriter(unsigned indent = 0, unsigned depth_max = 2)
       : indent_(indent), depth_max_(depth_max) {}
 
@@ -31,9 +32,10 @@ class JsonWriter {
   void key(std::string_view name);
 
   void null();
-  // Writes text, numbers (null if not finite), enums by name(), vectors, pairs as arrays, maps as
-  // objects, and values in optionals and pointers. Other types have write_json(JsonWriter&, item),
-  // or are structs with visit_fields(visitor, item, context...): see JsonObject.
+  // Writes strings, numbers (null if not finite), enums by name(), vectors, pairs as arrays, maps
+  // as objects, and the values of optionals and pointers. For other types, define
+  // write_json(JsonWriter&, item), or visit_fields(visitor, item, context...) for a struct: see
+  // JsonObject.
   template <typename Item, typename... Context>
   void value(const Item& item, const Context&... context) {
     if constexpr (requires { write_json(*this, item); }) {
@@ -93,11 +95,11 @@ class JsonWriter {
     member(name, item, context...);
     return true;
   }
-  // A value that is JSON already.
+  // Writes a value that is already JSON.
   void raw(std::string_view json) { literal(json); }
 
-  // Returns true if a text was invalid UTF-8, and its bytes were written as code points: a reader
-  // gets a different text.
+  // Returns true if a string was invalid UTF-8. Its bytes were then written as code points, so a
+  // reader gets a different string.
   [[nodiscard]] bool is_lossy() const noexcept { return lossy_; }
   [[nodiscard]] std::string take() { return std::move(text_); }
 
@@ -119,7 +121,7 @@ class JsonWriter {
   bool lossy_ = false;
 };
 
-// The JSON of one value.
+// Returns the JSON of one value.
 template <typename Item>
 [[nodiscard]] std::string json_text(const Item& item, unsigned indent = 0, unsigned depth_max = 2) {
   JsonWriter json(indent, depth_max);

@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// Without a source of randomness, uses the clock and an address.
+// Returns a random seed. Uses the clock and an address if the system provides no randomness.
 std::uint64_t random_seed() noexcept {
   std::uint64_t seed = 0;
   try {

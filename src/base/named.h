@@ -1,5 +1,5 @@
-// Closed enums and their names. name() is a complete table for each, so a missing enumerator does
-// not compile; it is empty for a value that is not an enumerator.
+// Maps closed enums to their names. Each enum has a complete table for name(), so a missing
+// enumerator does not compile. name() is empty for a value that is not an enumerator.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,13 @@ namespace loadstone {
 
 template <auto value>
 consteval bool is_enumerator() {
-  // "[... = loadstone::Origin::tie]", or "[... = (loadstone::Origin)9]".
+  // Ends with "[... = loadstone::Origin::tie]" for an enumerator, otherwise "[... =
+  // (loadstone::Origin)9]".
   const std::string_view text = __PRETTY_FUNCTION__;
   return text[text.find("= ") + 2] != '(';
 }
 
-// The body of name(): the names of all enumerators, which count from 0, in their order.
+// Implements name() for an enum whose enumerators count from 0. `names` has their names in order.
 template <typename Enum, std::size_t count>
 [[nodiscard]] constexpr std::string_view name_among(const std::string_view (&names)[count],
                                                     Enum value) noexcept {
@@ -27,7 +28,7 @@ template <typename Enum, std::size_t count>
   return index < count ? names[index] : std::string_view();
 }
 
-// nullopt if no enumerator has this name.
+// Returns nullopt if no enumerator has this name.
 template <typename Enum>
 [[nodiscard]] std::optional<Enum> from_name(std::string_view text) noexcept {
   for (unsigned i = 0; !name(static_cast<Enum>(i)).empty(); ++i) {
@@ -36,7 +37,7 @@ template <typename Enum>
   return std::nullopt;
 }
 
-// The names of all enumerators, or of those that are `wanted`.
+// Returns the names of all enumerators for which `wanted` is true.
 template <typename Enum, typename Wanted>
 [[nodiscard]] std::vector<std::string> names_of(Wanted wanted) {
   std::vector<std::string> names;

@@ -34,7 +34,7 @@ int natural_order(std::string_view a, std::string_view b) noexcept {
     ++j;
   }
   if (i < a.size() || j < b.size()) return i < a.size() ? 1 : -1;
-  return a.compare(b);  // 01 and 1
+  return a.compare(b);  // distinguishes "01" from "1"
 }
 
 }  // namespace loadstone

@@ -1,11 +1,12 @@
-// An order of names that sorts expert 10 after expert 9.
+// Orders names so that expert 10 comes after expert 9.
 #pragma once
 
 #include <string_view>
 
 namespace loadstone {
 
-// Negative, 0 or positive: runs of digits compare by value, all else byte by byte.
+// Returns a negative value, 0 or a positive value. Runs of digits are compared by value, all other
+// characters byte by byte.
 [[nodiscard]] int natural_order(std::string_view a, std::string_view b) noexcept;
 
 [[nodiscard]] inline bool natural_less(std::string_view a, std::string_view b) noexcept {

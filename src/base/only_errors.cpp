@@ -26,7 +26,7 @@ const std::exception_ptr& out_of_memory() noexcept {
   return made;
 }
 
-// When the library is loaded.
+// Made when the library is loaded, because memory may be exhausted later.
 [[maybe_unused]] static const std::exception_ptr& made_early = out_of_memory();
 
 void throw_as_error() {
@@ -41,7 +41,7 @@ void throw_as_error() {
     std::rethrow_exception(exception.thrown);
   } catch (const std::bad_alloc&) {
     std::rethrow_exception(out_of_memory());
-  } catch (const std::length_error&) {  // larger than any container
+  } catch (const std::length_error&) {  // a size larger than any container
     std::rethrow_exception(out_of_memory());
   } catch (const std::filesystem::filesystem_error& error) {
     throw Error(code_of(error.code()), "the system refuses a path",

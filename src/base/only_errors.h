@@ -1,4 +1,4 @@
-// The promise of the public interface: functions throw Error and nothing else.
+// Makes public functions throw Error and no other exception.
 #pragma once
 
 #include <exception>
@@ -6,8 +6,8 @@
 
 namespace loadstone {
 
-// Marks this thread as inside of a public function. Only the outermost public call converts
-// exceptions, so that a handler for an Error in between does not catch memory exhaustion.
+// Marks this thread as being inside a public function. Only the outermost public call converts
+// exceptions, so that an inner handler for Error does not catch memory exhaustion.
 class Inside {
  public:
   explicit Inside(bool now) noexcept : before_(std::exchange(current_, now)) {}
@@ -22,19 +22,20 @@ class Inside {
   const bool before_;
 };
 
-// Wraps an exception from a function of the caller, who gets it unchanged.
+// Wraps an exception that a callback of the caller threw, so that the caller gets it unchanged.
 struct CallerException {
   std::exception_ptr thrown;
 };
 
-// Error "memory.host", made while there was memory to make it of. Thread-safe.
+// Returns Error "memory.host", which was created while memory was available. Thread-safe.
 [[nodiscard]] const std::exception_ptr& out_of_memory() noexcept;
 
-// Converts the current exception to an Error and throws it; call it in a handler. Inside of a
-// public function it rethrows the exception unchanged.
+// Converts the current exception to an Error and throws it. Call it in a handler. Inside a public
+// function, it rethrows the exception unchanged.
 [[noreturn]] void throw_as_error();
 
-// Every public function that is not noexcept does its work in here; constructors have a handler.
+// Runs the body of a public function. Every public function that is not noexcept uses this;
+// constructors have a handler instead.
 template <typename Work>
 decltype(auto) only_errors(const Work& work) {
   try {

@@ -35,7 +35,7 @@ Pattern compile_pattern(std::string_view text, const char* code, std::string fie
   re2::RE2::Options options;
   options.set_log_errors(false);
   options.set_max_mem(memory_max);
-  // Names are bytes: '.' must match invalid UTF-8 too.
+  // Names may be invalid UTF-8, and '.' must match their bytes too.
   if (!is_utf8(text)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
   auto pattern = std::make_unique<const re2::RE2>(piece(text), options);
   if (pattern->ok()) return pattern;

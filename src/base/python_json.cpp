@@ -13,7 +13,7 @@ namespace {
 
 using Fault = PythonJson::Fault;
 
-constexpr unsigned python_depth_max = 1000;  // about Python's; simdjson's is 1024
+constexpr unsigned python_depth_max = 1000;  // about Python's limit; simdjson's is 1024
 
 bool is_parsed(std::string_view number) {
   dom::parser parser;
@@ -117,7 +117,7 @@ class Reader {
 
   void escape() {
     const std::size_t begin = at_++;
-    if (at_ == text_.size()) return;  // the string has no end
+    if (at_ == text_.size()) return;  // the string is unterminated
     if (now() != 'u') {
       constexpr std::string_view known = "\"\\/bfnrt";
       if (known.find(now()) == known.npos) throw Fault{"a wrong escape", begin};

@@ -1,5 +1,5 @@
-// JSON as Python's json module reads it: more than the standard allows, and more than simdjson
-// takes.
+// Reads JSON as Python's json module does, which accepts more than the standard and more than
+// simdjson.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,12 @@
 namespace loadstone {
 
 struct PythonJson {
-  // JSON for simdjson, with the document's length and positions: NaN and numbers beyond doubles are
-  // 0, integers beyond 64 bits are doubles, and half a surrogate pair is U+FFFD.
+  // Equivalent JSON for simdjson, with the same length and offsets. NaN and numbers outside the
+  // range of double become 0, integers of more than 64 bits become doubles, and a lone surrogate
+  // becomes U+FFFD.
   std::string text;
-  bool has_infinite = false;  // or NaN
-  // The reason why Python rejects it too, and its offset.
+  bool has_infinite = false;  // true for NaN too
+  // The reason why Python also rejects the text, and its offset.
   struct Fault {
     std::string_view message;
     std::size_t offset;

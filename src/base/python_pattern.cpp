@@ -37,7 +37,7 @@ bool is_letter(char32_t each) {
   return (each >= 'a' && each <= 'z') || (each >= 'A' && each <= 'Z');
 }
 
-// \d, \s, \w and their complements; nullopt for other letters.
+// Returns the characters of \d, \s, \w and their complements; nullopt for other letters.
 std::optional<Characters> category(char32_t letter) {
   const Characters digits = range('0', '9');
   const Characters spaces = range('\t', '\r') | range(0x1c, ' ');
@@ -68,7 +68,7 @@ Characters folded(Characters all) {
   return all;
 }
 
-// \n and similar; nullopt for other letters.
+// Returns the character of \n and similar escapes; nullopt for other letters.
 std::optional<char32_t> control(char32_t letter) {
   constexpr std::u32string_view letters = U"afnrtv";
   constexpr std::u32string_view meanings = U"\a\f\n\r\t\v";
@@ -77,8 +77,8 @@ std::optional<char32_t> control(char32_t letter) {
   return meanings[at];
 }
 
-// A recursive descent over the grammar of CPython's re._parser, which writes RE2's syntax at once.
-// Not thread-safe.
+// A recursive-descent parser of the grammar of CPython's re._parser. It writes RE2's syntax while
+// it parses. Not thread-safe.
 class Translator {
  public:
   Translator(std::string_view pattern, const char* code, const std::string& field)
@@ -117,7 +117,7 @@ class Translator {
   }
 
  private:
-  // The element before a quantifier.
+  // The kind of element before a quantifier.
   enum class Last : std::uint8_t { nothing, position, item, repeat };
 
   [[noreturn]] void refuse(const std::string& why) const {
@@ -142,7 +142,8 @@ class Translator {
     return text_[at_++];
   }
 
-  // "(?i)" at the beginning. Flags for lines and ASCII have no effect on plain names.
+  // Reads flags such as "(?i)" at the beginning. Flags for lines and for ASCII have no effect on
+  // plain names.
   Flags global_flags() {
     const std::size_t end = text_.find_first_not_of(U"aimsu", 2);
     if (text_.compare(0, 2, U"(?") != 0 || end == 2 || end >= text_.size() || text_[end] != ')') {
@@ -156,7 +157,7 @@ class Translator {
     return {.ignores_case = given.find('i') != given.npos};
   }
 
-  // At "(?=" or "(?!".
+  // Called at "(?=" or "(?!".
   std::string look_ahead(Flags flags) {
     at_ += 3;
     out_ = "\\A(?:";
@@ -201,7 +202,7 @@ class Translator {
     }
   }
 
-  // After "{"; returns false if it is a literal character.
+  // Called after "{". Returns false if the "{" is a literal character.
   bool counted_repeat(Last& last) {
     const std::size_t begin = at_;
     if (is_next('}')) return false;
@@ -230,7 +231,7 @@ class Translator {
     if (last == Last::nothing || last == Last::position) reject("nothing to repeat");
     if (last == Last::repeat) reject("multiple repeat");
     if (is_next('+')) refuse("possessive quantifiers");
-    take('?');  // whether there is a match does not depend on it
+    take('?');  // a lazy quantifier matches the same names
     out_.insert(item_begin_, "(?:");
     out_ += most ? fmt::format("){{{},{}}}", least, *most) : fmt::format("){{{},}}", least);
     last = Last::repeat;
@@ -270,7 +271,7 @@ class Translator {
     return range(each, each);
   }
 
-  // Reads the beginning of a look-around after "(".
+  // Reads the beginning of a look-around after "(". Returns false for any other text.
   bool take_look_around() {
     for (const std::u32string_view kind : {U"?=", U"?!", U"?<=", U"?<!"}) {
       if (text_.compare(at_, kind.size(), kind) != 0) continue;
@@ -340,7 +341,7 @@ class Translator {
     if (!groups_.insert(name).second) reject("two groups have one name");
   }
 
-  // "i-s:" of "(?i-s:...)". Flags for lines have no effect on names without newlines.
+  // Reads "i-s:" of "(?i-s:...)". Flags for lines have no effect on names without newlines.
   void scoped_flags(Flags& flags) {
     std::u32string on;
     std::u32string off;
@@ -381,7 +382,7 @@ class Translator {
     last = Last::item;
   }
 
-  // Returns the character that an escape means.
+  // Returns the character that an escape represents.
   char32_t escaped(char32_t letter) {
     if (const auto meaning = control(letter)) return *meaning;
     if (letter == 'x') return hexadecimal(2);
@@ -408,7 +409,7 @@ class Translator {
     return value;
   }
 
-  // A character of a set, or a category, which no range begins or ends with.
+  // An element of a set: a character, or a category, which cannot be the end of a range.
   struct SetItem {
     std::optional<char32_t> character;
     Characters characters;
@@ -423,7 +424,7 @@ class Translator {
     return {each, literal(each, flags)};
   }
 
-  // Called after "[". A leading "]" is a character, as is a "[" anywhere.
+  // Called after "[". A leading "]" is a literal character, and so is any "[".
   Characters set(Flags flags) {
     constexpr const char* unterminated = "unterminated character set";
     Characters found;
@@ -446,7 +447,7 @@ class Translator {
       found |= range(*first.character, *last.character);
     }
     if (!is_negated) return found;
-    // The set may contain the character's other case.
+    // A negated set must exclude both cases of its characters if case is ignored.
     if (flags.ignores_case) found = folded(found);
     return ~found;
   }
@@ -460,7 +461,7 @@ class Translator {
   bool leaves_out_ = false;  // look-around
   bool has_left_out_ = false;
   std::string out_;
-  std::size_t item_begin_ = 0;  // in `out_`, of what a quantifier repeats
+  std::size_t item_begin_ = 0;  // offset in `out_` of the element that a quantifier repeats
   std::set<std::u32string> groups_;
 };
 

@@ -1,4 +1,4 @@
-// Regular expressions of Python's `re` module, translated for RE2.
+// Translates regular expressions of Python's `re` module for RE2.
 #pragma once
 
 #include <string>
@@ -18,22 +18,22 @@ namespace loadstone {
 [[nodiscard]] std::string re2_of_python(std::string_view pattern, const char* code,
                                         const std::string& field);
 
-// Matches names that `text` and all of `needed` match, and none of `excluded`.
+// Matches the names that `text` and all of `needed` match, and none of `excluded` matches.
 struct Re2Match {
   std::string text;
   std::vector<std::string> needed;
   std::vector<std::string> excluded;
-  // `text` may match further names, because look-around inside of the pattern was removed.
+  // True if `text` may match additional names, because look-around inside the pattern was removed.
   bool is_wider = false;
 };
 
-// Does the same, and reads flags and look-ahead at the beginning: `(?i)^(?!lm_head).*`. Rejects
-// look-ahead that belongs to one of several alternatives.
+// Like re2_of_python(), but also reads flags and look-ahead at the beginning: `(?i)^(?!lm_head).*`.
+// Rejects look-ahead that belongs to only one of several alternatives.
 [[nodiscard]] Re2Match re2_match_of_python(std::string_view pattern, const char* code,
                                            const std::string& field);
 
-// Returns true if all characters are ASCII without newlines: for others Python's classes, `.`, `$`
-// and case folding need tables of Unicode.
+// Returns true if all characters are ASCII and not newlines. For other characters, Python's
+// classes, `.`, `$` and case folding would need Unicode tables.
 [[nodiscard]] bool is_plain_name(std::string_view name) noexcept;
 
 }  // namespace loadstone

@@ -1,4 +1,5 @@
-// Repeated fields of a JSON object: Python's json uses the last one, other readers the first.
+// Finds repeated fields of a JSON object, which are ambiguous: Python's json uses the last one,
+// other readers the first.
 #pragma once
 
 #include <simdjson.h>
@@ -8,8 +9,8 @@
 
 namespace loadstone {
 
-// Returns the first repeated field, at any depth: "rank_pattern.q_proj", with indices of array
-// items.
+// Returns the path of the first repeated field at any depth, such as "rank_pattern.q_proj". Array
+// items are given by index.
 [[nodiscard]] std::optional<std::string> repeated_field(const simdjson::dom::element& element);
 
 }  // namespace loadstone

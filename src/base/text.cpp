@@ -35,8 +35,8 @@ struct CodeRange {
   std::uint32_t last;
 };
 
-// Some control terminals, some change how a line reads, and the others are invisible: Unicode's
-// Default_Ignorable_Code_Point among them.
+// Characters that control terminals, change how a line is displayed, or are invisible. Includes
+// Unicode's Default_Ignorable_Code_Point.
 constexpr auto unsafe_codes = std::to_array<CodeRange>({
     {0x00, 0x1f},        // C0
     {0x7f, 0x9f},        // DEL, C1
@@ -71,7 +71,8 @@ std::string escaped(std::string_view text) {
   out.reserve(text.size());
   while (true) {
     const auto* const run = std::ranges::find_if(text, [](char c) { return c < ' ' || c > '~'; });
-    out.append(text.begin(), run);  // names are ASCII, and there may be a million
+    // Copied as a whole for speed: names are ASCII, and there may be a million.
+    out.append(text.begin(), run);
     text.remove_prefix(static_cast<std::size_t>(run - text.begin()));
     if (text.empty()) return out;
     const bool is_stray = !valid && static_cast<unsigned char>(text[0]) >= 0x80;
@@ -98,7 +99,7 @@ bool is_one_of(std::string_view word, std::initializer_list<std::string_view> wo
       words, [&](std::string_view each) { return std::ranges::equal(word, each, {}, lower); });
 }
 
-// Includes mistyped URLs, such as "http:/host", which may still contain a secret.
+// Returns true for mistyped URLs too, such as "http:/host", because they may contain a secret.
 bool begins_url(std::string_view scheme, std::string_view rest) {
   const bool is_web = is_one_of(scheme, {"http", "https"}) && !rest.empty() && rest[0] != ' ';
   return scheme.size() > 1 && (rest.starts_with('/') || is_web);
@@ -109,14 +110,14 @@ void erase_user(std::string& url, std::size_t host) {
   if (at != std::string::npos && at >= host) url.erase(host, at + 1 - host);
 }
 
-// The name of an object in a bucket may contain "#".
+// "#" is kept for s3 and hf, because names in a bucket may contain it.
 std::string public_url_of(std::string_view url, std::string_view scheme) {
   std::string text(url.substr(0, url.find_first_of(is_one_of(scheme, {"s3", "hf"}) ? "?" : "?#")));
   erase_user(text, std::min(text.find_first_not_of('/', scheme.size() + 1), text.size()));
   return text;
 }
 
-// Returns the nearest position at or before `at` that does not split a character.
+// Returns the largest offset up to `at` that does not split a character.
 std::size_t before_character(std::string_view text, std::size_t at) noexcept {
   std::size_t place = at;
   while (place > 0 && at - place < 3 &&
@@ -151,7 +152,8 @@ std::string without_secrets(std::string_view text) {
     const std::string_view scheme = text.substr(begin, colon - begin);
     passed = colon + 1;
     if (!begins_url(scheme, text.substr(passed))) continue;
-    // A quoted URL ends with the quote, even if it contains spaces; an unquoted one, with the text.
+    // A quoted URL ends at the quote, even if it contains spaces. A URL that begins the text is all
+    // of the text. Any other URL ends at a space.
     const char quote = begin > 0 ? text[begin - 1] : '\0';
     const bool is_quoted = quote == '\'' || quote == '"' || quote == '`';
     const bool is_whole = begin == 0 && kept.empty();
@@ -168,7 +170,8 @@ std::string without_secrets(std::string_view text) {
 }
 
 std::string printable(std::string_view text, std::size_t length_max) {
-  const std::string whole = without_secrets(text);  // before a part of a URL is cut off
+  // Secrets are removed before the text is shortened.
+  const std::string whole = without_secrets(text);
   text = whole;
   if (text.size() <= length_max) return escaped(text);
   const std::size_t part = length_max / 2;
@@ -245,7 +248,7 @@ bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
   double number = 0;
   const auto [end, problem] =
       std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  if (problem != std::errc{} || !(number >= 0)) return false;  // no negative size, and no NaN
+  if (problem != std::errc{} || !(number >= 0)) return false;  // rejects negative sizes and NaN
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {
     if (*at != ' ') unit += lower(*at);

@@ -1,4 +1,4 @@
-// Colours of text for a terminal. The caller decides if they are used.
+// Adds terminal colours to text. The caller decides if colours are used.
 #pragma once
 
 #include <string>

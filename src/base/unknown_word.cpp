@@ -20,7 +20,7 @@ bool is_end_of(std::string_view typed, std::string_view word) {
          word[word.size() - typed.size() - 1] == '.';
 }
 
-// Returns the words at the least distance.
+// Returns the words with the smallest edit distance.
 std::vector<std::string> nearest(std::string_view typed, const std::vector<std::string>& known) {
   auto least = static_cast<unsigned>(std::min<std::size_t>(typed.size() / 3 + 1, 8));
   std::vector<std::string> near;

@@ -15,7 +15,7 @@ bool has_only(std::string_view text, std::string_view characters) {
   return text.find_first_not_of(characters) == std::string_view::npos;
 }
 
-// "Thu, 26 Nov 2026 06:53:47 GMT"
+// Returns true for an HTTP date such as "Thu, 26 Nov 2026 06:53:47 GMT".
 bool is_date(std::string_view text) {
   constexpr std::string_view sample = "Www, 00 Mmm 0000 00:00:00 GMT";
   constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";

@@ -1,4 +1,4 @@
-// The version of a remote file: an ETag, or a date.
+// Formats the version of a remote file, which is an ETag or a date.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace loadstone {
 
-// For messages. A text other than hex digits or a date may contain secrets of the request, such as
-// a signature, so its digest is returned.
+// Returns the version for messages. If the text is neither hex digits nor a date, it may contain
+// secrets of the request, such as a signature, so its digest is returned.
 [[nodiscard]] std::string version_text(std::string_view version);
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Words of ASCII, and lists of them as data: "a b c".
+// Handles ASCII words, and lists of words that are stored as one string: "a b c".
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Returns the text with ASCII letters in lower case, whatever the locale.
+// Returns the text with ASCII letters in lower case, regardless of the locale.
 [[nodiscard]] inline std::string lowered(std::string_view text) {
   std::string lower(text);
   for (char& each : lower) {
@@ -31,7 +31,7 @@ constexpr void for_each_word(std::string_view words, Use use) {
   static_cast<void>(any_word(words, [&](std::string_view word) { return use(word), false; }));
 }
 
-// Return true if a name is one of the words, contains one, begins or ends with one.
+// Return true if the name is one of the words, or contains, begins with or ends with one of them.
 [[nodiscard]] constexpr bool is_word(std::string_view name, std::string_view words) {
   return any_word(words, [&](std::string_view word) { return name == word; });
 }

@@ -17,10 +17,10 @@ namespace loadstone {
 
 namespace {
 
-// A piece of this size is worth a separate request.
+// A piece of at least this size is worth a separate read request.
 constexpr std::uint64_t apart_bytes_min = 256 << 10;
 
-// Sorts the ranges, and joins those that one read brings.
+// Sorts the ranges, and joins neighbouring ranges that one read can cover.
 std::vector<ShardRange> joined(std::vector<ShardRange> reads) {
   std::ranges::sort(reads, {}, [](const ShardRange& range) {
     return std::tuple(range.shard, range.bytes.begin, range.bytes.end);
@@ -37,7 +37,7 @@ std::vector<ShardRange> joined(std::vector<ShardRange> reads) {
   return joined;
 }
 
-// Returns the box's defect, or an empty text.
+// Returns the reason why the box is invalid, or an empty string.
 std::string fill_read(const ValueSet& values, const Box& box, std::uint64_t elements, Dtype target,
                       BoxRead& read) {
   const auto& tensors = values.tensors();
@@ -143,7 +143,8 @@ std::vector<ShardRange> planned_reads(const ValueSet& values,
 
 std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value) {
   std::vector<SourceExtent> extents;
-  std::unordered_map<std::uint32_t, std::size_t> places;  // of those before the last one
+  // By source: index in `extents`, except the last one.
+  std::unordered_map<std::uint32_t, std::size_t> places;
   const auto add = [&](std::uint32_t source, ByteRange bytes) {
     if (extents.empty() || extents.back().source != source) {
       if (!extents.empty()) places.try_emplace(extents.back().source, extents.size() - 1);
@@ -166,7 +167,7 @@ std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& va
     }
   });
   if (!extents.empty()) return extents;
-  // A tensor without elements has sources too, of which no byte is read.
+  // A tensor without elements has sources too, although no bytes of them are read.
   for (const std::uint32_t source : sources_of(value.boxes, values.decodings, value.merge)) {
     const std::uint64_t begin = values.tensors()[source].offset_begin;
     add(source, {begin, begin});

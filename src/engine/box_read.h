@@ -1,4 +1,4 @@
-// The bytes of sources that a box needs, and how the engine reads them.
+// Describes the source bytes that a box needs, and how the engine reads them.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@
 
 namespace loadstone {
 
-// Holes up to this size between pieces that are read into their places are read over: a second call
-// costs more.
+// Maximum gap between two pieces that are read directly into their destinations in one call. The
+// bytes in the gap are read and discarded, because a second call costs more.
 inline constexpr std::uint64_t skipped_bytes_max = 4096;
-// The same between staged pieces: the hole is read into the slot.
+// Maximum gap between two staged pieces. The bytes in the gap are read into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 
-// A box that is not empty, with its dimensions by source stride. Counts elements, or bytes if an
-// element is smaller than a byte, in which case only runs can be copied.
+// A box with at least one element, with its dimensions sorted by source stride. Counts elements. If
+// an element is smaller than a byte, it counts bytes instead, and only contiguous runs can be
+// copied.
 struct BoxRead {
   std::uint32_t source = 0;            // index into Catalog::tensors()
   const Decoding* decoding = nullptr;  // null: copies the source's bytes
@@ -31,26 +32,26 @@ struct BoxRead {
   std::uint64_t source_bytes = 0;  // of one element, once it is decoded
   std::uint64_t target_bytes = 0;
   BoxDims dims;
-  bool is_direct = false;  // read into its place
+  bool is_direct = false;  // read directly into its destination
   bool is_transposed = false;
-  InnerRun run;  // read at once
+  InnerRun run;  // contiguous elements that are read together
 
-  // The elements of the whole box in its source.
+  // Returns the range of source elements that contains the whole box.
   [[nodiscard]] ElementRange elements() const noexcept;
-  // The number of runs, saturated.
+  // Returns the number of runs; UINT64_MAX on overflow.
   [[nodiscard]] std::uint64_t runs() const noexcept;
 };
 
-// Checks a box that is not empty, before memory is written. Throws Error "plan.box" if it
-// leaves its source or its target, or needs a cast that has no kernel.
+// Checks a box that is not empty, before memory is written. Throws Error "plan.box" if the box
+// exceeds its source or its target, or needs a cast that has no kernel.
 [[nodiscard]] BoxRead check_box(const ValueSet& values, const Value& value, const Box& box);
-// Returns nullopt for empty boxes and those that a reader rejects. `target`: the final dtype.
-// `form`: receives the decoding's.
+// Returns nullopt for an empty box, and for a box that the engine rejects. `target` is the final
+// dtype. `form` receives the prepared decoding, if the box has one.
 [[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
                                               PreparedDecoder& form);
 
-// Visits the sources of these elements of the box: their indices, and their bytes' place in the
-// shard.
+// Visits the sources of these elements of the box, with each source's index and the byte range in
+// its shard.
 template <typename Visit>
 void visit_sources(const ValueSet& values, const BoxRead& read, const PreparedDecoder& form,
                    ElementRange elements, const Visit& visit) {
@@ -83,20 +84,20 @@ void visit_boxes(const Value& value, const Visit& visit) {
   for_each_box(value, [&](const Box& box) { visit(box, dtype); });
 }
 
-// Returns the source bytes of these values in file order, as disjoint ranges. Includes unneeded
-// bytes only if they are read over. Omits short pieces far apart, such as columns: requesting each
-// costs as much as reading it.
+// Returns the source bytes of these values as disjoint ranges in file order. Bytes that no value
+// needs are included only in gaps that are read over. Short pieces that are far apart, such as
+// columns, are omitted, because requesting a piece ahead would cost as much as reading it.
 [[nodiscard]] std::vector<ShardRange> planned_reads(const ValueSet& values,
                                                     std::span<const std::uint32_t> numbers);
 
-// Bytes of a shard that contain a part of one source.
+// The byte range of a shard that contains everything a value needs of one source.
 struct SourceExtent {
   std::uint32_t source = 0;
   std::uint64_t begin = 0;  // in the shard
   std::uint64_t end = 0;
 };
 
-// The sources of a value, one extent each, in the order in which they are met.
+// Returns one extent per source of the value, in the order of first use.
 [[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value);
 
 }  // namespace loadstone

@@ -12,9 +12,9 @@ namespace loadstone {
 
 namespace {
 
-// Remaining bytes of a slot that justify waiting for another value, unless slots are smaller.
+// A slot with fewer free bytes than this is copied at once instead of waiting for another value.
 constexpr std::uint64_t rest_least = 4096;
-// Small values per batch: the entry of each takes memory in addition to the ring.
+// Maximum number of small values per batch, because each entry uses memory outside the ring.
 constexpr std::size_t batch_copies_max = 1024;
 
 }  // namespace
@@ -37,7 +37,7 @@ DeviceRing::~DeviceRing() {
     try {
       device_.wait(slot);
     } catch (...) {
-      // The owner already knows the reason, or finish() reported it.
+      // The owner already knows the error, or finish() has reported it.
     }
   }
   device_.free(data_);
@@ -48,7 +48,7 @@ bool DeviceRing::holds(const std::byte* bytes) const noexcept {
   return !std::less<>()(bytes, data_) && std::less<>()(bytes, data_ + ring_.bytes());
 }
 
-// One in use that has room; else an empty one, or the one that was taken first.
+// Returns a slot in use that has enough space, otherwise an empty slot, otherwise the oldest one.
 unsigned DeviceRing::next_slot(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto pop = [](auto& from, auto place) {
@@ -121,7 +121,8 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t value, std::byte* to,
   if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
     slot.used_bytes = ring_.slot_bytes;
   }
-  // Most values are as large as the previous one: if another has no room, no other follows.
+  // Most values are as large as the previous one. If a value of this size no longer fits, the next
+  // one will probably not fit either.
   if (!has_room(number, std::max<std::uint64_t>(bytes.size(), 1)) ||
       slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
     begin_copies(number);
@@ -130,7 +131,7 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t value, std::byte* to,
   used_.push_back(number);
 }
 
-// All copies of a batch go to one device.
+// Starts the copies of a slot, in batches that each go to one device.
 void DeviceRing::begin_copies(unsigned number) {
   Slot& slot = slots_[number];
   for (std::size_t first = 0; first < slot.copies.size();) {

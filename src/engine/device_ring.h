@@ -1,4 +1,4 @@
-// Bytes on their way to devices: pinned memory in slots, filled by threads and copied from.
+// Copies bytes to devices through slots of pinned memory, which threads fill.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,14 @@
 
 namespace loadstone {
 
-// A slot is filled by one thread at a time, copied from while others are filled, and free again
-// when its copies have arrived. Small values share one: their copies begin together, once they are
-// worth a call, the slot is needed, or all is sent. Each slot is a lane of the device. Thread-safe.
+// A ring of slots. One thread at a time fills a slot, while other slots are being copied to the
+// device. A slot is free again when its copies are complete. Small values share a slot, and their
+// copies begin together: when a batch is large enough, when the slot is needed, or in finish().
+// Each slot is a lane of the device. Thread-safe.
 class DeviceRing {
  public:
-  // Allocates the ring of the budget, for copies to `first` and other devices. The arguments must
-  // outlive it.
+  // Allocates the ring of the budget, for copies to `first` and to other devices. The arguments
+  // must outlive the ring.
   DeviceRing(const ValueSet& values, Device& device, std::string_view first, const Ring& ring,
              MemoryCount& memory);
   DeviceRing(const DeviceRing&) = delete;
@@ -30,21 +31,22 @@ class DeviceRing {
   // Waits for copies in flight.
   ~DeviceRing();
 
-  // Returns memory for this many bytes, at most a slot: the calling thread fills and sends it.
-  // Waits for the oldest slot if none is free.
+  // Returns memory for this many bytes, at most a slot. The calling thread fills the memory and
+  // passes it to send(). Waits for the oldest slot if no slot is free.
   [[nodiscard]] std::byte* take(std::uint64_t bytes);
-  // Copies to the memory of a value's device, now or later: bytes that were taken, or any others,
-  // which are the caller's again. Throws Error that names value and device.
+  // Copies bytes to `to` in the memory of the value's device, now or later. `bytes` may come from
+  // take() or from any other memory, which the caller may reuse after the call. Throws Error that
+  // names the value and the device.
   void send(std::uint32_t value, std::byte* to, std::span<const std::byte> bytes);
-  // Returns when all has arrived.
+  // Returns when all copies are complete.
   void finish();
 
  private:
   struct Slot {
     std::uint64_t used_bytes = 0;
-    std::uint64_t age = 0;    // of slots in use, the least was taken first
-    std::uint32_t value = 0;  // that was sent last
-    // Copies that have not begun, and the value of each.
+    std::uint64_t age = 0;    // the slot in use with the smallest age was taken first
+    std::uint32_t value = 0;  // the value sent last
+    // Copies that have not begun, and the value of each copy.
     std::vector<DeviceCopy> copies;
     std::vector<std::uint32_t> values;
     std::uint64_t unsent_bytes = 0;
@@ -70,12 +72,13 @@ class DeviceRing {
   const Ring ring_;
   MemoryCount& memory_;
   std::mutex mutex_;
-  // A slot in neither list is its thread's, which takes no lock; all else is guarded by mutex_.
+  // A slot that is neither in free_ nor in used_ belongs to one thread, which needs no lock for it.
+  // mutex_ guards the slots in the lists and all other members.
   std::vector<Slot> slots_;
-  std::vector<unsigned> free_;  // without copies in flight
+  std::vector<unsigned> free_;  // slots without copies in flight
   std::vector<unsigned> used_;
-  std::uint64_t taken_ = 0;  // slots, each time that one was empty
-  std::byte* const data_;    // pinned last: nothing fails afterwards
+  std::uint64_t taken_ = 0;  // number of times that an empty slot was taken
+  std::byte* const data_;    // pinned last, so that no later failure can leave it pinned
 };
 
 }  // namespace loadstone

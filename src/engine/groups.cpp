@@ -16,8 +16,8 @@ namespace loadstone {
 
 namespace {
 
-// The shard of the value's first source, and its offset: work in this order reads files from start
-// to end.
+// Returns the shard of the value's first source, and the offset in that shard. Work in this order
+// reads files from start to end.
 std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, const Value& value) {
   std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
   for (const Box& box : value.boxes) {
@@ -49,7 +49,7 @@ void prepare(const Value& value, GroupMember& member, Group& group) {
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);
 }
 
-// Allocates memory that lives from the first window to the last.
+// Allocates the member's memory that is in use from its first window to its last.
 void hold(GroupMember& member, Group& group, ValueSink& sink) {
   const QuantizedLayout& form = *member.form;
   member.held.resize(form.parts.size());
@@ -83,7 +83,7 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers
 
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups) {
-  // Each with the first place of its group, and that group's number.
+  // A group's first place in the files, and the index of the group.
   struct Item {
     std::pair<std::uint32_t, std::uint64_t> place;
     std::size_t group = 0;

@@ -1,4 +1,5 @@
-// Values that are made together: partners of one scale, or one alone.
+// Groups of values that are made together because they share a scale. Any other value is a group of
+// one.
 #pragma once
 
 #include <cstddef>
@@ -20,22 +21,23 @@ namespace loadstone {
 struct GroupMember {
   std::uint32_t value = 0;
   std::uint64_t elements = 0;
-  std::optional<QuantizedLayout> form;  // nullopt: not quantized
-  // Components that receive all windows and have no place in the sink's memory; others are empty.
+  std::optional<QuantizedLayout> form;  // not set: the value is not quantized
+  // Components that receive all windows and have no memory in the sink. Empty for other components.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;
-  std::uint64_t next = 0;  // element that no window has yet
-  std::uint64_t left = 0;  // elements that are not done
+  std::uint64_t next = 0;  // the first element that no window contains yet
+  std::uint64_t left = 0;  // number of elements that are not done yet
 };
 
-// A queue guards what changes; each window's bytes belong to its thread.
+// The members that change are guarded by the mutex of the WindowQueue. The bytes of a window belong
+// to the thread that has the window.
 struct Group {
   std::vector<GroupMember> members;
   std::vector<float> amax;    // one per matrix of the stack; empty if unused
-  std::size_t member = 0;     // of the next window
-  std::size_t measuring = 0;  // windows that are being measured
+  std::size_t member = 0;     // index of the member from which the next window is taken
+  std::size_t measuring = 0;  // number of windows that threads are measuring
   bool is_measured = false;
-  std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels
+  std::uint64_t number_bytes = 0;  // decoded bytes of all members, each aligned for kernels
   std::uint64_t held_bytes = 0;
   MemoryCount* memory = nullptr;
 
@@ -47,8 +49,8 @@ struct Group {
   }
 };
 
-// Targets in processing order, with partners of one scale together, and the end of each group.
-// Targets with the same Quantization::group follow the first of them.
+// Targets in processing order, and the end index of each group. Targets with the same
+// Quantization::group are one group, at the position of its first target.
 struct GroupList {
   std::vector<std::uint32_t> numbers;
   std::vector<std::size_t> ends;
@@ -61,17 +63,17 @@ struct GroupList {
 };
 
 struct GroupSize {
-  std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels
+  std::uint64_t number_bytes = 0;  // decoded bytes of all members, each aligned for kernels
   bool is_quantized = false;
-  bool is_measured = false;  // before it is encoded
+  bool is_measured = false;  // the group is measured before it is encoded
 };
 [[nodiscard]] GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers);
 
-// Appends these values, ordered by the place of their source bytes in the files.
+// Appends the groups of these values, ordered by the positions of their source bytes in the files.
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups);
 
-// Prepares a group. Throws Error "plan.quantize" for unchecked plans, and "memory.host".
+// Prepares a group. Throws Error "plan.quantize" if the plan was not checked, and "memory.host".
 [[nodiscard]] std::shared_ptr<Group> make_group(const ValueSet& values,
                                                 std::span<const std::uint32_t> numbers,
                                                 ValueSink& sink, MemoryCount& memory);

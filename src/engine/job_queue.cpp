@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-// Bounds a job's memory and the time that the queue is locked.
+// Maximum pieces per job, which limits a job's memory and the time that the queue is locked.
 constexpr std::size_t job_pieces_max = 2048;
 
 bool goes_on_later(const Walk& a, const Walk& b) { return a.file_begin() > b.file_begin(); }
@@ -36,7 +36,7 @@ JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> places,
                         .box = b});
     }
   }
-  // A decoding's boxes are consecutive, at the place of its first source.
+  // The boxes of one decoding are consecutive, at the position of the decoding's first source.
   std::ranges::sort(items_, {}, [&](const Item& item) {
     const bool decoded = item.decoding != no_decoding;
     const std::uint64_t begin =
@@ -77,7 +77,7 @@ bool JobQueue::next(Job& job) {
     decoding_ = items_[next_item_].decoding;
     open_items(items_[next_item_].file_begin + 1);
   }
-  // A box that begins before the position of the open ones comes first.
+  // Opens boxes that begin at or before the first open box, because jobs follow the file order.
   open_items(open_.front().file_begin() + 1);
   job.shard = shard_;
   job.decoding = decoding_;
@@ -97,7 +97,7 @@ bool JobQueue::next(Job& job) {
     push(std::move(waiting_.back()));
     waiting_.pop_back();
   }
-  // Without this check the caller would get the same window for ever.
+  // Without this check, the caller would get the same window forever.
   if (job.pieces.empty()) throw Error("internal", "a window is smaller than one element");
   return true;
 }

@@ -1,4 +1,4 @@
-// All that has to be read, as jobs in the order of the files.
+// Divides the boxes of a run into jobs, in the order of the files.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,15 @@
 
 namespace loadstone {
 
-// Makes jobs on demand, so that its memory is the list of boxes (24 bytes each) and the boxes that
-// overlap in the file at one place. Thread-safe.
+// Makes jobs on demand. The queue's memory is therefore only the list of boxes (24 bytes each), and
+// the boxes that overlap at the current position in the file. Thread-safe.
 class JobQueue {
  public:
-  // `places`: where each value is written; null: not in this run. Checks every box.
+  // Checks every box. `places` has the destination of each value; null if the value is not in this
+  // run.
   JobQueue(const ValueSet& values, std::span<std::byte* const> places, const WindowLimits& limits);
 
-  // Bytes of the sources that the jobs bring to their places.
+  // Returns the source bytes that the jobs copy to their destinations.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
   // Gets the next job in file order; returns false if none is left.
   [[nodiscard]] bool next(Job& job);
@@ -33,7 +34,7 @@ class JobQueue {
     std::uint32_t box = 0;
   };
 
-  // Opens what begins before the window's end in the shard or decoding of the open boxes.
+  // Opens the boxes that begin before the window's end, in the current shard or decoding.
   void open_items(std::uint64_t window_end);
   void push(Walk walk);
   Walk pop();
@@ -43,11 +44,11 @@ class JobQueue {
   std::uint64_t bytes_total_ = 0;
   std::vector<Item> items_;  // in file order
   std::mutex mutex_;
-  std::size_t next_item_ = 0;  // guarded by mutex_, as all that follows
+  std::size_t next_item_ = 0;  // guarded by mutex_, like all members below
   std::uint32_t shard_ = 0;    // of the open boxes
   std::uint32_t decoding_ = no_decoding;
-  std::vector<Walk> open_;     // a heap: the one that goes on first in the file is at the front
-  std::vector<Walk> waiting_;  // what does not fit the window that is being filled
+  std::vector<Walk> open_;     // a heap: the box with the lowest file position is at the front
+  std::vector<Walk> waiting_;  // boxes that do not fit the current window
 };
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Numbered jobs on some threads.
+// Runs numbered jobs on several threads.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace loadstone {
 
-// Reports to the observer, which may be null, and stops at the first failure. Not thread-safe; the
-// jobs of one run run at the same time.
+// Runs jobs, reports progress to the observer (which may be null), and stops at the first failure.
+// Not thread-safe, although the jobs of one run() are executed in parallel.
 class Jobs {
  public:
   // `threads`: 0 for one per core, at most defaults::verify_threads_max.
@@ -25,10 +25,11 @@ class Jobs {
         bytes_total_(bytes_total),
         bytes_done_(bytes_done) {}
 
-  // Calls job(index, scratch) for each index below `count`; the bytes are the thread's own.
+  // Calls job(index, scratch) for each index below `count`. `scratch` belongs to the calling
+  // thread.
   template <typename Job>
   void run(std::size_t count, const Job& job) {
-    stop_ = false;  // the end of a run before has set it
+    stop_ = false;  // the previous run sets it at its end
     std::atomic<std::size_t> next = 0;
     run_team(
         static_cast<unsigned>(std::clamp<std::size_t>(count, 1, threads_)), stop_, observer_,
@@ -41,7 +42,7 @@ class Jobs {
         });
   }
 
-  // Runs one job, which has no separate memory.
+  // Runs one job, which gets no scratch memory.
   template <typename Work>
   void run_one(const Work& work) {
     run(1, [&](std::size_t, std::vector<std::byte>&) { work(); });
@@ -49,7 +50,7 @@ class Jobs {
 
   // Set when jobs should end early; their results are then unused.
   [[nodiscard]] std::atomic<bool>& stop() noexcept { return stop_; }
-  // Jobs report the bytes they read; false: end early.
+  // Adds to the bytes that jobs have read. Returns false if the job should end early.
   [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {
     bytes_done_ += bytes;
     return !stop_;

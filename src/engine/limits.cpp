@@ -17,14 +17,14 @@ namespace loadstone {
 
 namespace {
 
-// A cast goes through memory twice: again from the second-level cache.
+// A cast reads its source again, so the window should fit the second-level cache.
 constexpr std::uint64_t staged_window_bytes = 1 << 20;
-// Windows that are in the order of the file gain nothing from being larger.
+// Windows in the order of the file do not get faster above this size.
 constexpr std::uint64_t straight_window_bytes = 2 << 20;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
-// Values that are encoded at once stay in the nearer caches.
+// Values that are encoded together should stay in the L1 and L2 caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
-// A copy of a box and of its dimensions, and the memory of a window's walk over it.
+// Upper bound for a copy of a box with its dimensions, and for a window's walk over the box.
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
@@ -38,13 +38,13 @@ std::uint64_t sum(std::initializer_list<std::uint64_t> numbers) {
   return all;
 }
 
-// Rounds up to pages: the next component begins on a new one.
+// Rounds up to whole pages, because each component begins on a new page.
 std::uint64_t pages(std::uint64_t bytes) {
   return bytes > UINT64_MAX - page_bytes ? bytes : round_up(bytes, page_bytes);
 }
 
-// The value orders its elements differently from a source: each window then reads through
-// more of the source than it takes.
+// Returns true if the value's elements have a different order than in a source. Each window then
+// reads through more of the source than it uses.
 bool is_transposed(const Value& value) noexcept {
   // Dimensions are sorted by target stride.
   return std::ranges::any_of(value.boxes, [](const Box& box) {
@@ -52,12 +52,13 @@ bool is_transposed(const Value& value) noexcept {
   });
 }
 
-// A transposed source is read again for each window, so that larger ones are cheaper.
+// Returns the largest useful window. A transposed source is read again for each window, so larger
+// windows are cheaper.
 std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
   return transposed ? window_bytes : std::min(window_bytes, straight_window_bytes);
 }
 
-// `has_place`: components are made in their final place.
+// `has_place` is true if components are written directly to their final memory.
 std::uint64_t held_bytes_of(const QuantizedLayout& form, bool has_place) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
   if (has_place) return bytes;
@@ -75,9 +76,10 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
   return bytes;
 }
 
-// The number of bytes that are read, each once however many values need it. Exact for ranges
-// without holes, and for ranges that do not meet. If one is in another's holes, the overlap is
-// unknown: both count in full, up to the distance from the first byte to the last. Value type.
+// Counts the bytes that are read, each byte once even if several values need it. The count is exact
+// for ranges without holes, and for ranges that do not overlap. If a range overlaps the holes of
+// another range, both ranges count in full, up to the distance between their first and last byte.
+// Value type.
 class ReadCount {
  public:
   // Ranges must be sorted by shard and begin.
@@ -88,8 +90,8 @@ class ReadCount {
   [[nodiscard]] std::uint64_t new_bytes(const CountedBytes& next) const noexcept;
 
   CountedBytes last_;
-  CountedBytes joint_;       // the last ones, which overlap
-  bool has_holes_ = false;   // the one of them that ends last
+  CountedBytes joint_;       // the current run of overlapping ranges
+  bool has_holes_ = false;   // true if the range in joint_ that ends last has holes
   std::uint64_t total_ = 0;  // without these
 };
 
@@ -133,7 +135,7 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
 }
 
 std::uint64_t window_bytes_of(const Value& value, std::uint64_t window_bytes) noexcept {
-  if (value.is_filled_in_place()) return straight_window_bytes;  // needs no other memory
+  if (value.is_filled_in_place()) return straight_window_bytes;  // needs no additional memory
   return largest_window(is_transposed(value), window_bytes);
 }
 
@@ -143,8 +145,8 @@ std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noex
   return std::min(std::max(elements, step), form.elements);
 }
 
-// A window of bytes that are read into their place may hold pieces that are staged, at their
-// distance from its beginning.
+// A window that is read directly into its destination may also contain staged pieces. In the slot,
+// they have the same offsets as in the window.
 Slot Limits::Staged::slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept {
   const WindowLimits limits = window_limits(most, chunk_bytes);
   std::uint64_t used = 0;
@@ -227,7 +229,7 @@ void Limits::add_value(const Value& value, Staged& staged) {
 void Limits::add_merge(const Value& value) {
   const Merge& merge = *value.merge;
   const std::uint64_t elements = value.elements();
-  // The computation rejects an invalid one.
+  // The computation rejects an invalid merge.
   if (check_merge(merge, elements, values_.tensors(), values_.decodings)) return;
   Value operand = {.shape = value.shape, .dtype = Dtype::f32, .boxes = value.boxes};
   add_value(operand, windows_);
@@ -236,7 +238,7 @@ void Limits::add_merge(const Value& value) {
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, each.boxes.size());
     add_value(operand, windows_);
   });
-  windows_.value_bytes = UINT64_MAX;  // of several values, in order
+  windows_.value_bytes = UINT64_MAX;  // several values are read in turn
   windows_.is_repeated = true;
   const MergeSizes sizes = merge_sizes(merge, elements);
   const std::array parts = {sizes.number_bytes(), sizes.right_bytes(), sizes.count_bytes()};
@@ -246,7 +248,7 @@ void Limits::add_merge(const Value& value) {
   merge_bytes_ = sum({merge_parts_[0], merge_parts_[1], merge_parts_[2]});
 }
 
-// Notes the bytes that the box reads. Returns how many are staged.
+// Records the bytes that the box reads. Returns the number of staged bytes.
 std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged) {
   PreparedDecoder form;
   const auto read = box_read(values_, box, value.dtype, form);
@@ -288,8 +290,8 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
   return sum({(all.end - all.begin) * read->source_bytes, bytes, bytes});
 }
 
-// Bytes that are read into place are also staged if other boxes need some of them, and holes
-// between staged bytes are read too.
+// Bytes that are read directly are also staged if other boxes need some of them. Holes between
+// staged bytes are read too.
 void Limits::count_reads() {
   std::ranges::sort(stretches_, {}, &Stretch::at);
   ReadCount count;
@@ -321,20 +323,20 @@ std::uint64_t Limits::box_bytes() const noexcept {
   return boxes_most_ <= boxes_uncounted ? 0 : pages(boxes_most_ * bytes_of_a_box);
 }
 
-// At least as many as there will be, those that are only measured included.
+// Returns an upper bound for the number of windows, including those that are only measured.
 std::uint64_t Limits::window_count(std::uint64_t window_bytes) const noexcept {
   const std::uint64_t once =
       window_values_ + window_bytes_ / std::max(window_bytes / 2, page_bytes);
   return saturating_add(once, once);
 }
 
-// One thread may still read whole values while others make windows.
+// Some threads may still read whole values while others make windows.
 std::uint64_t Limits::bytes_held(const Budget& budget) const {
   const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
   const std::uint64_t threads =
       std::min(std::uint64_t{budget.threads}, window_count(budget.window_bytes));
   std::uint64_t windows = threads * budget.window_thread_bytes();
-  // Each value is read once, or twice if it is measured first.
+  // Each value is read once, or twice if it is measured before it is encoded.
   if (!windows_.is_repeated) {
     const std::uint64_t once = saturating_add(window_bytes_, windows_.bytes);
     windows = std::min(windows, sum({once, once, threads * budget.encoded_bytes}));
@@ -352,17 +354,17 @@ std::uint64_t Limits::held_bytes(unsigned threads) const {
   return pages(bytes);
 }
 
-// The maximal size of an encoded piece.
+// Returns the maximum size of an encoded piece.
 std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
-  if (!encodes_apart_) return 0;  // they are encoded into their places
+  if (!encodes_apart_) return 0;  // pieces are encoded directly into their destination
   for (const QuantizedLayout& form : forms_) {
     bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
   }
   return pages(bytes);
 }
 
-// Windows per thread: one of values, and two in copies to a device.
+// Returns the number of windows per thread: one for decoded values, and two for copies to a device.
 std::uint64_t Limits::windows_in_hand() const noexcept {
   return (has_host_windows_ ? 1u : 0u) + (has_device_ ? 2u : 0u);
 }
@@ -375,7 +377,7 @@ std::uint64_t Limits::thread_bytes_least() const {
                              merge_bytes_ + windows_.bytes_least);
 }
 
-// The largest window of this run, at most `window_bytes`.
+// Returns the size of the largest window of this run, at most `window_bytes`.
 std::uint64_t Limits::window_use(std::uint64_t window_bytes) const {
   std::uint64_t use = 0;
   for (const Group& group : groups_) {
@@ -386,14 +388,15 @@ std::uint64_t Limits::window_use(std::uint64_t window_bytes) const {
   return pages(use);
 }
 
-// Pinned memory cannot be paged out.
+// Returns the maximum slot size that keeps the ring below the limit of pinned memory, which cannot
+// be paged out.
 std::uint64_t Limits::slot_bytes_max(unsigned threads) const noexcept {
   if (pinned_bytes_max_ == UINT64_MAX) return UINT64_MAX;
   const std::uint64_t bytes = pinned_bytes_max_ / (2 * threads);
   return std::max(bytes / page_bytes * page_bytes, window_bytes_least);
 }
 
-// `use`: of the largest window. Small values share slots.
+// `use` is the size of the largest window. Small values share slots.
 Ring Limits::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const {
   const std::uint64_t slot_most = slot_bytes_max(threads);
   const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window_bytes), 1, 2 * threads);
@@ -402,7 +405,8 @@ Ring Limits::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t us
   return {static_cast<unsigned>(count), std::min(slot, slot_most)};
 }
 
-// A thread's bytes without those of merges: half for windows, and half to stage their sources.
+// Divides a thread's memory, after the part for merges: one half for windows, and one half for
+// staging their sources.
 Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
   Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
@@ -412,7 +416,7 @@ Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_b
     return budget;
   }
   const std::uint64_t whole_and_ring = each;
-  each -= std::min(each, merge_bytes_);  // the least was more
+  each -= std::min(each, merge_bytes_);  // the minimum may be larger than `each`
   const std::uint64_t staging_least = windows_.bytes_least;
   const std::uint64_t in_hand = windows_in_hand();
   std::uint64_t piece = std::max(window_least_, std::min(piece_bytes_wanted, each / 4 / in_hand));
@@ -456,7 +460,8 @@ Budget Limits::load_budget(const LimitOptions& promise, unsigned threads,
                            std::uint64_t chunk_bytes) const {
   Budget promised = budget(promise);
   const std::uint64_t most = bytes_held(promised);
-  // More threads may need more in all: then each gets less, or there are fewer.
+  // More threads may need more memory in total. Then each thread gets less, or there are fewer
+  // threads.
   for (unsigned count = threads; count > 0; --count) {
     for (const std::uint64_t bytes : {promise.bytes_max, most}) {
       const Budget wished = budget({.threads = count,

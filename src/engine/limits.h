@@ -1,4 +1,5 @@
-// The memory that a run may hold: the plan promises it, and the engine sizes itself by it alone.
+// Computes the memory that a run may use. The plan promises this figure, and the engine sizes its
+// buffers by it.
 #pragma once
 
 #include <array>
@@ -19,50 +20,52 @@
 namespace loadstone {
 
 inline constexpr std::uint64_t page_bytes = 4096;
-// The least staging of a reader: a block and its decoded values must fit.
+// Minimum staging memory of a reader: one block and its decoded values must fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
-// Returns the most that components take in a slot, besides the decoded values.
+// Returns the maximum bytes that components use in a slot, in addition to the decoded values.
 [[nodiscard]] std::uint64_t parts_bytes_max(const PreparedDecoder& form,
                                             std::uint64_t slot_bytes) noexcept;
 
-// Window sizes of one job, by how its pieces are brought to their places.
+// Window sizes of a job, by the way in which its pieces reach their destinations.
 struct WindowLimits {
-  std::uint64_t direct_bytes = 0;      // pieces that are read into their place
-  std::uint64_t staged_bytes = 0;      // pieces that are cast or scattered: what fits near caches
-  std::uint64_t transposed_bytes = 0;  // transposed: more rows give longer runs in the target
-  std::uint64_t decoded_bytes = 0;     // decoded: the components need the rest of the slot
+  std::uint64_t direct_bytes = 0;  // pieces that are read directly into their destination
+  std::uint64_t staged_bytes = 0;  // pieces that are cast or scattered, sized for caches
+  // Transposed pieces: more rows give longer runs in the target.
+  std::uint64_t transposed_bytes = 0;
+  std::uint64_t decoded_bytes = 0;  // decoded pieces: components need the rest of the slot
 };
 
-// Returns the window sizes of a reader with such a slot and chunk.
+// Returns the window sizes of a reader with the given slot and chunk sizes.
 [[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
                                          std::uint64_t chunk_bytes) noexcept;
 
-// Returns the window size of a value, given the largest allowed.
+// Returns the window size of a value, at most `window_bytes`.
 [[nodiscard]] std::uint64_t window_bytes_of(const Value& value,
                                             std::uint64_t window_bytes) noexcept;
 
-// Rounds up, so that the next part has an address that any kernel can write to.
+// Rounds up to 64 bytes, so that the next part is aligned for all kernels.
 [[nodiscard]] constexpr std::uint64_t aligned_part(std::uint64_t bytes) noexcept {
   return round_up(bytes, 64);
 }
-// Returns how many elements fit: whole steps, and at least one unless the value has fewer elements.
+// Returns how many elements fit into `bytes`: whole steps, at least one, and at most all elements.
 [[nodiscard]] std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noexcept;
 
-// Bytes of small values that are copied to a device in one call: more take longer than the call.
+// Maximum bytes of small values per copy call to a device. Above this size, the copy takes longer
+// than the overhead of the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
 
-// The memory and threads that a run is given. It has fewer threads if each would get too little.
+// Memory and threads of a run. The run uses fewer threads if each would get too little memory.
 struct LimitOptions {
   unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // all threads, without the values' state
+  std::uint64_t bytes_max = 0;  // of all threads, without the state of values
   std::uint64_t held_bytes_max = UINT64_MAX;
   std::uint64_t thread_bytes_wanted = 64 << 10;
   std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-// Bytes of a value in a shard; fewer than its range if the read skips holes.
+// Bytes of a shard that a value needs. Fewer than the range if the read skips holes.
 struct CountedBytes {
   std::uint32_t shard = 0;
   std::uint64_t begin = 0;
@@ -72,59 +75,62 @@ struct CountedBytes {
   friend auto operator<=>(const CountedBytes&, const CountedBytes&) = default;
 };
 
-// Limits that follow from values: sums of bytes to move, and the largest of each kind. A run holds
-// no more than its options and these allow. Made once; refers to the values.
+// Memory limits that follow from a set of values: the total bytes to move, and the largest value of
+// each kind. Immutable after construction. The values must outlive it.
 class Limits {
  public:
-  // `pinned_bytes_max`: of the ring, all threads together.
+  // `pinned_bytes_max` limits the ring of all threads together.
   explicit Limits(const ValueSet& values, std::uint64_t pinned_bytes_max = UINT64_MAX);
 
-  // Bytes of the sources, each once.
+  // Returns the bytes of the sources, each counted once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
-  // The least memory that one thread needs.
+  // Returns the minimum memory of one thread.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
-  // Bytes held by the largest values that `threads` work on: one more waits for its last window.
+  // Returns the bytes held for the largest values that `threads` process at once, plus one more
+  // value that waits for its last window.
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
-  // Bytes of each thread for the boxes of the value that has most, once they are cut and walked.
+  // Returns the bytes that each thread needs for the boxes of the value with the most boxes.
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
 
   [[nodiscard]] Budget budget(const LimitOptions& options) const;
-  // The maximal memory of a run with this budget: less than the budget if there is less to move.
+  // Returns the maximum memory of a run with this budget. It is below the budget if there is less
+  // to move.
   [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
 
-  // The maximal memory of a load in addition to the values. `promise`: the options for which a plan
-  // promises it.
+  // Returns the maximum memory that a load uses in addition to the values. `promise` has the
+  // options that the plan was made with.
   [[nodiscard]] std::uint64_t bytes_promised(const LimitOptions& promise) const;
-  // The budget of a load by any number of threads and any chunk, which holds no more than promised.
+  // Returns the budget of a load with any number of threads and any chunk size. It does not exceed
+  // the promised memory.
   [[nodiscard]] Budget load_budget(const LimitOptions& promise, unsigned threads,
                                    std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 
  private:
-  // Bytes that pass through slots.
+  // Totals for bytes that pass through slots.
   struct Staged {
     std::uint64_t bytes = 0;        // of all values
-    std::uint64_t value_bytes = 0;  // of the largest value; no bound if it has holes
-    std::uint64_t bytes_least = 0;  // of a slot: an element with its components
-    std::uint64_t parts_bytes = 0;  // of components, at most
-    bool is_mixed = false;          // with bytes that are read into their place
+    std::uint64_t value_bytes = 0;  // of the largest value; UINT64_MAX if it has holes
+    std::uint64_t bytes_least = 0;  // minimum slot: an element with its components
+    std::uint64_t parts_bytes = 0;  // maximum bytes of components
+    bool is_mixed = false;          // some bytes are read directly into their destination
     bool is_cast = false;           // or scattered
     bool is_transposed = false;
-    bool is_repeated = false;  // a source is searched again for other windows
+    bool is_repeated = false;  // a source is read again for other windows
 
-    // Returns a slot of `most` bytes, and how many of them these take.
+    // Returns a slot of at most `most` bytes, with the part of it that these values use.
     [[nodiscard]] Slot slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept;
   };
-  // Values that are made together, by windows.
+  // Values that are made together, window by window.
   struct Group {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
     std::uint64_t step_bytes = 0;    // of the largest step of windows
-    bool has_large_windows = false;  // as large as there is memory for
+    bool has_large_windows = false;  // as large as memory allows
   };
-  // Bytes of a shard.
+  // A byte range of a shard, with the totals that it belongs to.
   struct Stretch {
     CountedBytes at;
-    Staged* staged = nullptr;  // null: a component
+    Staged* staged = nullptr;  // null: the range belongs to a component
     bool is_direct = false;
   };
 
@@ -146,21 +152,21 @@ class Limits {
 
   const ValueSet& values_;
   const std::uint64_t pinned_bytes_max_;
-  bool has_device_ = false;             // some value is on a device
-  bool has_host_windows_ = false;       // windows are made in memory of their thread
-  bool encodes_apart_ = false;          // quantized values have no place yet
+  bool has_device_ = false;             // at least one value is on a device
+  bool has_host_windows_ = false;       // windows are made in the memory of their thread
+  bool encodes_apart_ = false;          // quantized values are not encoded into their destination
   Staged whole_;                        // whole values
   Staged windows_;                      // of values that are made by windows
-  std::vector<Stretch> stretches_;      // until they are counted
-  std::vector<Group> groups_;           // the largest held_bytes first
-  std::vector<QuantizedLayout> forms_;  // one of each kind
-  std::uint64_t window_values_ = 0;     // how many are made by windows
-  std::uint64_t window_bytes_ = 0;      // of all of them
-  std::uint64_t device_bytes_ = 0;      // the part of these on devices
-  std::uint64_t boxes_most_ = 0;        // of one of them
-  // The smallest window that suits every form.
+  std::vector<Stretch> stretches_;      // cleared once they have been counted
+  std::vector<Group> groups_;           // sorted by held_bytes, largest first
+  std::vector<QuantizedLayout> forms_;  // one for each different layout
+  std::uint64_t window_values_ = 0;     // number of values that are made by windows
+  std::uint64_t window_bytes_ = 0;      // of all values that are made by windows
+  std::uint64_t device_bytes_ = 0;      // the part of window_bytes_ on devices
+  std::uint64_t boxes_most_ = 0;        // of the value with the most boxes
+  // The smallest window that is valid for every layout.
   std::uint64_t window_least_ = window_bytes_least;
-  // Maximal decoded values, right matrices and counts of merges, over all values.
+  // Maxima over all values of the three buffers of a merge: decoded values, right matrices, counts.
   std::array<std::uint64_t, 3> merge_parts_ = {};
   std::uint64_t merge_bytes_ = 0;  // all three
   std::uint64_t bytes_to_read_ = 0;

@@ -1,4 +1,4 @@
-// Counts memory for bytes in flight, and enforces the plan's promise.
+// Counts the memory for bytes in flight, and enforces the limit that the plan promises.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class MemoryCount {
   std::atomic<std::uint64_t> peak_ = 0;
 };
 
-// Fresh memory; only pages that are written to take memory and count. For one thread.
+// Newly mapped memory for one thread. Only pages that have been written use memory and are counted.
 class CountedMemory {
  public:
   // Throws Error "memory.host".
@@ -43,8 +43,8 @@ class CountedMemory {
 
   [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
   [[nodiscard]] std::uint64_t size() const noexcept { return memory_.size(); }
-  // Declares that these bytes will be written. Earlier ones still count, because they are not
-  // freed.
+  // Declares that these bytes will be written. Bytes that were declared earlier still count,
+  // because their pages are not freed.
   void use(std::uint64_t begin, std::uint64_t end) noexcept {
     written_ += end - begin;
     end_ = std::max(end_, end);
@@ -56,8 +56,8 @@ class CountedMemory {
  private:
   MemoryCount* count_;
   AnonymousMemory memory_;
-  std::uint64_t written_ = 0;  // also those that were written before
-  std::uint64_t end_ = 0;      // of all that was ever written
+  std::uint64_t written_ = 0;  // includes bytes that were declared more than once
+  std::uint64_t end_ = 0;      // end of all bytes ever declared
   std::uint64_t used_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Merges that depend on whole values, which are read once before.
+// Measures whole values for merges that need a statistic of them, which reads each value twice.
 #include <algorithm>
 #include <cmath>
 
@@ -9,11 +9,12 @@ namespace loadstone {
 
 namespace {
 
-// Parallel or opposite values have no arc between them, and zeros have no direction.
+// Beyond this cosine, values are parallel or opposite and have no unique arc between them. Below
+// this norm, a value has no direction.
 constexpr double dot_linear = 0.9995;
 constexpr double norm_least = 1e-8;
 
-// Factors of both ends of an arc.
+// Returns the factors of the two values for spherical interpolation at `place`.
 MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
   const double norm_a = std::sqrt(sums.a);
   const double norm_b = std::sqrt(sums.b);
@@ -52,7 +53,7 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
   return arc_factors(sums, merge_->terms.front().factor);
 }
 
-// False: the work was stopped.
+// Returns false if the run was stopped.
 template <typename Visit>
 bool MergeReader::for_each_difference(const Visit& visit) {
   const std::uint64_t elements = value_->elements();
@@ -69,7 +70,7 @@ bool MergeReader::for_each_difference(const Visit& visit) {
   return true;
 }
 
-// The least magnitude of each difference that is kept.
+// Returns for each difference the smallest magnitude that the merge keeps.
 std::optional<MergeStatistics::Numbers> MergeReader::measure_magnitudes() {
   CountedMemory memory(memory_, sizes_.counts * sizeof(std::uint64_t));
   memory.use(0, memory.size());

@@ -18,18 +18,18 @@ namespace {
 
 constexpr std::size_t f32_bytes = sizeof(float);
 
-// Operands of a product, appended to the value's name.
+// Suffixes that name an operand of a product in messages.
 constexpr const char* left_field = " (left matrix)";
 constexpr const char* right_field = " (right matrix)";
 constexpr const char* magnitudes_field = " (magnitudes)";
 
-// Marks floats of a buffer as written.
+// Marks floats of a buffer as used, and returns their address.
 float* used(CountedMemory& memory, std::uint64_t begin, std::uint64_t count) {
   memory.use(begin * f32_bytes, (begin + count) * f32_bytes);
   return reinterpret_cast<float*>(memory.data()) + begin;
 }
 
-// Provides memory for at least `count` floats; keeps one that is large enough.
+// Provides memory for at least `numbers` floats. Reuses memory that is large enough.
 void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint64_t numbers) {
   if (memory && memory->size() >= numbers * f32_bytes) return;
   memory.reset();
@@ -41,7 +41,8 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
 void MergeReader::open(const Value& value) {
   const std::uint64_t elements = value.elements();
   const Merge& merge = *value.merge;
-  // Plans are checked when they are made; this is the last place before memory is written.
+  // The plan was already checked. This last check before memory is written protects against
+  // unchecked plans.
   if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
     throw_problem("plan.box", *found, {.tensor = std::string(value.name)});
   }
@@ -74,7 +75,7 @@ void MergeReader::read_numbers(std::uint64_t begin, std::uint64_t end, float* to
 std::uint64_t MergeReader::read(const Value& value, std::uint64_t begin, std::uint64_t end,
                                 std::span<std::byte> to) {
   if (begin == end) return end;
-  operand_ = nullptr;  // the reader has been elsewhere
+  operand_ = nullptr;  // the reader may have been opened for a different operand
   if (value_ != &value) open(value);
   if (is_stopped()) return end;
   const Cast cast = cast_between(Dtype::f32, value.dtype);
@@ -85,7 +86,7 @@ std::uint64_t MergeReader::read(const Value& value, std::uint64_t begin, std::ui
   const std::size_t size = element_bytes(value.dtype);
   std::uint64_t bad = end;
   const std::uint64_t row = needs_whole_rows(*merge_) ? merge_->row_elements : 1;
-  // Windows may begin inside of rows that have to be there as a whole.
+  // A window may begin or end inside a row, but rows must be computed as a whole.
   for (std::uint64_t at = begin / row * row; at < end;) {
     const std::uint64_t rest = round_up(end, row) - at;
     const std::uint64_t next = at + std::min(rest, sizes_.piece);
@@ -160,7 +161,7 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
   add_scaled(buffer(0), buffer(1), count, merge_->factor);
 }
 
-// The result replaces the first buffer.
+// Combines the buffers; the result replaces the first buffer.
 void MergeReader::join_differences(std::uint64_t count) {
   std::vector<float*> values;
   std::vector<float> factors;
@@ -179,8 +180,8 @@ void MergeReader::join_differences(std::uint64_t count) {
   if (std::abs(divisor) >= 1e-8F) divide(values[0], count, divisor);
 }
 
-// The rows of the part that the piece touches: of the first and the last of them maybe not all
-// columns.
+// Adds a product to the rows that the piece contains. The first and the last of these rows may be
+// incomplete.
 void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t end) {
   const Term& term = merge_->terms[t];
   const LowRank& product = *term.low_rank;
@@ -221,7 +222,7 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
   if (!product.magnitudes.empty()) normalise(term, row_begin, row_end - row_begin, begin);
 }
 
-// Pieces then consist of whole rows.
+// Requires that the piece consists of whole rows.
 void MergeReader::normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                             std::uint64_t begin) {
   const LowRank& product = *term.low_rank;
@@ -248,8 +249,8 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
                .expected = "finite numbers"});
 }
 
-// Returns the right matrix of a product in panels. If all right matrices fit into the memory, each
-// is read once per value.
+// Returns the right matrix of a product in panels. If all right matrices of the value fit into
+// memory, each is read only once per value.
 const float* MergeReader::panels_of(std::size_t t) {
   const auto known = std::ranges::find(kept_, t, &Kept::term);
   if (known != kept_.end()) return known->panels;
@@ -263,7 +264,8 @@ const float* MergeReader::panels_of(std::size_t t) {
   std::fill_n(panels, numbers, 0.0F);
   open_operand(product.right, {product.rank, product.columns}, right_field);
   float* const part = buffer(1);
-  // Several rows at once if they fit: each pass over a transposed matrix scans it completely.
+  // Reads several rows at once if they fit, because each pass over a transposed matrix reads all of
+  // it.
   const std::uint64_t width = std::min(product.columns, sizes_.piece);
   const std::uint64_t height = sizes_.piece / width;
   for (std::uint64_t row = 0; row < product.rank; row += height) {

@@ -1,4 +1,4 @@
-// Values of merges, computed range by range from what a ValueReader brings.
+// Computes the values of merges range by range from the operands that a ValueReader reads.
 #pragma once
 
 #include <atomic>
@@ -17,27 +17,28 @@
 
 namespace loadstone {
 
-// One thread's part of a merge. Takes the memory of merge_sizes(), and the reader's, which it opens
-// for one operand after the other. The values of a range do not depend on the division into
-// windows. Not thread-safe.
+// Computes merges in one thread. Uses the memory of merge_sizes() and that of the reader, which is
+// opened for one operand after another. Results do not depend on the division into windows. Not
+// thread-safe.
 class MergeReader {
  public:
-  // The arguments must outlive the reader. `memory`: counts its buffers.
+  // The arguments must outlive this object. `memory` counts its buffers.
   MergeReader(const ValueSet& values, ValueReader& reader, MergeStatistics& statistics,
               std::atomic<bool>& stop, MemoryCount& memory)
       : values_(values), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
-  // Writes the elements [begin, end) of the value, which has a merge, in its dtype. The reader is
-  // then open for a different value. Returns the first element that is non-finite before the cast,
-  // or `end`. Throws the reader's errors; Error "plan.box" for an unchecked merge.
+  // Writes the elements [begin, end) of `value`, which must have a merge, in the value's dtype.
+  // Leaves the ValueReader open for a different value. Returns the first element that is non-finite
+  // before the cast, or `end`. Throws the errors of the ValueReader, and Error "plan.box" for an
+  // invalid merge.
   [[nodiscard]] std::uint64_t read(const Value& value, std::uint64_t begin, std::uint64_t end,
                                    std::span<std::byte> to);
 
-  // Returns the finite values since the last call that overflow the value's dtype.
+  // Returns the count of finite values since the last call that overflow the value's dtype.
   [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
 
  private:
-  // A right matrix in panels.
+  // The right matrix of a product, stored in panels.
   struct Kept {
     std::size_t term = 0;
     const float* panels = nullptr;
@@ -56,10 +57,11 @@ class MergeReader {
   void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                  std::uint64_t begin);
   const float* panels_of(std::size_t term);
-  // An adapter's NaN or infinity spoils a row or a column of the value.
+  // Throws if an operand has a NaN or an infinity, which would spoil a row or a column of the
+  // value.
   void require_finite(std::span<const float> numbers, const char* field) const;
 
-  // Sizes for the whole value.
+  // Measures the whole value.
   void measure();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();
@@ -76,11 +78,11 @@ class MergeReader {
   const Value* value_ = nullptr;
   const Merge* merge_ = nullptr;
   MergeSizes sizes_;
-  const Box* operand_ = nullptr;  // that the reader is open for
-  std::size_t summands_ = 0;      // terms with boxes; products follow them
+  const Box* operand_ = nullptr;  // the operand that the reader is open for
+  std::size_t summands_ = 0;      // number of terms with boxes; products follow them
   MergeStatistics::Numbers measured_;
   Overflow overflow_;
-  std::optional<CountedMemory> numbers_;  // buffers, followed by left
+  std::optional<CountedMemory> numbers_;  // operand buffers, followed by the left matrix
   std::optional<CountedMemory> right_;
   std::vector<Kept> kept_;
   std::uint64_t right_used_ = 0;  // in floats

@@ -1,4 +1,4 @@
-// Measures of whole values that a merge needs before it can compute any number of them.
+// Stores statistics of whole values that a merge needs before it can compute any element.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@
 
 namespace loadstone {
 
-// Measured once per value, by the first thread that needs it; others wait. Thread-safe.
+// The first thread that needs a statistic computes it while others wait. Thread-safe.
 class MergeStatistics {
  public:
   using Numbers = std::vector<float>;
-  // nullopt: the work was stopped before the end.
+  // Returns nullopt if the run was stopped before the end.
   using Measure = std::function<std::optional<Numbers>()>;
 
   [[nodiscard]] std::optional<Numbers> of(const Value& value, const Measure& measure) {

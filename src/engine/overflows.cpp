@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* code = "convert.overflow";
 
-// Returns the dtypes that can represent the value: "bf16 or f32".
+// Returns the dtypes that can represent the value, such as "bf16 or f32".
 std::string wider(double largest) {
   std::string names;
   std::size_t count = 0;
@@ -63,7 +63,7 @@ std::vector<Finding> Overflows::findings(const ValueSet& values) const {
     if (found.count == 0) continue;
     finding.found = fmt::format("{}", found.largest);
     finding.expected = name(value.dtype);
-    if (found.spoiled > 0) continue;  // no dtype represents these
+    if (found.spoiled > 0) continue;  // a wider dtype does not help
     finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
   }
   return findings;

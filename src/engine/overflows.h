@@ -1,4 +1,4 @@
-// Finite values that overflow their new dtype: one rule, and one message.
+// Counts and reports finite values that overflow the dtype to which they are cast.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace loadstone {
 
-// Counts by value. Thread-safe.
+// Overflow counts by value. Thread-safe.
 class Overflows {
  public:
   void add(std::uint32_t value, const Overflow& found);
   [[nodiscard]] Overflow of(std::uint32_t value) const;
-  // Returns the sum of all values, and forgets it.
+  // Returns the sum over all values, and resets the counts.
   [[nodiscard]] Overflow take();
-  // A warning for each value, in their order.
+  // Returns a warning for each value with overflows, in the order of the values.
   [[nodiscard]] std::vector<Finding> findings(const ValueSet& values) const;
 
  private:
@@ -27,10 +27,10 @@ class Overflows {
   std::map<std::uint32_t, Overflow> found_;
 };
 
-// "3 of 4096 numbers are too large for F16, the largest is 70000"
+// Returns a text such as "3 of 4096 numbers are too large for F16, the largest is 70000".
 [[nodiscard]] std::string overflow_text(const Value& value, const Overflow& found);
 
-// Throws Error "convert.overflow" if there are any.
+// Throws Error "convert.overflow" if values overflowed.
 void require_none(const Value& value, const Overflow& found);
 
 }  // namespace loadstone

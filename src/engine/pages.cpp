@@ -18,16 +18,16 @@ namespace loadstone {
 
 namespace {
 
-// A call has its price too.
+// Below this size, the system call costs more than it saves.
 constexpr std::uint64_t bytes_min = 64 << 10;
 
 #ifdef MADV_POPULATE_WRITE
 constexpr int populate_write = MADV_POPULATE_WRITE;
 #else
-constexpr int populate_write = 23;  // Linux 5.14; older ones refuse it
+constexpr int populate_write = 23;  // since Linux 5.14; older kernels return an error
 #endif
 
-// More than any kernel is built for: a mask that is too short is refused.
+// More nodes than any kernel supports. The system call fails if the mask is too short.
 constexpr unsigned long nodes_max = 4096;
 constexpr unsigned long word_bits = sizeof(unsigned long) * CHAR_BIT;
 
@@ -38,7 +38,7 @@ AnonymousMemory::AnonymousMemory(std::uint64_t byte_count) {
   void* pages = MAP_FAILED;
   errno = ENOMEM;
   if (byte_count <= std::numeric_limits<std::size_t>::max() / 2) {
-    // NORESERVE: the plan knows the need; the system's guess would reject loads that fit.
+    // MAP_NORESERVE, because the kernel's overcommit estimate would reject loads that fit the plan.
     pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
@@ -59,14 +59,14 @@ AnonymousMemory::~AnonymousMemory() {
 
 void populate(std::byte* data, std::uint64_t bytes) noexcept {
   if (bytes < bytes_min) return;
-  // If pages are larger, the call fails, and nothing else happens.
+  // If the system's pages are larger, the call fails without an effect.
   const std::uintptr_t skipped = reinterpret_cast<std::uintptr_t>(data) % page_bytes;
   ::madvise(data - skipped, static_cast<std::size_t>(bytes + skipped), populate_write);
 }
 
 bool interleave_new_pages() noexcept {
   std::array<unsigned long, nodes_max / word_bits> nodes{};
-  // Nodes that the caller's policy has chosen (`numactl --membind`), or all that it may use.
+  // The nodes of the caller's policy (`numactl --membind`), or all nodes that the process may use.
   int mode = MPOL_DEFAULT;
   if (::syscall(SYS_get_mempolicy, &mode, nodes.data(), nodes_max, nullptr, 0) != 0) return false;
   const bool has_chosen = mode == MPOL_BIND || mode == MPOL_INTERLEAVE;

@@ -1,4 +1,4 @@
-// Memory straight from the system, and its pages.
+// Allocates memory directly from the operating system, and controls its pages.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace loadstone {
 
-// Zeroed pages that take no memory before they are touched and are freed at once. Owns them. Not
-// thread-safe while moved; access to the memory is not synchronised.
+// Zeroed pages that use no memory before they are touched. They return to the system on
+// destruction. Owns the pages. Moves are not thread-safe; access to the memory is not synchronised.
 class AnonymousMemory {
  public:
   AnonymousMemory() = default;
@@ -43,8 +43,8 @@ class AnonymousMemory {
 // bytes, for populated pages, and on systems without support. Thread-safe.
 void populate(std::byte* data, std::uint64_t bytes) noexcept;
 
-// Pages that the calling thread is the first to touch come from all nodes in turns, until it ends.
-// False: the system cannot, or does not let this process.
+// Interleaves the pages that the calling thread touches first over all memory nodes, until the
+// thread ends. Returns false if the system does not support or does not permit this.
 [[nodiscard]] bool interleave_new_pages() noexcept;
 
 }  // namespace loadstone

@@ -12,9 +12,9 @@ namespace loadstone {
 
 namespace {
 
-// Bytes per request to the system.
+// Bytes per read-ahead request to the system.
 constexpr std::uint64_t step_bytes = std::uint64_t{4} << 20;
-// Each read looks at all steps that are so near.
+// Maximum distance, because each read checks all steps within the distance.
 constexpr std::uint64_t bytes_ahead_max = std::uint64_t{1} << 30;
 
 }  // namespace
@@ -53,7 +53,7 @@ ReadAhead::ReadAhead(std::vector<ShardRange> reads,
   }
 }
 
-// Counts the planned bytes before this position.
+// Returns the number of planned bytes before this offset of the shard.
 std::uint64_t ReadAhead::position(std::uint32_t shard, std::uint64_t offset) const noexcept {
   const auto after = std::ranges::upper_bound(
       reads_, std::tuple(shard, offset), {},
@@ -70,7 +70,7 @@ void ReadAhead::reach(std::uint32_t shard, ByteRange bytes) noexcept {
   const std::uint64_t begin = position(shard, bytes.begin);
   const std::uint64_t end = std::min(position(shard, bytes.end) + bytes_ahead_, ends_.back());
   for (std::uint64_t step = begin / step_bytes; step * step_bytes < end; ++step) {
-    // Once per step, by the first thread: readers do not exactly keep file order.
+    // The first thread requests each step, because readers keep file order only approximately.
     if (asked_[step].load(std::memory_order_relaxed) || asked_[step].exchange(true)) continue;
     ask(step * step_bytes, std::min((step + 1) * step_bytes, ends_.back()));
   }

@@ -1,4 +1,4 @@
-// Requests bytes of files before they are read, while other bytes are processed.
+// Asks the system to read file bytes in advance, while threads process other bytes.
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@
 
 namespace loadstone {
 
-// Wraps the shards of one run. Each read asks the system for the next planned bytes, so that a disk
-// has work while readers copy. Skips bytes that are cached or not planned. Thread-safe.
+// Wraps the shards of a run. Each read requests the next planned bytes, so that the disk stays busy
+// while readers copy. Bytes that are cached or not planned are skipped. Thread-safe.
 class ReadAhead {
  public:
-  // `reads`: the planned reads, in file order. `bytes_ahead`: distance ahead of the readers, at
-  // most 1 GiB; 0: no requests. Sources may be null if nothing is read.
+  // `reads` are the planned reads in file order. `bytes_ahead` is the distance ahead of the
+  // readers, at most 1 GiB; 0 disables requests. A source may be null if nothing is read from it.
   ReadAhead(std::vector<ShardRange> reads, std::span<const std::shared_ptr<ByteSource>> shards,
             std::uint64_t bytes_ahead);
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // Sources to read from instead of the shards; they live as long as this object.
+  // Returns the sources to use instead of the shards. They live as long as this object.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
   }
-  // Requested bytes that the page cache lacked.
+  // Returns the requested bytes that were not in the page cache.
   [[nodiscard]] std::uint64_t bytes_asked() const noexcept { return bytes_asked_; }
 
  private:
@@ -39,11 +39,11 @@ class ReadAhead {
   void ask(std::uint64_t begin, std::uint64_t end) noexcept;
 
   std::vector<ShardRange> reads_;
-  std::vector<std::uint64_t> ends_;  // of each range, among all bytes that are read
+  std::vector<std::uint64_t> ends_;  // end of each range, counted in planned bytes
   std::vector<std::shared_ptr<ByteSource>> shards_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
   const std::uint64_t bytes_ahead_;
-  std::vector<std::atomic<bool>> asked_;  // by step of these bytes
+  std::vector<std::atomic<bool>> asked_;  // by step of the planned bytes
   std::atomic<std::uint64_t> bytes_asked_ = 0;
 };
 

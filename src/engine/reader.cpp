@@ -14,13 +14,13 @@ namespace loadstone {
 
 namespace {
 
-// Most buffers in one read; preadv takes no more.
+// Maximum buffers in one read, below the limit of preadv.
 constexpr std::size_t parts_max = 256;
-// The most bytes of holes in one read.
+// Maximum bytes of holes in one read.
 constexpr std::size_t holes_bytes_max = 64 * skipped_bytes_max;
 
-// Returns true if a value is non-finite although its code is finite: the scale is then wrong. Codes
-// other than floats are always finite.
+// Returns true if the value is non-finite although its code is finite, which means that the scale
+// is wrong. Codes that are not floats are always finite.
 bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std::size_t number) {
   if (std::isfinite(value)) return false;
   if (!data.encoding.is_dtype()) return true;
@@ -29,8 +29,7 @@ bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std
          finite_numbers(dtype, codes + number * element_bytes(dtype), 1) == 1;
 }
 
-// Counts how often a piece delivers the element at this offset. Strides nest: the widest comes
-// first.
+// Counts how often a piece delivers the element at this offset. Strides are nested, widest first.
 std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   std::uint64_t times = 1;
   std::uint64_t below = UINT64_MAX;
@@ -53,7 +52,7 @@ std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   return offset == 0 ? times : 0;
 }
 
-// Adds file, tensor and offset that the error lacks.
+// Rethrows the error with the file, tensor and offset if it lacks them.
 [[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
                                 std::string_view tensor) {
   Where where = error.where();
@@ -77,7 +76,8 @@ void Reader::run(Job& job) {
   for (const Piece& piece : job.pieces) deliver(job, piece);
 }
 
-// Bytes that several pieces need are read once, so none of these pieces can be read into its place.
+// Bytes that several pieces need are read only once, so none of these pieces can be read directly
+// into its destination.
 void Reader::mark_overlaps(Job& job) {
   Piece* farthest = nullptr;
   for (Piece& piece : job.pieces) {
@@ -108,7 +108,7 @@ void Reader::read_direct(const Job& job, const Piece& piece) {
   ends_staged_ = false;
 }
 
-// Bytes of the slot that are about to be written.
+// Returns the range of the slot, which the caller is about to write.
 std::byte* Reader::staged(std::uint64_t begin, std::uint64_t end) {
   if (!slot_) slot_.emplace(context_.memory, context_.slot_bytes);
   if (end > slot_->size()) throw Error("internal", "a window is larger than its slot");
@@ -116,8 +116,8 @@ std::byte* Reader::staged(std::uint64_t begin, std::uint64_t end) {
   return slot_->data() + begin;
 }
 
-// A byte of the window has its fixed place in the slot. What overlaps an earlier piece is there
-// already.
+// Each byte of the window has a fixed position in the slot. Bytes that overlap an earlier piece are
+// already in the slot.
 void Reader::read_staged(const Job& job, const Piece& piece) {
   std::uint64_t begin = std::max(piece.file_begin, read_end_);
   if (begin >= piece.file_end) return;
@@ -131,7 +131,7 @@ void Reader::read_staged(const Job& job, const Piece& piece) {
   ends_staged_ = true;
 }
 
-// A byte of the window has its fixed place in the slot, as in read_staged().
+// Each byte of the window has a fixed position in the slot, as in read_staged().
 void Reader::decode_pieces(const Job& job) {
   std::uint64_t done = job.begin;
   for (const Piece& piece : job.pieces) {
@@ -142,7 +142,7 @@ void Reader::decode_pieces(const Job& job) {
   }
 }
 
-// Decodes as many elements at once as there is memory for.
+// Decodes the range, as many elements at a time as fit into the memory.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
   const PreparedDecoder& form = context_.forms[job.decoding];
@@ -182,9 +182,9 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
   }
 }
 
-// Decoders compute F32 and round it. If some values are non-finite afterwards, they are decoded
-// again as F32, a few at a time: this separates overflows from values that a scale spoiled or that
-// were non-finite before.
+// Counts overflows. Decoders compute in F32 and round the result. If some values are non-finite
+// afterwards, they are decoded again as F32, a few at a time. This distinguishes overflows from
+// values that a scale spoiled, and from values that were already non-finite.
 void Reader::count_overflow(const Job& job, PreparedDecoder::Range range,
                             std::span<const std::byte* const> parts, const std::byte* numbers) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
@@ -210,7 +210,8 @@ void Reader::count_overflow(const Job& job, PreparedDecoder::Range range,
   }
 }
 
-// The range also holds values between those that a slice delivers, or that another value gets.
+// Counts only delivered values, because the range may also contain values between those of a slice,
+// or values for another target.
 void Reader::count_delivered(const Job& job, PreparedDecoder::Range range,
                              std::span<const float> values, const std::byte* codes) {
   const std::uint32_t source = context_.values.decodings[job.decoding].sources.front();
@@ -259,7 +260,7 @@ void Reader::skip_to(const Job& job, std::uint64_t offset) {
     if (skipped_end_ + hole > holes_bytes_max) flush(job);
     const std::size_t end = skipped_end_ + hole;
     append(job, skipped_.get() + skipped_end_, hole);
-    skipped_end_ = end;  // even if it has started another read
+    skipped_end_ = end;  // set even if the hole began a new read
     return;
   }
   flush(job);
@@ -298,8 +299,8 @@ void Reader::flush(const Job& job) {
   read_begin_ = read_end_;
 }
 
-// Handles neighbours together: small tensors follow each other in a heap, and a call for each is
-// not worthwhile. The heap's bytes between them do not change.
+// Populates neighbouring parts together, because small tensors are adjacent in a heap and one call
+// for each would cost too much. The heap's bytes between them do not change.
 void Reader::populate_parts() const noexcept {
   constexpr std::uintptr_t gap_max = 4096;
   std::span<std::byte> run;
@@ -316,7 +317,7 @@ void Reader::populate_parts() const noexcept {
   populate_fresh(run.data(), run.size());
 }
 
-// Empty if no piece is there.
+// Returns an empty name if no piece contains the offset.
 std::string_view Reader::tensor_at(const Job& job, std::uint64_t offset) const {
   for (const std::uint64_t at : {offset, read_begin_}) {
     for (const Piece& piece : job.pieces) {
@@ -334,7 +335,7 @@ std::byte* Reader::place(const Piece& piece) const {
   return first + piece.target_begin;
 }
 
-// Copies staged bytes, and counts the piece.
+// Copies the staged bytes of a piece, and counts them.
 void Reader::deliver(const Job& job, const Piece& piece) {
   const Dtype to = context_.values[piece.value].dtype;
   const Dtype from = job.decoding != no_decoding
@@ -349,7 +350,7 @@ void Reader::deliver(const Job& job, const Piece& piece) {
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
   std::byte* const target = place(piece);
   if (!piece.direct) {
-    // Not for scattered pieces: other threads write between their elements.
+    // Scattered pieces are not populated, because other threads write between their elements.
     if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
     const Cast cast = whole_bytes ? cast_between(from, to) : cast_between(Dtype::u8, Dtype::u8);
     const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
@@ -359,7 +360,7 @@ void Reader::deliver(const Job& job, const Piece& piece) {
   const std::uint64_t bytes = piece.elements * target_bytes;
   context_.bytes_done.fetch_add(piece.elements * source_bytes, std::memory_order_relaxed);
   context_.written[piece.value].fetch_add(bytes, std::memory_order_relaxed);
-  // A piece with gaps is not reported: its bytes cannot be inspected at once.
+  // A piece with gaps is not reported, because its bytes are not contiguous.
   if (context_.sink != nullptr && span == piece.elements) {
     context_.sink->made(piece.value, 0, {target, bytes});
   }

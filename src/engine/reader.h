@@ -1,4 +1,4 @@
-// Brings the pieces of one job after the other to their places. One reader a thread.
+// Reads the pieces of one job after another into their destinations. Each thread has one reader.
 #pragma once
 
 #include <array>
@@ -22,21 +22,22 @@
 
 namespace loadstone {
 
-// Shared by all readers of a run. Thread-safe only if a comment or an atomic promises it.
+// State that all readers of a run share. Thread-safe only where a member's comment or an atomic
+// type specifies it.
 struct ReadContext {
   const ValueSet& values;
-  std::span<std::byte* const> places;                   // by value; null: not in this run
+  std::span<std::byte* const> places;  // by value; null if the value is not in this run
   std::span<const std::shared_ptr<ByteSource>> shards;  // null if not read
   std::span<const PreparedDecoder> forms;               // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
   std::uint64_t slot_bytes;                             // of each reader
   MemoryCount& memory;
   std::atomic<bool>& stop;
-  std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
+  std::atomic<std::uint64_t> bytes_done = 0;  // source bytes that have reached their destinations
   std::atomic<std::uint64_t> bytes_read = 0;
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, by value
   Overflows overflows{};
-  // Populate memory before reading into it. Useless if the memory is reused.
+  // Readers populate memory before they write to it. Unnecessary if the memory is reused.
   bool populates = true;
   ValueSink* sink = nullptr;  // null: no observer
 };
@@ -46,7 +47,7 @@ class Reader {
  public:
   explicit Reader(ReadContext& context) : context_(context) {}
 
-  // Throws Error that names file, tensor and offset. Returns early when `stop` is set.
+  // Throws Error that names the file, tensor and offset. Returns early if `stop` is set.
   void run(Job& job);
 
  private:
@@ -73,14 +74,15 @@ class Reader {
 
   ReadContext& context_;
   std::optional<CountedMemory> slot_;
-  std::optional<CountedMemory> parts_of_numbers_;  // values being decoded
-  std::vector<std::span<std::byte>> parts_;        // of the read that is being put together
+  std::optional<CountedMemory> parts_of_numbers_;  // decoded values in the slot
+  std::vector<std::span<std::byte>> parts_;        // buffers of the read that is being prepared
   std::uint64_t read_begin_ = 0;
   std::uint64_t read_end_ = 0;
-  bool ends_staged_ = false;  // the last part is in the slot
-  // Holes of the current read, separate per reader because observers of the source see them too.
+  bool ends_staged_ = false;  // the last buffer is in the slot
+  // Buffer for the holes of the current read. Each reader has its own, because observers of the
+  // source receive these bytes too.
   std::unique_ptr<std::byte[]> skipped_;
-  std::size_t skipped_end_ = 0;  // of the bytes that the current read uses
+  std::size_t skipped_end_ = 0;  // end of the bytes that the current read uses
 };
 
 }  // namespace loadstone

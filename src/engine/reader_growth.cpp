@@ -8,9 +8,9 @@ namespace {
 
 constexpr double period_seconds_min = 0.15;
 constexpr std::uint64_t period_bytes_min = std::uint64_t{8} << 20;
-// A rate that comes with half as many readers again, and is worth them.
+// Minimum increase of the rate that justifies 50 % more readers.
 constexpr double gain_least = 1.1;
-// Readers that all have a core are waiting if they leave so much of it idle.
+// If readers leave at least this share of their cores idle, they are waiting for I/O.
 constexpr double idle_share_least = 0.3;
 
 }  // namespace
@@ -24,11 +24,12 @@ unsigned ReaderGrowth::after(const WorkPeriod& period) noexcept {
   const double usable = period.seconds * std::min(readers_, cores_);
   const bool waits = period.processor_seconds < (1 - idle_share_least) * usable;
   if (rate_before_ > 0 && rate < gain_least * rate_before_) {
-    // From here on the disk is read, not the cache: earlier measurements do not apply.
+    // The readers have begun to wait for the disk instead of reading from the page cache, so
+    // earlier rates no longer apply.
     if (waits && !waited_before_) {
       rate_before_ = 0;
     } else {
-      most_ = readers_;  // the last ones did not help
+      most_ = readers_;  // the last added readers did not help
     }
     return readers_;
   }

@@ -1,20 +1,21 @@
-// The number of readers of a run: few at first, and more while that is faster.
+// Decides the number of readers of a run: a few at first, and more while the rate increases.
 #pragma once
 
 #include <cstdint>
 
 namespace loadstone {
 
-// The work of all readers together during a period.
+// Work of all readers together during a period.
 struct WorkPeriod {
   double seconds = 0;
-  double processor_seconds = 0;  // of all threads of the process
-  std::uint64_t bytes = 0;       // that got to their places
+  double processor_seconds = 0;  // CPU time of all threads of the process
+  std::uint64_t bytes = 0;       // bytes that reached their destinations
 };
 
-// Pure: measures nothing itself. If readers wait for a disk or a network, more of them keep more
-// requests in flight; if they copy, more of them use more cores. Neither is known beforehand, so
-// half as many again are tried, and kept while the rate grows.
+// Decides from the measurements that it is given. If readers wait for a disk or a network, more
+// readers keep more requests in flight. If readers copy, more readers use more cores. The situation
+// is not known beforehand, so 50 % more readers are tried, and the number increases while the rate
+// grows.
 class ReaderGrowth {
  public:
   ReaderGrowth(unsigned first, unsigned most, unsigned cores) noexcept
@@ -25,14 +26,15 @@ class ReaderGrowth {
   [[nodiscard]] bool is_enough(const WorkPeriod& period) const noexcept;
   // Returns the number of readers after this period: never fewer than before.
   unsigned after(const WorkPeriod& period) noexcept;
-  // Sets the actual number: if the system provides no more threads, no more are requested.
+  // Sets the actual number of readers. If the system could not start the requested threads, no
+  // further ones are requested.
   void have(unsigned readers) noexcept;
 
  private:
   unsigned readers_;
   unsigned most_;
   unsigned cores_;
-  double rate_before_ = 0;      // before the last addition; 0: none
+  double rate_before_ = 0;      // rate before the last increase; 0: no increase yet
   bool waited_before_ = false;  // then
 };
 

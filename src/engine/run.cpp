@@ -26,7 +26,7 @@ std::vector<std::uint32_t> all_values(const Run& run) {
   return all;
 }
 
-// Returns the reader's slot at the end.
+// Processes jobs until the queue is empty, and then frees the reader's slot.
 void run_jobs(ReadContext& context, JobQueue& queue) {
   Reader reader(context);
   Job job;

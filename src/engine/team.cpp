@@ -22,7 +22,7 @@ double processor_seconds() noexcept {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Measures periods of work: time and bytes since the last one.
+// Measures work in periods: the time and the bytes since the previous period.
 class PeriodClock {
  public:
   explicit PeriodClock(std::uint64_t bytes_done = 0) noexcept : bytes_done_(bytes_done) {}
@@ -52,7 +52,7 @@ void Team::join() noexcept {
   threads_.clear();
 }
 
-// Allocates nothing: a thread without memory could not report an error.
+// Allocates no memory, because a thread that runs out of memory could not report the error.
 void Team::run() noexcept {
   const Inside inside(true);
   std::exception_ptr failure;
@@ -97,7 +97,7 @@ unsigned Team::start(unsigned count, const Work& work) {
   for (unsigned i = 0; i < count; ++i) {
     const std::error_code problem = start_one();
     if (!problem) continue;
-    if (i != 0) return i;  // fewer threads do the same work
+    if (i != 0) return i;  // continue with fewer threads
     Where where;
     where.system_error = problem.value();
     throw Error("memory.host", "the system starts no thread", where);
@@ -111,7 +111,8 @@ unsigned Team::add(unsigned count) {
     if (running_ == 0) return 0;
   }
   try {
-    threads_.reserve(threads_.size() + count);  // a thread that has no place here cannot be joined
+    // Reserved first, because a started thread must be stored to be joined.
+    threads_.reserve(threads_.size() + count);
   } catch (const std::bad_alloc&) {
     return 0;
   }

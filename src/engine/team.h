@@ -1,5 +1,5 @@
-// The threads of a load, a conversion or a verification. They live no longer than the call that
-// started them.
+// Runs the threads of a load, a conversion or a verification. The threads end before the call that
+// started them returns.
 #pragma once
 
 #include <atomic>
@@ -18,30 +18,30 @@
 
 namespace loadstone {
 
-// Runs the same work in several threads while the calling thread looks after them. Used from one
-// thread.
+// Runs the same work in several threads while the calling thread watches them. Not thread-safe.
 class Team {
  public:
   using Work = std::function<void()>;
-  // Starts one thread that does the work; throws if the system has none left.
+  // Starts one thread that does the work. Throws if the system cannot start another thread.
   using Starter = std::function<std::thread(Work)>;
 
-  // `stop` ends the work early: set after a failure, or by its owner.
+  // `stop` ends the work early. The team sets it after a failure, and its owner may set it too.
   explicit Team(std::atomic<bool>& stop, Starter starter = start_thread);
-  // Stops and joins what still runs.
+  // Stops and joins the threads that are still running.
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Starts `count` threads, or as many as the system provides: Error "memory.host" if none. Calls
-  // `work` once in each; its first exception stops all. Returns the number of threads.
+  // Starts `count` threads, or as many as the system provides. Throws Error "memory.host" if it
+  // provides none. Each thread calls `work` once; the first exception stops all threads. Returns
+  // the number of threads.
   unsigned start(unsigned count, const Work& work);
-  // Starts more of them, as many as the system gives, for the same work, if some of them still
-  // work. From wait()'s `watch` too. Returns how many.
+  // Starts up to `count` more threads for the same work, if some threads are still working. May be
+  // called from the `watch` function of wait(). Returns the number of started threads.
   unsigned add(unsigned count);
-  // Calls `watch` about 20 times a second until all threads have ended, and a last time afterwards;
-  // false stops the threads. Rethrows the first failure. Returns true if `watch` never returned
-  // false.
+  // Calls `watch` about 20 times a second until all threads have ended, and once afterwards. If
+  // `watch` returns false, the threads are stopped. Rethrows the first failure. Returns true if
+  // `watch` always returned true.
   bool wait(const std::function<bool()>& watch);
 
  private:
@@ -60,9 +60,9 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-// Does `work` in as many threads as `growth` requests; it is consulted during the work, and more
-// threads join. `observer` (may be null) receives the progress. Rethrows the first failure; Error
-// "cancelled" if the observer cancels, CallerException if it throws.
+// Does `work` in as many threads as `growth` requests. `growth` is consulted repeatedly, and more
+// threads may join. `observer` (may be null) receives the progress. Rethrows the first failure.
+// Throws Error "cancelled" if the observer cancels, and CallerException if it throws.
 void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 // Runs the work in `count` threads.

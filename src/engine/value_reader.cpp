@@ -63,7 +63,7 @@ void ValueReader::open(const Value& value, std::span<const Decoding> decodings) 
   std::ranges::stable_sort(parts_, {}, &Part::begin);
 }
 
-// Opens only decodings that the boxes need: a checkpoint may have thousands.
+// Opens only the decodings that the boxes need, because a checkpoint may have thousands.
 void ValueReader::open_decodings(std::span<const Decoding> decodings) {
   decodings_.clear();
   forms_.clear();

@@ -1,4 +1,4 @@
-// The destination of values that are made window by window.
+// Declares the destination of values that are made window by window.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Memory or files. A value that is not quantized has one part; others have those of
+// Memory or files. A value that is not quantized has one part; a quantized value has the parts of
 // quantized_parts(). Thread-safe.
 class ValueSink {
  public:
@@ -16,11 +16,11 @@ class ValueSink {
   ValueSink& operator=(const ValueSink&) = delete;
   virtual ~ValueSink() = default;
 
-  // The address of the part's first byte: bytes are about to be made in their place. Null: write()
-  // brings them.
+  // Returns the address of the part's first byte if bytes can be made directly in their
+  // destination. Returns null if they must be passed to write().
   [[nodiscard]] virtual std::byte* place(std::uint32_t value, std::size_t part) = 0;
-  // Returns memory in which bytes are best made; this thread's next write() sends them from there.
-  // Null: anywhere.
+  // Returns memory in which this thread should prepare the bytes of its next write(). Returns null
+  // if any memory is suitable.
   [[nodiscard]] virtual std::byte* room(std::uint32_t, std::uint64_t) { return nullptr; }
   // Stores bytes of a component, `offset` bytes from its start. May change them in place.
   virtual void write(std::uint32_t value, std::size_t part, std::uint64_t offset,
@@ -28,7 +28,7 @@ class ValueSink {
   // Reports bytes of a part that were made in place and are final.
   virtual void made(std::uint32_t /*value*/, std::size_t /*part*/,
                     std::span<const std::byte> /*bytes*/) {}
-  // All bytes of the value are in their places, or on their way.
+  // Called when all bytes of the value have been written, or are in flight to a device.
   virtual void finish(std::uint32_t value) = 0;
 };
 

@@ -50,7 +50,7 @@ bool Walk::take(std::uint64_t window_begin, std::uint64_t window_end, Job& job) 
     done_ = true;
     return true;
   }
-  // Steps can be taken of the innermost dimension that has begun, and of those inside it.
+  // Only the innermost dimension that has begun, and the dimensions inside it, can advance.
   std::size_t level = dims_.size() - 1;
   while (level > 0 && dims_[level].index == 0) --level;
   level = std::max(level, kept_from_);

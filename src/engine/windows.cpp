@@ -37,7 +37,7 @@ bool WindowQueue::take(Window& window) {
     }
     window.group = open_;
     if (open_->member == open_->members.size()) {
-      // All windows are handed out. Measured ones come again for encoding.
+      // All windows have been handed out. A measured group is handed out again for encoding.
       if (window.step == Window::Step::measure) ++measuring_;
       open_.reset();
     }
@@ -55,7 +55,7 @@ std::uint64_t WindowQueue::elements_per_window(const GroupMember& member) const 
   return std::max(elements / whole_elements, std::uint64_t{1}) * whole_elements;
 }
 
-// The next window of a group, whose cursor moves on. A small group is one.
+// Takes the next window of a group and advances the group's cursor. A small group is one window.
 bool WindowQueue::take_of_group(Group& group, Window& window) const {
   if (group.member == group.members.size()) return false;
   GroupMember& member = group.members[group.member];

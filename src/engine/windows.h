@@ -1,4 +1,4 @@
-// Values cut into windows, each of which one thread makes at once.
+// Cuts values into windows, each of which one thread makes.
 #pragma once
 
 #include <atomic>
@@ -15,13 +15,13 @@
 
 namespace loadstone {
 
-// A step that is done with the elements [begin, end) of a value.
+// A step of work on the elements [begin, end) of a value.
 struct Window {
   enum class Step : std::uint8_t {
-    copy,     // copied without a change
-    whole,    // all of a group: read once, measured, quantized
-    measure,  // the largest magnitude is wanted
-    encode,   // quantized, after all is measured
+    copy,     // copy without quantization
+    whole,    // read, measure and quantize a whole group at once
+    measure,  // find the largest magnitude
+    encode,   // quantize, after the whole group is measured
   };
 
   Step step = Step::copy;
@@ -31,22 +31,22 @@ struct Window {
   std::size_t member = 0;
 };
 
-// Hands out windows, group by group. All threads measure a group that is too large for one thread's
-// memory, and then all encode it; the next groups start meanwhile. Thread-safe.
+// Hands out windows group by group. If a group is too large for one thread's memory, all threads
+// first measure it and then encode it. Meanwhile, the next groups may start. Thread-safe.
 class WindowQueue {
  public:
-  // Must live as long.
+  // `run` must outlive the queue.
   explicit WindowQueue(const Run& run);
 
-  // Bytes of all values, twice for those that are measured first.
+  // Returns the bytes of all values. Values that are measured first count twice.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
 
-  // The next one; false when all are handed out, or the work is stopped.
+  // Gets the next window. Returns false if all windows are handed out, or the run is stopped.
   [[nodiscard]] bool next(Window& window, const std::atomic<bool>& stop);
-  // The largest magnitudes in a window that was to be measured.
+  // Records the largest magnitudes of a measured window.
   void measured(const Window& window, std::span<const float> amax);
-  // A window is copied or encoded. True for the last one of its value: what takes all of them can
-  // be done.
+  // Records that a window is copied or encoded. Returns true for the last window of its value,
+  // after which work on the whole value can be done.
   [[nodiscard]] bool is_last(const Window& window);
 
  private:
@@ -58,10 +58,10 @@ class WindowQueue {
   std::uint64_t bytes_total_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t next_group_ = 0;                // guarded by mutex_, as all that follows
-  std::shared_ptr<Group> open_;               // that windows are taken from
-  std::deque<std::shared_ptr<Group>> ready_;  // measured, and to be encoded
-  std::size_t measuring_ = 0;                 // groups whose windows are all handed out
+  std::size_t next_group_ = 0;                // guarded by mutex_, like all members below
+  std::shared_ptr<Group> open_;               // the group from which windows are taken
+  std::deque<std::shared_ptr<Group>> ready_;  // measured groups that are not yet encoded
+  std::size_t measuring_ = 0;  // groups that are being measured, with all windows handed out
 };
 
 }  // namespace loadstone

@@ -41,7 +41,7 @@ class Worker {
                     const std::byte* numbers);
   void finish(GroupMember& member, std::span<const float> amax);
 
-  // Reads the values of the window to the buffer, after `offset` bytes.
+  // Reads the values of the window into the buffer at `offset` bytes.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
   [[nodiscard]] Overflow read_values(const Window& window, std::byte* to);
@@ -99,12 +99,13 @@ void Worker::run() {
 
 void Worker::read_to(const Window& window, std::byte* to) {
   const Overflow overflow = read_values(window, to);
-  // Measured windows are read again when they are encoded.
+  // Overflows of measured windows are counted when the windows are read again for encoding.
   if (window.step == Window::Step::measure) return;
   reads_.overflows.add(member_of(window).value, overflow);
 }
 
-// Returns what became infinite or NaN on the way to the value's dtype.
+// Reads the values, and returns the count of values that became infinite or NaN in the value's
+// dtype.
 Overflow Worker::read_values(const Window& window, std::byte* to) {
   const Value& value = value_of(window);
   const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
@@ -128,7 +129,8 @@ Overflow Worker::read_values(const Window& window, std::byte* to) {
     }
     reader_.read(window.begin, window.end, {to, bytes});
   }
-  const Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, in F32
+  // For a merge: the overflow of its operands in F32.
+  const Overflow overflow = reader_.take_overflow();
   return value.merge != nullptr ? merged_.take_overflow() : overflow;
 }
 
@@ -176,7 +178,8 @@ void Worker::measure(const Window& window, const std::byte* numbers, std::span<f
   }
 }
 
-// Small enough to be in hand while it is measured and then encoded: nothing is read twice.
+// Makes a group that is small enough to stay in memory between measuring and encoding, so that no
+// byte is read twice.
 void Worker::make_whole(Window& window) {
   Group& group = *window.group;
   const auto each = [&](const auto& make) {
@@ -196,7 +199,7 @@ void Worker::make_whole(Window& window) {
   each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
 }
 
-// Encodes piece by piece, so that values and codes stay in the nearer caches.
+// Encodes piece by piece, so that values and codes stay in the L1 and L2 caches.
 void Worker::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const std::uint64_t step = elements_in(*member.form, run_.budget.piece_bytes);
@@ -252,7 +255,7 @@ void Worker::finish(GroupMember& member, std::span<const float> amax) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
     parts_[i] = held.empty() ? run_.sink.place(member.value, i) : held.data();
-    // Rows without elements still have scales, which no window writes.
+    // A tensor without elements may still have scales, which no window writes.
     const std::uint64_t bytes = member.form->parts[i].byte_count();
     if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
@@ -263,7 +266,7 @@ void Worker::finish(GroupMember& member, std::span<const float> amax) {
   run_.sink.finish(member.value);
 }
 
-// Once all of a value has been read. Those of a merge are refused in a load too.
+// Checks a value after all of it has been read. Overflows of a merge are rejected in a load too.
 void Worker::check_overflow(std::uint32_t number) const {
   const Value& value = run_.values[number];
   if (run_.values.allows_non_finite) return;
@@ -303,7 +306,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                     made.quantization->encoding)});
 }
 
-// Reports the first bad number of a value.
+// Reports the first unencodable element of a value.
 void Worker::report(std::uint32_t number, BadNumber bad) {
   const Value& value = run_.values[number];
   if (!run_.values.allows_non_finite) {

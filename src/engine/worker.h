@@ -1,4 +1,4 @@
-// One thread of the engine: it takes windows of values and brings them to their sink.
+// Runs one thread of the engine, which makes windows of values and writes them to the sink.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +15,30 @@
 
 namespace loadstone {
 
-// A number that is not finite, or not in the dtype that its encoder computes in.
+// An element that is non-finite, or too large for the dtype in which its encoder computes.
 struct BadNumber {
   std::uint64_t element = 0;
   std::string code{};
   std::string message{};
 };
 
-// Everything that the threads share.
+// State that all threads share.
 struct WindowWork {
   const Run& run;
-  ReadContext& reads;  // of the same run: its shards and counts
+  ReadContext& reads;  // shards and counters of the same run
   WindowQueue& queue;
   MergeStatistics statistics{};
   std::mutex mutex{};
-  // By value: the first number that cannot be quantized. Guarded by mutex.
+  // By value: the first element that cannot be quantized. Guarded by `mutex`.
   std::map<std::uint32_t, BadNumber> bad_numbers{};
 };
 
-// Window after window, until all are made or the work is stopped. Called once by each thread.
-// Throws Error that names file, tensor and offset.
+// Makes windows until all are done or the run is stopped. Each thread calls it once. Throws Error
+// that names the file, tensor and offset.
 void make_windows(WindowWork& work);
 
-// Call after all threads have ended: values with non-finite numbers, before or after the cast.
+// Returns findings for values with elements that are non-finite before or after the cast. Call
+// after all threads have ended.
 [[nodiscard]] std::vector<Finding> findings_of(const WindowWork& work);
 
 }  // namespace loadstone

@@ -92,8 +92,8 @@ void check_constants(const Plan& plan) {
   }
 }
 
-// The shards whose bytes the plan reads or points at, or that its receipt has a digest of, and no
-// others.
+// Opens only the shards that the plan reads or refers to, and those of which the receipt has a
+// digest.
 OpenShards open_needed(const Plan& plan, const ValueSet& values,
                        std::span<const Destination> destinations, bool has_receipt,
                        Storage* storage) {
@@ -111,13 +111,13 @@ OpenShards open_needed(const Plan& plan, const ValueSet& values,
   return {*plan.catalog, storage, needed};
 }
 
-// The number of readers that the caller requested, or a few at first.
+// Returns the number of readers that the caller requested, or a growing number that starts small.
 ReaderGrowth growth_of(const Catalog& catalog, unsigned most, const ExecuteOptions& options) {
   const unsigned first = options.threads != 0 ? most : first_readers(catalog, most);
   return {first, most, thread_count(0, defaults::threads_most)};
 }
 
-// Fills the report; it already has the findings about ties.
+// Completes the report, which already has the findings about ties.
 void fill_report(const Plan& plan, const MemorySink& sink, RunReport& done, Report& report) {
   for (const std::uint32_t i : sink.by_windows()) {
     if (sink.has_written(i)) done.written[i] = plan.targets[i].byte_count();
@@ -177,7 +177,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   sink.complete();
   if (receipt)
     report.receipt = receipt->finish(storage, budget.threads, options.observer, done.bytes_done);
-  // A file that changed meanwhile is not handed out as good.
+  // Throws if a file changed during the load, because the loaded values may then be wrong.
   shards.require_unchanged();
   fill_report(plan, sink, done, report);
   report.staging_bytes_peak = memory.bytes_peak();

@@ -15,8 +15,9 @@ namespace loadstone {
 
 namespace {
 
-// Large values start on a page boundary, so that two threads rarely fault in the same page. Values
-// of a few pages do not: the unused rest would exceed the plan's figure.
+// Large values start on a page boundary, so that two threads rarely fault in the same page. Smaller
+// values do not, because the unused rest of their last page would exceed the memory that the plan
+// counts.
 constexpr std::uint64_t small_alignment = 64;
 constexpr std::uint64_t large_bytes = 1 << 20;
 
@@ -64,7 +65,7 @@ HostMemory::HostMemory(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
       places[i].push_back({reserve(part.byte_count()), part.byte_count()});
     }
   }
-  // Not nothing, so that a value of no bytes has an address too.
+  // Allocates at least one byte, so that a value without bytes has an address too.
   impl_->memory = AnonymousMemory(end + 1);
   impl_->destinations.resize(plan.targets.size());
   auto& index = impl_->index;

@@ -38,7 +38,7 @@ void LoadReceipt::add_outputs(const Plan& plan, std::uint32_t number) {
     ReceiptTensor tensor = planned_tensor(plan, target, quantized);
     std::optional<std::uint32_t> copied;
     if (tensor.end > 0 && is_whole_source(plan, target)) copied = target.recipe.boxes[0].source;
-    // A view of a part of a file has no memory here, and gets no digest.
+    // A view of a part of a file has no memory in this load, so it gets no digest.
     if (tensor.end > 0 && !copied && !sink_.has_memory(number, part)) return;
     add(0, tensor.end, copied);
     outputs_.push_back(std::move(tensor));

@@ -1,4 +1,4 @@
-// The receipt of a load.
+// Makes the receipt of a load.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,18 @@
 
 namespace loadstone {
 
-// A target that equals a whole tensor of a file has that tensor's digest. Others are hashed while
-// they are made; transposed values and values on devices are read again at the end.
+// Computes digests of the targets. A target that equals a whole tensor of a file has the digest of
+// that tensor. Other targets are hashed while they are made, except transposed values and values on
+// devices, which are read again at the end.
 class LoadReceipt : public ReceiptRecorder {
  public:
-  // Watches the sink. All must live as long.
+  // Starts to watch the sink. All arguments must outlive this object.
   LoadReceipt(const Plan& plan, const ValueSet& values, const OpenShards& shards, MemorySink& sink,
               DigestKind kind);
 
-  // Call it after the readers have ended; it starts `threads` new ones. `storage` reads configs.
-  // `bytes_done`: the observer's last figure. Throws Error "cancelled".
+  // Call after the readers have ended. Hashes the remaining targets in `threads` new threads.
+  // `storage` reads configs. `bytes_done` is the last figure that the observer received. Throws
+  // Error "cancelled".
   [[nodiscard]] std::shared_ptr<const Receipt> finish(Storage& storage, unsigned threads,
                                                       Observer* observer, std::uint64_t bytes_done);
 
@@ -32,7 +34,7 @@ class LoadReceipt : public ReceiptRecorder {
   const Catalog& catalog_;
   MemorySink& sink_;
   std::vector<ReceiptTensor> outputs_;
-  std::vector<std::pair<std::uint32_t, std::size_t>> parts_;  // of targets, by output
+  std::vector<std::pair<std::uint32_t, std::size_t>> parts_;  // (target, part) by output
   std::vector<std::size_t> first_output_;                     // by target
 };
 

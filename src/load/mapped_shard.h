@@ -1,4 +1,4 @@
-// A shard as memory, for tensors that are handed out as views of the file.
+// Maps a shard into memory, for tensors that are views of the file.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace loadstone {
 
-// A file, mapped privately: writes change this process's copy of the page and never the file. The
-// file must not change while this object lives: changes may become visible, and access beyond a
-// truncated end kills the process. Thread-safe while nobody writes to the memory.
+// A private mapping of a file: a write changes this process's copy of the page, and never the file.
+// The file must not change while this object lives. A change may become visible, and an access
+// beyond a truncated end kills the process. Thread-safe while no thread writes to the memory.
 class MappedShard {
  public:
-  // Opens the file again and checks on the open descriptor that it is the shard: Error
-  // "io.changed". Else the errors of Storage::open, and "memory.host".
+  // Opens the file again, and checks on the open descriptor that it is the same shard. Throws Error
+  // "io.changed" if it is not, the errors of Storage::open, and "memory.host".
   [[nodiscard]] static std::shared_ptr<MappedShard> open(const Shard& shard);
   MappedShard(const MappedShard&) = delete;
   MappedShard& operator=(const MappedShard&) = delete;

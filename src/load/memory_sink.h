@@ -1,4 +1,4 @@
-// Destinations and the offload folder as a sink of the engine.
+// Provides the engine with a sink that writes to destinations in memory and to the offload folder.
 #pragma once
 
 #include <atomic>
@@ -25,15 +25,16 @@ namespace loadstone {
 // Thread-safe.
 class MemorySink final : public ValueSink {
  public:
-  // The arguments must outlive the sink. Without a device in the options, it opens CUDA's driver if
-  // a destination needs one. Throws Error "device.driver".
+  // The arguments must outlive the sink. If the options contain no device and a destination needs
+  // one, the sink opens the CUDA driver. Throws Error "device.driver".
   MemorySink(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
              const OffloadFolder& folder, const ExecuteOptions& options, const Budget& budget,
              MemoryCount& memory);
 
-  // Destinations of values that need no change; null for other values.
+  // Destinations of values that are read directly in the order of the files; null for other values.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
-  // The others: quantized ones, sums, those that need no file, and those on devices.
+  // Values that are made by windows: quantized values, sums, values without a source, and values on
+  // devices.
   [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
   [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
 
@@ -44,15 +45,15 @@ class MemorySink final : public ValueSink {
   void made(std::uint32_t target, std::size_t part, std::span<const std::byte> bytes) override;
   void finish(std::uint32_t target) override { written_[target] = true; }
 
-  // Receives all bytes that are made in host memory: target, part, and the offset in that. All
-  // threads call it.
+  // Callback for all bytes that are made in host memory, with the target, the part, and the offset
+  // in the part. All threads call it.
   using Watch =
       std::function<void(std::uint32_t, std::size_t, std::uint64_t, std::span<const std::byte>)>;
   void watch(Watch watch) { watch_ = std::move(watch); }
 
-  // Once the threads have ended: all has arrived on the devices.
+  // Waits until all copies to devices are complete. Call after the threads have ended.
   void complete();
-  // True for a target with memory in this load; its bytes, after complete().
+  // Returns true if the target has memory in this load. Its bytes may be read after complete().
   [[nodiscard]] bool has_memory(std::uint32_t target, std::size_t part) const noexcept;
   void read(std::uint32_t target, std::size_t part, std::uint64_t offset, std::span<std::byte> to);
 

@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// The bytes of each source that the target's value came from.
+// Returns the byte ranges of each source from which the target's value was made.
 std::vector<SourceRange> source_ranges(const ValueSet& values, const Value& value) {
   std::vector<SourceRange> ranges;
   for (const SourceExtent& extent : source_extents(values, value)) {
@@ -53,7 +53,8 @@ static void visit_fields(JsonWriter& json, const Provenance& item) {
 
 static void visit_fields(JsonWriter& json, const Report& report) {
   json.key("provenance");
-  json.begin_object();  // by name, as in Python: a plan's targets have different names
+  // An object with target names as keys, as in Python; target names are unique in a plan.
+  json.begin_object();
   for (const Provenance& item : report.provenance) json.member(item.target, item);
   json.end_object();
   write_work(json, report);
@@ -81,7 +82,7 @@ std::vector<Provenance> make_provenance(
     item.reason = target.recipe.reason;
     item.bytes_written = bytes_written(i);
     if (target.delivery == Delivery::disk_write || target.delivery == Delivery::disk_keep) {
-      item.reason = "offloaded";  // not in the model
+      item.reason = "offloaded";  // stored in the offload folder instead of the model
     }
   }
   return provenance;

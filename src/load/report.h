@@ -1,4 +1,4 @@
-// Writing down what a load did.
+// Records the results of a load.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace loadstone {
 
-// One entry a target, in the plan's order. `bytes_written(i)`: counted for target i.
+// Returns one entry per target, in the plan's order. `bytes_written(i)` returns the bytes that the
+// load wrote to target i.
 [[nodiscard]] std::vector<Provenance> make_provenance(
     const Plan& plan, const std::function<std::uint64_t(std::size_t)>& bytes_written);
 

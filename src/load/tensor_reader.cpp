@@ -19,7 +19,8 @@ namespace loadstone {
 
 namespace {
 
-// The tensor of the file that has the name, or holds the codes of the quantized one that has it.
+// Returns the index of the tensor with this name, or of the codes of the quantized tensor with this
+// name.
 std::uint32_t index_of(const Catalog& catalog, std::string_view name) {
   const auto& quantized = catalog.quantized().tensors();
   const auto found = std::ranges::find(quantized, name, &QuantizedTensor::name);

@@ -29,16 +29,17 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t staging_bytes = 1 << 18;  // of local files
+constexpr std::uint64_t staging_bytes = 1 << 18;  // for local files
 constexpr std::uint64_t remote_staging_bytes_max = 4 << 20;
-constexpr std::uint64_t staging_per_element = 4;  // of a window
-constexpr std::uint64_t memory_per_staging = 8;   // both readers, their windows, and these as F32
+constexpr std::uint64_t staging_per_element = 4;  // bytes of staging per element of a window
+// Two readers, their windows, and the windows as F32.
+constexpr std::uint64_t memory_per_staging = 8;
 
-// The distance of two values.
+// The difference between two tensors.
 struct Distance {
-  double largest = 0;       // of finite values
-  std::uint64_t place = 0;  // element of the first difference
-  std::uint64_t count = 0;  // of elements that differ
+  double largest = 0;       // largest difference of finite values
+  std::uint64_t place = 0;  // index of the first element that differs
+  std::uint64_t count = 0;  // number of elements that differ
 
   void add(std::uint64_t element, double first, double second) {
     if (first == second || (std::isnan(first) && std::isnan(second))) return;
@@ -48,7 +49,8 @@ struct Distance {
   }
 };
 
-// Compares two windows by value, if the dtype has casts.
+// Adds the differences of two windows that are not equal. If the dtype has no casts, such a window
+// counts as one difference.
 template <typename Number>
 void add_window(const std::array<std::vector<std::byte>, 2>& windows, Dtype dtype, Dtype wide,
                 std::uint64_t begin, std::uint64_t elements, Distance& distance) {
@@ -68,7 +70,7 @@ void add_window(const std::array<std::vector<std::byte>, 2>& windows, Dtype dtyp
   }
 }
 
-// Each window of a remote tensor is a request, so these are as large as the memory allows.
+// Uses as much memory as allowed for remote tensors, because each window is one request.
 std::uint64_t staging_of(const Catalog& catalog, const TieCheck& check,
                          std::uint64_t memory_bytes) {
   const auto is_far = [&](std::uint32_t tensor) {
@@ -141,7 +143,7 @@ std::uint64_t compare_ties(const Plan& plan, Storage& storage, std::vector<Findi
                            Observer* observer) {
   std::uint64_t bytes = 0;
   for (const TieCheck& check : plan.tie_checks) {
-    std::atomic<bool> stop = false;  // a team sets it at its end
+    std::atomic<bool> stop = false;  // one per run, because the team sets it at its end
     std::optional<Finding> finding;
     run_team(
         1, stop, observer,

@@ -1,4 +1,4 @@
-// Compares tied tensors that a checkpoint has twice.
+// Compares tied tensors that a checkpoint stores twice.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@
 
 namespace loadstone {
 
-// Reads both tensors and compares their loaded values, codes after decoding. Returns a warning
-// "plan.tie" with the largest difference, or nullopt if they are equal. `memory_bytes`: approximate
-// limit for reading remote tensors.
+// Reads both tensors and compares the values that a load would give them (codes are decoded).
+// Returns a warning "plan.tie" with the largest difference, or nullopt if the values are equal.
+// `memory_bytes` is the approximate memory limit for reading remote tensors.
 [[nodiscard]] std::optional<Finding> compare_tie(
     const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
     std::atomic<bool>& stop, std::uint64_t& bytes_read,
     std::uint64_t memory_bytes = defaults::staging_bytes_max);
 
-// Compares all ties of a plan. A difference is added to `findings`, or is Error "plan.tie" if the
-// check asks for that. Returns the bytes read.
+// Compares all ties of a plan. A difference is added to `findings`, or throws Error "plan.tie" if
+// the check's is_error is set. Returns the bytes read.
 std::uint64_t compare_ties(const Plan& plan, Storage& storage, std::vector<Finding>& findings,
                            Observer* observer);
 

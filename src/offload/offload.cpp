@@ -19,7 +19,7 @@ std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
 
 std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
   std::vector<OffloadEntry> entries;
-  NameMap<std::size_t> entry_of;  // of targets that may be tied to
+  NameMap<std::size_t> entry_of;  // entries to which other names may be tied
   for (const PlannedTarget& target : plan.targets) {
     const bool keeps = target.delivery == Delivery::disk_keep;
     if (!keeps && target.delivery != Delivery::disk_write) continue;
@@ -39,7 +39,7 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
     entry.safetensors_file = storage.resolve(plan.catalog->shards()[source.shard].path);
     entry.weight_name = source.name;
   }
-  // Ties: the same bytes under another name.
+  // A tie has an entry for the same bytes under a different name.
   for (const PlannedTarget& target : plan.targets) {
     if (target.recipe.origin != Origin::tie) continue;
     const auto root = entry_of.find(target.recipe.tie_of);

@@ -1,5 +1,5 @@
-// Entries of an offload folder's index, in the layout that accelerate reads.
-// Described in docs/formats/offload-folder.md.
+// Makes the entries of an offload folder's index, in the layout that accelerate reads. The layout
+// is described in docs/formats/offload-folder.md.
 #pragma once
 
 #include <string>
@@ -11,25 +11,25 @@
 
 namespace loadstone {
 
-// A member of index.json. The reader takes weight_name from safetensors_file and casts it to dtype;
-// without a file it reads NAME.dat.
+// A member of index.json. A reader loads the tensor `weight_name` from safetensors_file and casts
+// it to `dtype`. If safetensors_file is empty, the reader loads NAME.dat.
 struct OffloadEntry {
   std::string target{};
   std::string safetensors_file{};  // absolute; empty until an OffloadFolder has written the value
   std::string weight_name{};
   std::string_view dtype{};
   Shape shape{};
-  std::string tie_of{};     // another entry, with whose value it is written
-  bool is_written = false;  // by an OffloadFolder
+  std::string tie_of{};     // name of a different entry that has the same value
+  bool is_written = false;  // an OffloadFolder has written it
 };
 
-// One entry for each offloaded target, in the plan's order, followed by one for each name tied to
-// one of these; for each component of a quantized target: the data has the target's name, the
-// others that, a dot and theirs. Throws Error "plan.dtype" for a dtype that the layout does not
-// have.
+// Returns one entry for each offloaded target, in the plan's order, followed by one for each name
+// that is tied to such a target. A quantized target has one entry per component: the data has the
+// target's name, and the other components have the target's name followed by a dot and the
+// component's name. Throws Error "plan.dtype" for a dtype that the layout does not support.
 [[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
 
-// Components of a quantized target as separate tensors, or the target itself.
+// Returns the components of a quantized target as separate tensors, or the target itself.
 [[nodiscard]] std::vector<QuantizedPart> named_parts(const PlannedTarget& target);
 
 }  // namespace loadstone

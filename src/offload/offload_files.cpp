@@ -23,16 +23,17 @@ namespace {
 constexpr std::size_t run_length = 16;
 constexpr std::string_view data_prefix = "loadstone-";
 constexpr std::string_view hidden_prefix = ".loadstone-";
-// Values are aligned to the width of their elements, as for computing.
+// Alignment of the values, so that their elements are aligned for computation.
 constexpr std::uint64_t header_alignment = 64;
-// A header is written last; an entry may get another dtype and shape until then.
+// Spare bytes in a header. The header is written last, and an entry may get a different dtype and
+// shape until then.
 constexpr std::uint64_t spare_bytes_per_entry = 64;
 
 bool is_run(std::string_view text) noexcept {
   return text.size() == run_length && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-// The run that made a file; empty: none.
+// Returns the run that made the file, or an empty string if no run did.
 std::string_view run_of(std::string_view name) noexcept {
   std::string_view rest = name;
   if (rest.starts_with(hidden_prefix)) {
@@ -52,7 +53,7 @@ std::string_view run_of(std::string_view name) noexcept {
   return digits >= 5 && (rest == ".safetensors" || rest == ".dat") ? run : std::string_view();
 }
 
-// Returns true if no process runs it any more.
+// Returns true if the process of the run has ended.
 bool has_ended(WritableStorage& storage, const std::string& lock_path) {
   if (!storage.status(lock_path, true)) return true;
   const auto lock = storage.open_lock(lock_path);

@@ -1,4 +1,4 @@
-// Data files of an offload folder, and the runs that own them.
+// Manages the data files of an offload folder, and identifies the runs that own them.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,19 @@
 
 namespace loadstone {
 
-// Files of an offload folder, as accelerate names them: NAME.dat holds a raw value.
+// Names of files in an offload folder, which accelerate defines. NAME.dat contains the raw bytes of
+// one value.
 inline constexpr const char* offload_index_file = "index.json";
 inline constexpr const char* offload_raw_ending = ".dat";
 
-// Names of the files that one run makes in an offload folder; `run` is random.
-[[nodiscard]] std::string offload_lock_name(std::string_view run);   // locked during the run
-[[nodiscard]] std::string offload_index_name(std::string_view run);  // until it is the index
+// Names of the files that one run makes in an offload folder. `run` is a random string.
+[[nodiscard]] std::string offload_lock_name(std::string_view run);  // locked during the run
+// Until it is renamed to index.json.
+[[nodiscard]] std::string offload_index_name(std::string_view run);
 [[nodiscard]] std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw);
 
-// Returns true if the libraries' readers of offload folders support the dtype.
+// Returns true if the readers of offload folders in accelerate and other libraries support the
+// dtype.
 [[nodiscard]] bool is_readable_offload(Dtype dtype) noexcept;
 
 struct OffloadValue {
@@ -32,22 +35,23 @@ struct OffloadValue {
   Dtype dtype = Dtype::u8;
   Shape shape{};
   std::uint64_t byte_count = 0;
-  std::byte* data = nullptr;  // in the file's memory, once it is made
+  std::byte* data = nullptr;  // address in the mapped file, once the file has been made
 };
 
-// One new file, as large as it will be, in memory that needs no room of the process: a safetensors
-// file of some values, or the raw bytes of one. Not thread-safe; values may be written to by any
-// thread.
+// A new file, mapped into memory in its final size, which does not use the process's own memory. It
+// is a safetensors file with several values, or the raw bytes of one value. Not thread-safe, but
+// any thread may write to the values.
 class OffloadFile {
  public:
-  // Throws Error "io.no_space", "io.denied", "io.write"; then the file is not there.
+  // Throws Error "io.no_space", "io.denied" or "io.write", after which the file does not exist.
   OffloadFile(WritableStorage& storage, std::string path, std::vector<OffloadValue> values,
               bool is_raw);
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] bool is_raw() const noexcept { return is_raw_; }
   [[nodiscard]] std::vector<OffloadValue>& values() noexcept { return values_; }
-  // After the last write: the header, and all of it to the disk. Throws Error "io.write".
+  // Writes the header and syncs the file to disk. Call after the last write. Throws Error
+  // "io.write".
   void finish();
 
  private:
@@ -55,28 +59,29 @@ class OffloadFile {
 
   std::string path_;
   bool is_raw_;
-  std::vector<OffloadValue> values_;  // in the file's order
+  std::vector<OffloadValue> values_;  // in the order of the file
   std::uint64_t header_bytes_ = 0;
   std::unique_ptr<FileSink> sink_;
   std::span<std::byte> memory_;
 };
 
-// An index that is there.
+// The content of an existing index.
 struct OffloadIndex {
-  std::vector<std::pair<std::string, std::string>> members;  // names, with JSON values
-  std::set<std::string> files;                               // that they name, without folders
-  std::set<std::string> raw_names;                           // whose values are in NAME.dat
+  std::vector<std::pair<std::string, std::string>> members;  // names with their JSON values
+  std::set<std::string> files;      // file names in the members, without folders
+  std::set<std::string> raw_names;  // names of values that are stored in NAME.dat
 };
 
-// Empty without an index. Throws Error "offload.index" for an invalid one.
+// Returns an empty index if the file does not exist. Throws Error "offload.index" for an invalid
+// one.
 [[nodiscard]] OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path);
 
-// Removes files of interrupted runs. The folder must be locked. Without locks in the file system
-// running processes cannot be detected, so all files stay.
+// Removes the files of interrupted runs. The caller must have locked the folder. If the file system
+// does not support locks, running processes cannot be detected, so no file is removed.
 void remove_stale_offload(WritableStorage& storage, const std::string& folder,
                           const OffloadIndex& index);
 
-// Returns true if a run made this file for values.
+// Returns true if the name is that of a data file that a run made.
 [[nodiscard]] bool is_offload_data_name(std::string_view name) noexcept;
 
 }  // namespace loadstone

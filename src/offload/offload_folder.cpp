@@ -18,12 +18,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Each time a reader fetches a value it parses the header of the file: a small one.
+// Few values per file, because a reader parses the whole header each time that it fetches a value.
 constexpr std::size_t values_per_file = 64;
-// Added values wait in memory until they reach this size.
+// Added values are kept in memory until they reach this size.
 constexpr std::size_t added_bytes_max = 64u << 20;
 
-// NAME.dat must be one file in the folder for this and every other reader.
+// Throws if NAME.dat would not be a single file in the folder, for loadstone and for every other
+// reader.
 void require_file_name(const std::string& name) {
   const bool harmless = !name.empty() && name.find('/') == std::string::npos &&
                         name.find('\0') == std::string::npos &&
@@ -38,8 +39,8 @@ bool is_there(WritableStorage& storage, const std::string& path) {
   return storage.try_status(path, true, status) == 0;
 }
 
-// Returns true for the name of a component of a quantized tensor: "layer.weight.absmax" for
-// "layer.weight". An older entry of that name belongs to the older value.
+// Returns true if `name` is a component of a quantized tensor in `names`: "layer.weight.absmax" for
+// "layer.weight". An older entry of such a name belongs to the older value and is dropped.
 bool is_component_of(const NameSet& names, std::string_view name) {
   for (std::size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
     if (names.contains(name.substr(0, dot))) return true;
@@ -47,7 +48,7 @@ bool is_component_of(const NameSet& names, std::string_view name) {
   return false;
 }
 
-// Held while the index is read, merged and replaced, and while files are cleared away.
+// Locks the folder while the index is read, merged and replaced, and while files are removed.
 std::unique_ptr<FileLock> locked(WritableStorage& storage, const std::string& folder) {
   auto lock = storage.open_lock(folder);
   if (lock != nullptr) static_cast<void>(lock->take(LockMode::exclusive, true));
@@ -87,7 +88,7 @@ void OffloadFolder::begin() {
   std::string run = random_name();
   lock_path_ = folder_ + "/" + offload_lock_name(run);
   static_cast<void>(storage_.create(lock_path_));
-  run_ = std::move(run);  // from here on the file is this run's to remove
+  run_ = std::move(run);  // from here on, this run must remove the lock file
   run_lock_ = storage_.open_lock(lock_path_);
   if (run_lock_ != nullptr) static_cast<void>(run_lock_->take(LockMode::exclusive, false));
 }
@@ -250,7 +251,7 @@ void OffloadFolder::retype(const std::string& name, Dtype dtype, Shape shape) {
 }
 
 void OffloadFolder::tie(const std::string& name, const std::string& root) {
-  write_added();  // it may be the root
+  write_added();  // the root may be an added value
   OffloadEntry entry = required(root);
   entry.target = name;
   entry.tie_of = root;
@@ -277,8 +278,8 @@ void OffloadFolder::commit() {
   sync_seconds_ = std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Values that safetensors cannot store have names fixed by the folder's layout, so they cannot be
-// replaced atomically with the index.
+// Gives raw files their final names. Values that safetensors cannot store must have the names that
+// the folder's layout prescribes, so they cannot be replaced atomically with the index.
 void OffloadFolder::name_raw_files() {
   for (const OffloadEntry& entry : entries()) {
     if (!entry.is_written || !entry.safetensors_file.empty()) continue;
@@ -295,8 +296,8 @@ void OffloadFolder::name_raw_files() {
   }
 }
 
-// Returns {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ..., "shape": [...]}};
-// without the file for values in NAME.dat.
+// Returns {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ..., "shape": [...]}}.
+// Values in NAME.dat have no safetensors_file and no weight_name.
 std::string OffloadFolder::index_text(const OffloadIndex& known) const {
   NameSet names;
   const auto entries = this->entries();
@@ -323,7 +324,7 @@ std::string OffloadFolder::index_text(const OffloadIndex& known) const {
   return json.take() + "\n";
 }
 
-// Frees the memory of values, and the old names of renamed files.
+// Frees the memory of the values, and removes the old names of renamed files.
 void OffloadFolder::files_committed() noexcept {
   for (const OffloadFile& file : files_) {
     if (file.is_raw()) storage_.remove(file.path());
@@ -332,7 +333,7 @@ void OffloadFolder::files_committed() noexcept {
   for (auto& parts : parts_) parts.clear();
 }
 
-// Values that no entry names any more.
+// Removes the files of values that no entry refers to any more.
 void OffloadFolder::remove_replaced(const OffloadIndex& known) noexcept {
   try {
     const OffloadIndex now = read_offload_index(storage_, index_path());
@@ -345,7 +346,7 @@ void OffloadFolder::remove_replaced(const OffloadIndex& known) noexcept {
       storage_.remove(folder_ + "/" + name + offload_raw_ending);
     }
   } catch (const std::exception&) {
-    return;  // the next run removes what can be removed
+    return;  // the next run removes the remaining files
   }
 }
 

@@ -1,6 +1,6 @@
-// An offload folder that is being written. The one commit is the rename of index.json: until then
-// the old index names the old values, and from then on the new index names the new ones, which are
-// in files of names that were never there before.
+// Writes an offload folder. The only commit is the rename of index.json. Before it, the old index
+// refers to the old values; after it, the new index refers to the new values, which are in files
+// with new names.
 #pragma once
 
 #include <cstddef>
@@ -19,20 +19,20 @@
 
 namespace loadstone {
 
-// Without commit() the folder ends as it was. Not thread-safe; the values' memory may be written to
-// by any thread.
+// If commit() is not called, the folder is restored. Not thread-safe, but any thread may write to
+// the memory of the values.
 class OffloadFolder {
  public:
-  // Creates the files for all targets with Delivery::disk_write. Without such targets, a plan
-  // without a folder needs none and has no index. Throws Error: "offload.name", "offload.index",
-  // "plan.dtype", "io.no_space", "io.denied", "io.write".
+  // Creates the files for all targets with Delivery::disk_write. A plan without such targets and
+  // without a folder creates nothing. Throws Error "offload.name", "offload.index", "plan.dtype",
+  // "io.no_space", "io.denied" or "io.write".
   OffloadFolder(const Plan& plan, Storage& storage);
   OffloadFolder(const OffloadFolder&) = delete;
   OffloadFolder& operator=(const OffloadFolder&) = delete;
   ~OffloadFolder();
 
-  // Memory of the target's parts, its value for one that is not quantized; empty for targets that
-  // are not written.
+  // Returns the memory of the target's components, or of its value if it is not quantized. Empty
+  // for targets that are not written.
   [[nodiscard]] const std::vector<std::byte*>& parts(std::size_t target) const noexcept {
     return parts_[target];
   }
@@ -40,23 +40,23 @@ class OffloadFolder {
   // ---- Between the last write and commit(): changes that a library needs
   // Returns the value of a written entry.
   [[nodiscard]] std::span<const std::byte> value(const std::string& name);
-  // A value that the plan does not have, in place of an entry of this name.
+  // Adds a value that the plan does not contain, and replaces an entry of the same name.
   void add(const std::string& name, Dtype dtype, Shape shape, std::span<const std::byte> bytes);
   void rename(const std::string& from, const std::string& to);
   void remove(const std::string& name);
   // Reinterprets the same bytes in another dtype.
   void retype(const std::string& name, Dtype dtype, Shape shape);
-  // `name` has the value of `root`.
+  // Makes `name` an entry with the value of `root`.
   void tie(const std::string& name, const std::string& root);
 
   // Syncs all files to disk, then renames the index. Keeps the folder's other entries.
   void commit();
   // Restores the folder and makes further commits impossible.
   void abandon() noexcept { remove_all(); }
-  // True once the index is the new one; commit() may still throw after that.
+  // Returns true once the new index is in place. commit() may still throw after that.
   [[nodiscard]] bool is_committed() const noexcept { return is_committed_; }
 
-  // Entries as in the index, before or after commit().
+  // Returns the entries of the index, before or after commit().
   [[nodiscard]] std::vector<OffloadEntry> entries() const;
   // Time that commit() spent on syncing files to disk.
   [[nodiscard]] double sync_seconds() const noexcept { return sync_seconds_; }
@@ -93,21 +93,21 @@ class OffloadFolder {
 
   const std::string folder_;
   WritableStorage& storage_;
-  std::string run_;  // empty until its lock is made
+  std::string run_;  // empty until the run's lock file is made
   std::string lock_path_;
-  std::string real_folder_;                // absolute, links resolved
-  std::vector<std::string> made_folders_;  // the outermost first
+  std::string real_folder_;                // absolute, with links resolved
+  std::vector<std::string> made_folders_;  // the outermost folder first
   bool is_active_ = false;
   bool is_committed_ = false;
   double sync_seconds_ = 0;
   std::unique_ptr<FileLock> run_lock_;
-  std::vector<OffloadEntry> entries_;            // without a target: removed
+  std::vector<OffloadEntry> entries_;            // an entry with an empty target has been removed
   std::map<std::string, std::size_t> entry_of_;  // by target
   std::deque<OffloadFile> files_;
   std::vector<Added> added_;
   std::size_t added_bytes_ = 0;
-  std::map<std::string, Place> places_;  // of written values, by their first names
-  std::vector<std::string> raw_named_;   // paths that this run gave to raw files
+  std::map<std::string, Place> places_;  // written values, by their original names
+  std::vector<std::string> raw_named_;   // paths of raw files that this run has renamed
   std::vector<std::vector<std::byte*>> parts_;
 };
 

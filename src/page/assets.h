@@ -1,4 +1,4 @@
-// Style and script of the page, from page.css and page.js.
+// Declares the style sheet and the script of the page, which are made from page.css and page.js.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
-// The page: verdict, findings and the folded table as markup, which need no script; the rest is
-// drawn by page.js from page_data().
+// Writes the page. The verdict, the findings and the folded table are markup and need no script.
+// page.js draws the other parts from page_data().
 #include "loadstone/page.h"
 
 #include <fmt/format.h>
@@ -19,10 +19,10 @@ namespace loadstone {
 
 namespace {
 
-// The static table stops here; the script's shows all rows.
+// Maximum rows of the static table. The script's table has all rows.
 constexpr std::size_t folded_rows_max = 2000;
 
-// Names come from files and must not become markup.
+// Escapes markup, because names come from untrusted files.
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char character : printable(text, 1000)) {
@@ -49,7 +49,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-// Adds the verdict: if the load is possible, or was.
+// Adds the sentence on the possible or completed load.
 void add_verdict(std::string& page, const Plan& plan, const PageOptions& options) {
   std::string loaded;
   if (options.loaded) {
@@ -167,7 +167,7 @@ void add_drawn(std::string& page, bool has_speed) {
   page += drawn.substr(place + mark.size());
 }
 
-// Output for paper, and for readers without scripts.
+// Adds the table for printing, and for readers without scripts.
 void add_folded(std::string& page, const Plan& plan) {
   page +=
       "<table class=\"folded\"><tr><th>target</th><th></th><th>kind</th><th>shape</th>"

@@ -19,11 +19,11 @@ namespace loadstone {
 
 namespace {
 
-// Further boxes of a recipe are only counted.
+// Maximum boxes shown per recipe. Further boxes are only counted.
 constexpr std::size_t boxes_shown_max = 12;
 constexpr std::size_t name_length_max = 1000;
 
-// Numbers keys in the order of their first use.
+// Assigns numbers to keys in the order of first use.
 template <typename Key>
 class Numbering {
  public:
@@ -99,7 +99,7 @@ class DataWriter {
     json_.end_array();
   }
 
-  // The position at which a load reads the source: it processes shards in order.
+  // Writes the position of the source in the order of a load, which processes the shards in order.
   void write_position(const Recipe& recipe) {
     std::uint64_t position = std::numeric_limits<std::uint64_t>::max();
     for_each_box(recipe, [&](const Box& box) {
@@ -180,8 +180,8 @@ class DataWriter {
   JsonWriter json_;
   std::vector<std::uint64_t> shard_begins_;
   Numbering<std::string> words_;
-  Numbering<std::uint32_t> sources_;    // index into Catalog::tensors()
-  Numbering<std::uint32_t> decodings_;  // index into Plan::decodings
+  Numbering<std::uint32_t> sources_;    // keys are indices into Catalog::tensors()
+  Numbering<std::uint32_t> decodings_;  // keys are indices into Plan::decodings
   std::vector<std::pair<std::string, std::vector<std::size_t>>> decoded_;
 };
 
@@ -197,7 +197,7 @@ std::string page_data(const Plan& plan, const PageOptions& options) {
   const std::string json = DataWriter(plan).write(options);
   std::string text;
   text.reserve(json.size());
-  for (const char character : json) {  // in JSON it occurs only in strings
+  for (const char character : json) {  // in JSON, '<' occurs only inside strings
     if (character == '<') {
       text += "\\u003c";
     } else {

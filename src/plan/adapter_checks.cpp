@@ -1,4 +1,4 @@
-// Checks of adapters besides their fit to the base.
+// Checks adapters for problems other than tensors that do not fit the base.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,8 +52,8 @@ std::string encoder_folder(unsigned encoder) {
 
 }  // namespace
 
-// Encoders of a pipeline have modules of the same names. A folder without a known name counts as
-// the first encoder.
+// The modules of a pipeline's text encoders have the same names, so only the name of the base's
+// folder distinguishes the encoders. A folder with an unknown name counts as the first encoder.
 void report_other_encoders(const Catalog& base, const Catalog& adapter,
                            const std::map<unsigned, std::vector<std::string>>& modules,
                            std::vector<Finding>& findings) {

@@ -15,7 +15,7 @@ struct Ending {
   AdapterRole role;
 };
 
-// The first that fits counts.
+// The first ending that matches a tensor's name determines the role.
 constexpr auto endings = std::to_array<Ending>({
     {".lora_A.weight", AdapterRole::right},
     {".lora_B.weight", AdapterRole::left},
@@ -37,7 +37,7 @@ constexpr auto endings = std::to_array<Ending>({
     {".dora_scale", AdapterRole::magnitude},
 });
 
-// Names of methods other than a plain product of two matrices.
+// Parts of tensor names that belong to methods other than the product of two matrices.
 constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lokr_",
                                               ".oft_",      ".lora_B.bias", ".on_input",
                                               ".diff",      ".vera_lambda"};
@@ -45,11 +45,11 @@ constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lo
 // A prefix that adapters put before the base's names.
 struct Prefix {
   std::string_view text;
-  unsigned encoder = 0;                        // of a pipeline
-  std::array<std::string_view, 2> parts = {};  // before the names of a pipeline's single file
+  unsigned encoder = 0;                        // the number of the pipeline's text encoder
+  std::array<std::string_view, 2> parts = {};  // prefixes in a pipeline's single file
 };
 
-// The first one after which a name is the base's counts.
+// The first prefix whose removal leaves the name of a base tensor is used.
 constexpr auto adapter_prefixes = std::to_array<Prefix>({
     {""},
     {"base_model.model."},
@@ -73,7 +73,7 @@ constexpr auto kohya_prefixes = std::to_array<Prefix>({
     {"lora_te3_"},  // T5, whose names are unique among encoders
 });
 
-// Projections that some models hold as one matrix, in the order of its rows.
+// Projections that some models store as one joined matrix, in the order of its rows.
 struct Joined {
   std::string_view name;
   std::array<std::string_view, 3> parts;  // the last is empty if there are two
@@ -90,7 +90,8 @@ AdapterPlace::Part part_of(const Joined& joined, std::size_t index) {
   return AdapterPlace::Part::last;
 }
 
-// "mlp.experts.3.up_proj" in "mlp.experts.gate_up_proj".
+// Returns the place of one expert's module in a stack of experts: "mlp.experts.3.up_proj" is in
+// "mlp.experts.gate_up_proj".
 std::optional<AdapterPlace> expert_place(const std::string& module) {
   constexpr std::string_view infix = ".experts.";
   const auto at = module.rfind(infix);
@@ -184,7 +185,7 @@ std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
     place->encoder = prefix.encoder;
     return place;
   }
-  // ComfyUI's names, for a single file of a pipeline.
+  // ComfyUI's name for a module of a pipeline's single file.
   if (module.starts_with("diffusion_model.")) {
     if (auto place = find_exact("model." + module)) return place;
   }

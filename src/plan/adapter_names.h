@@ -1,4 +1,4 @@
-// Names of an adapter's tensors for a module, and the place of that module's weight in a base.
+// Parses the names of an adapter's tensors, and finds the base weight that each module changes.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// The part that a tensor of an adapter has in the change of its module.
+// The role of an adapter's tensor in the change of a module's weight.
 enum class AdapterRole : std::uint8_t {
   right,            // lora_A, lora_down: [rank, in]
   left,             // lora_B, lora_up: [out, rank]
@@ -18,38 +18,39 @@ enum class AdapterRole : std::uint8_t {
   embedding_left,   // [columns, rank]
   alpha,
   magnitude,  // DoRA
-  value,      // no product: the base's tensor of this name is replaced
-  unknown,    // of a method that is not LoRA
+  value,      // not a factor: replaces the base's tensor of the same name
+  unknown,    // belongs to a method other than LoRA
 };
 
 struct AdapterName {
-  std::string module;  // "base_model.model.model.layers.0.self_attn.q_proj"; of a value its name
+  // "base_model.model.model.layers.0.self_attn.q_proj"; for `value`, the tensor's name
+  std::string module;
   AdapterRole role = AdapterRole::value;
 };
 
-// "x.lora_A.weight", "x.lora.down.weight", "lora_unet_x.lora_down.weight" ...
+// Parses names such as "x.lora_A.weight", "x.lora.down.weight" and "lora_unet_x.lora_down.weight".
 [[nodiscard]] AdapterName adapter_name(std::string_view tensor);
 
-// Returns true for names of matrices that an adapter multiplies with each other.
+// Returns true if the name is that of a matrix that is a factor of a low-rank product.
 [[nodiscard]] bool is_factor_of_adapter(std::string_view tensor);
 
-// The target of a module's product: a tensor of the base, or a part of it.
+// The destination of a module's product: a tensor of the base, or a part of that tensor.
 struct AdapterPlace {
   enum class Part : std::uint8_t {
     all,
-    first,   // of rows that are joined: queries, gates
+    first,   // queries or gates, which are the first rows of a joined matrix
     middle,  // keys
     last,    // values
     expert,  // one matrix of a stack
   };
 
-  std::string name;  // of the base's tensor
+  std::string name;  // of the tensor in the base
   Part part = Part::all;
   std::uint64_t expert = 0;
-  std::uint64_t share = 0;   // of an expert's rows: the first or the second ...
+  std::uint64_t share = 0;   // index of the equal part of the expert's rows
   std::uint64_t shares = 1;  // number of equal parts
-  // The number of the pipeline's text encoder that contains the module. 0: the base is the whole
-  // pipeline, or the module is not in an encoder.
+  // Number of the pipeline's text encoder that contains the module. 0 if the base is the whole
+  // pipeline, or the module is not in a text encoder.
   unsigned encoder = 0;
 };
 
@@ -58,11 +59,11 @@ class AdapterPlaces {
  public:
   explicit AdapterPlaces(const std::vector<std::string>& base);
 
-  // nullopt if the base has no such module. `ambiguous` receives names that match several tensors
-  // of the base.
+  // Returns nullopt if the base does not have the module. If the module's name matches several
+  // tensors of the base, `ambiguous` receives their names.
   [[nodiscard]] std::optional<AdapterPlace> find(const std::string& module,
                                                  std::vector<std::string>& ambiguous) const;
-  // The base's tensor that one of the adapter replaces.
+  // Returns the base's tensor that the adapter's tensor replaces.
   [[nodiscard]] std::optional<std::string> find_value(const std::string& tensor) const;
 
  private:
@@ -70,8 +71,8 @@ class AdapterPlaces {
   [[nodiscard]] bool has(const std::string& name) const { return names_.contains(name); }
 
   std::map<std::string, bool, std::less<>> names_;
-  // By the module's name with underscores for dots, with or without the prefix of a pipeline's
-  // single file.
+  // Base tensors by module name with underscores instead of dots, with and without the prefix that
+  // a pipeline's single file adds.
   std::map<std::string, std::vector<std::string>, std::less<>> underscored_;
 };
 

@@ -20,9 +20,9 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* unfit = "merge.adapter";       // does not fit the base
-constexpr const char* malformed = "format.adapter";  // is inconsistent
-// Names by peft for adapters whose scale is only in their configuration.
+constexpr const char* unfit = "merge.adapter";       // the adapter does not fit the base
+constexpr const char* malformed = "format.adapter";  // the adapter is inconsistent
+// peft's prefix of tensor names. The scale of such an adapter is only in its configuration.
 constexpr std::string_view peft_prefix = "base_model.model.";
 
 // Not thread-safe.
@@ -69,8 +69,8 @@ class Adder {
   }
 
  private:
-  // An adapter must contain the modules that its configuration declares as trained in full. peft
-  // lists heads under all their usual names, of which the base has one.
+  // Requires the modules that the adapter's configuration declares as trained in full. peft lists
+  // every usual name of a head, of which the base has only one.
   void require_saved_modules(const AdapterConfig& config) {
     for (const std::string& module : config.saved_modules()) {
       const auto is_inside = [&](const std::string& name) {
@@ -171,7 +171,7 @@ class Adder {
     part = AdapterPart{name, source};
   }
 
-  // A tensor that was trained as a whole: modules_to_save, biases.
+  // Replaces a base tensor that was trained in full: one of modules_to_save, or a bias.
   void replace(const std::string& name, const MergeSource& source) {
     const auto target = places_.find_value(name);
     if (!target) {
@@ -189,7 +189,7 @@ class Adder {
       return;
     }
     if (!draft.merge.terms.empty() || draft.is_replaced) {
-      // The other name of a tie whose names change together.
+      // Two names of a tie may be replaced if both get the same values.
       const bool is_equal = draft.is_replaced && draft.merge.terms.empty() &&
                             are_equal(catalog_, catalog_.tensors()[draft.replacement],
                                       catalog_.tensors()[source.tensor]);
@@ -226,7 +226,7 @@ class Adder {
       return drafts_.root_of(each) == drafts_.root_of(ambiguous.front());
     };
     if (!ambiguous.empty() && std::ranges::all_of(ambiguous, means_first)) {
-      place = AdapterPlace{.name = ambiguous.front()};  // the model's name and the file's
+      place = AdapterPlace{.name = ambiguous.front()};  // all names refer to one tensor
     } else if (!ambiguous.empty()) {
       fail(module.names, fmt::format("'{}' may mean {}", printable(name), name_list(ambiguous)));
       return;
@@ -282,7 +282,7 @@ class Adder {
     draft.products.push_back(added);
   }
 
-  // False: the adapter repeats the product under another name of a tie.
+  // Returns false if the adapter repeats the same product under another name of a tie.
   [[nodiscard]] bool is_first(const AdapterPlace& place, const MergeDraft& draft, const Term& term,
                               const AddedProduct& added, const std::string& source) {
     const auto [known, is_new] = given_.try_emplace(
@@ -296,7 +296,7 @@ class Adder {
     refuse_itself("the adapter has two products for one weight", known->second);
   }
 
-  // peft adds it to an nn.Linear unchanged, regardless of the configuration.
+  // Returns true for a transposed weight. peft ignores the configuration for an nn.Linear.
   [[nodiscard]] bool is_conv1d(std::string_view name, const AdapterProduct& product,
                                const AdapterConfig* config) {
     const bool is_declared = config != nullptr && config->is_transposed();
@@ -335,7 +335,7 @@ class Adder {
     return 1;
   }
 
-  // Convolutions are matrices [out, in * height * width].
+  // Returns the factors as matrices. A convolution's weight counts as [out, in * height * width].
   [[nodiscard]] AdapterProduct product_of(const AdapterModule& module) const {
     const Shape& left = module.left->source.shape;
     const Shape& right = module.right->source.shape;
@@ -357,7 +357,7 @@ class Adder {
     return product;
   }
 
-  // Columns of the base's tensor as a matrix.
+  // Returns the number of columns of the base's tensor as a matrix.
   [[nodiscard]] static std::uint64_t row_elements(const AdapterPlace& place, const Shape& shape) {
     if (place.part == AdapterPlace::Part::expert) return shape.rank() == 3 ? shape[2] : 0;
     return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
@@ -369,7 +369,7 @@ class Adder {
            fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }
 
-  // Returns true if it is added as its transpose, which `may_be_transposed` allows.
+  // Returns true if the product is added as its transpose, which `may_be_transposed` allows.
   [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place,
                               const AdapterProduct& product, bool may_be_transposed,
                               LowRank& low_rank) const {
@@ -388,7 +388,7 @@ class Adder {
       case AdapterPlace::Part::first:
         fits = is_pair ? is_half : rest > 0 && rest % 2 == 0;
         break;
-      case AdapterPlace::Part::middle:  // there are as many rows of values as of keys
+      case AdapterPlace::Part::middle:  // keys are followed by as many rows of values
         fits = rest > low_rank.rows;
         low_rank.row_begin = fits ? rest - low_rank.rows : 0;
         break;
@@ -403,7 +403,7 @@ class Adder {
     return is_transposed;
   }
 
-  // For a stack [experts, out, in], or [experts, in, out], to which the transpose is added.
+  // Returns true for a stack [experts, in, out], to which the product's transpose is added.
   [[nodiscard]] bool set_expert(const Shape& shape, const AdapterPlace& place,
                                 const AdapterProduct& product, LowRank& low_rank) const {
     const std::uint64_t out = place.shares * product.out;
@@ -472,7 +472,7 @@ class Adder {
   const Catalog& catalog_;
   std::shared_ptr<const Catalog> adapter_;
   std::uint32_t checkpoint_;
-  std::uint32_t first_tensor_;  // of the adapter, in the joined catalog
+  std::uint32_t first_tensor_;  // index in the joined catalog of the adapter's first tensor
   const MergeAdapter& options_;
   const AdapterPlaces& places_;
   MergeNumbers& numbers_;
@@ -483,7 +483,7 @@ class Adder {
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
   std::map<unsigned, std::vector<std::string>> encoders_;  // modules by AdapterPlace::encoder
-  // The weights that have their product, each with one of its tensors.
+  // Weights to which the adapter adds a product, each with the name of one tensor of the product.
   std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>
       given_;
   std::map<std::string, AdapterModule, std::less<>> modules_;

@@ -1,4 +1,4 @@
-// Adapters as terms of merges.
+// Adds adapters to merges as terms.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct AdapterModule {
   std::vector<std::string> names;
 };
 
-// A product as its module has it: [out, rank] times [rank, in].
+// A product with its factors in the layout of the module: [out, rank] times [rank, in].
 struct AdapterProduct {
   std::uint64_t out = 0;
   std::uint64_t in = 0;
@@ -43,49 +43,50 @@ struct AdapterProduct {
   View right;
 };
 
-// A product among a draft's terms, and the tensors of the adapter that it is made of.
+// A product among the terms of a draft, and the adapter's tensors that are its factors.
 struct AddedProduct {
-  std::string name;  // in the adapter
+  std::string name;  // of the module in the adapter
   std::size_t term = 0;
   std::uint32_t left = 0;
   std::uint32_t right = 0;
   bool is_transposed = false;
 };
 
-// A tensor of the output while terms are added to it.
+// A tensor of the output to which terms are being added.
 struct MergeDraft {
-  MergeSource source;  // the first model's
+  MergeSource source;  // from the first model
   std::vector<Box> boxes;
   Merge merge;
   std::vector<AddedProduct> products;
-  bool is_replaced = false;       // by a full tensor of an adapter
-  std::uint32_t replacement = 0;  // the adapter's tensor that replaces it
-  // Alphas, and tensors of the adapter that were compared with those above.
+  bool is_replaced = false;       // a full tensor of an adapter replaces it
+  std::uint32_t replacement = 0;  // index of the adapter's tensor that replaces it
+  // Tensors that influence the result without being terms: alphas, and tensors that were compared
+  // with a term and are equal.
   std::vector<std::uint32_t> decided_by;
-  // A few words with the reason, if the value cannot be changed.
+  // The reason why the value cannot be changed; empty if it can be.
   std::string obstacle{};
 
   [[nodiscard]] bool is_adapted() const noexcept { return is_replaced || !products.empty(); }
-  // Records that `other` was compared and is equal.
+  // Adds the tensors of `other`, whose value was compared with this one and is equal.
   void add_same(const MergeDraft& other);
 };
 
-// The drafts of a base. Adapters may also know a tensor by the names of its ties and by that of the
-// checkpoint. Not thread-safe.
+// The drafts for the tensors of a base. An adapter may also refer to a tensor by the name of a tie,
+// or by its name in the checkpoint. Not thread-safe.
 struct MergeDrafts {
   std::map<std::string, MergeDraft, std::less<>> items;
-  std::map<std::string, std::string, std::less<>> other_names;  // and the name among `items`
+  std::map<std::string, std::string, std::less<>> other_names;  // other name -> name in `items`
 
   [[nodiscard]] bool contains(std::string_view name) const {
     return items.contains(name) || other_names.contains(name);
   }
-  // The name among `items`.
+  // Returns the name in `items` for any name of the tensor.
   [[nodiscard]] std::string root_of(std::string_view name) const {
     const auto other = other_names.find(name);
     return other == other_names.end() ? std::string(name) : other->second;
   }
   [[nodiscard]] MergeDraft& at(std::string_view name) { return items.find(root_of(name))->second; }
-  // All that adapters may use.
+  // Returns all names by which an adapter may refer to a tensor.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& [name, draft] : items) names.push_back(name);
@@ -94,26 +95,26 @@ struct MergeDrafts {
   }
 };
 
-// Adds one adapter, which is this checkpoint of the catalog, to the drafts that it changes. An
-// unused tensor of the adapter is an error among the findings.
+// Adds the adapter, which is the catalog's checkpoint `checkpoint`, to the drafts that it changes.
+// Adds an error to the findings for each unused tensor of the adapter.
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
 
-// Compares two products of the same weight, which may be stored transposed: peft's embeddings and
-// heads. Reads their matrices.
+// Returns true if two products for the same weight are equal. Reads the matrices of both products.
+// One product may be stored transposed, as peft does for embeddings and their heads.
 [[nodiscard]] bool are_equal_products(const Catalog& catalog, const Term& first,
                                       const AddedProduct& a, const Term& second,
                                       const AddedProduct& b);
 
-// Warns about modules of the adapter for one text encoder of a pipeline, if the base's folder is
-// not that encoder's. `modules`: by the number of the encoder.
+// Warns about the adapter's modules for a text encoder of a pipeline if the base's folder is not
+// the folder of that encoder. `modules` has the names of modules by encoder number.
 void report_other_encoders(const Catalog& base, const Catalog& adapter,
                            const std::map<unsigned, std::vector<std::string>>& modules,
                            std::vector<Finding>& findings);
 
-// A warning for each pattern that leaves out no tensor of any adapter. `first`: the checkpoint of
-// the catalog that the first adapter is.
+// Warns about each ignore pattern that matches no tensor of any adapter. `first` is the index of
+// the first adapter among the catalog's checkpoints.
 void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
                           const std::vector<MergeAdapter>& adapters,
                           std::vector<Finding>& findings);

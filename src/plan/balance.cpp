@@ -63,7 +63,8 @@ class Balancer {
   std::vector<std::string> placed_;
 };
 
-// Lowers the accelerators' capacities so that each gets about the same.
+// Lowers the capacities of the accelerators so that each accelerator gets about the same number of
+// bytes.
 void Balancer::limit(DeviceMapMode mode) {
   std::vector<std::size_t> accelerators;
   for (std::size_t i = 0; i < devices_.size(); ++i) {
@@ -80,7 +81,7 @@ void Balancer::limit(DeviceMapMode mode) {
   }
   const std::uint64_t sharers = accelerators.size() - (low_first ? 1 : 0);
   const std::uint64_t share = tree_.root().bytes / sharers + largest + largest / 4;
-  // The last one keeps its capacity, in case the shares are too small.
+  // The last accelerator keeps its capacity, because the equal shares may be too small.
   for (std::size_t i = 0; i + 1 < accelerators.size(); ++i) {
     auto& capacity = devices_[accelerators[i]].second;
     if (!(low_first && i == 0)) capacity = std::min(capacity, share);
@@ -117,7 +118,7 @@ std::uint64_t Balancer::largest_layer(const std::deque<NodeIndex>& todo, std::se
   return largest;
 }
 
-// Returns unplaced nodes outside of this module that share a tensor with it.
+// Returns the unplaced nodes outside this module that share a tensor with the module.
 std::vector<Balancer::NodeIndex> Balancer::tied_nodes(NodeIndex node,
                                                       const std::deque<NodeIndex>& todo) const {
   std::vector<NodeIndex> found;
@@ -236,8 +237,8 @@ std::vector<std::string> balanced_devices(const std::vector<Placeable>& tensors,
 std::vector<std::pair<std::string, std::string>> device_map_entries(
     const std::vector<Placeable>& tensors, const std::vector<std::string>& devices) {
   const ModuleTree tree(tensors);
-  // Children come after their parents: backwards, each node learns its one device, or that it has
-  // several.
+  // Children come after their parents, so a backward pass finds for each node its only device, or
+  // that it has several devices.
   std::vector<const std::string*> one(tree.size(), nullptr);
   std::vector<bool> several(tree.size(), false);
   for (auto i = static_cast<std::uint32_t>(tree.size()); i-- > 0;) {
@@ -267,7 +268,7 @@ std::vector<std::pair<std::string, std::string>> device_map_entries(
 }
 
 std::size_t parent_end(std::string_view name) noexcept {
-  // "rope.freqs[0]" and "cache['a.b']": a name in brackets is not a module.
+  // A bracket and all text after it are not module names: "rope.freqs[0]", "cache['a.b']".
   const auto bracket = name.find('[');
   if (bracket != std::string_view::npos) return bracket == 0 ? std::string_view::npos : bracket;
   return name.rfind('.');
@@ -285,7 +286,8 @@ ModuleTree::ModuleTree(const std::vector<Placeable>& tensors) {
   std::vector<std::string_view> missing;
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
     const std::string_view name = tensors[i].name;
-    // The modules around it, innermost first, up to one that is known.
+    // Collects the enclosing modules, innermost first, up to the first module that is already
+    // known.
     missing.clear();
     std::string_view path = name.substr(0, name.find('['));
     std::uint32_t parent = 0;
@@ -315,7 +317,7 @@ ModuleTree::ModuleTree(const std::vector<Placeable>& tensors) {
     nodes_[parent].tensors.push_back(leaf);
     nodes_[parent].direct_bytes += nodes_[leaf].bytes;
   }
-  // Children come after their parents, so backwards every sum is complete when it is used.
+  // Children come after their parents, so a backward pass adds only sums that are complete.
   for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
     if (node->is_tensor()) continue;
     node->bytes = node->direct_bytes;

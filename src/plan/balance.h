@@ -15,21 +15,21 @@
 
 namespace loadstone {
 
-// A tensor to place. Ties take no room.
+// A tensor to place. A tie uses no additional memory.
 struct Placeable {
   std::string_view name;
   std::uint64_t bytes = 0;
   std::size_t root = 0;  // index of the tensor that this one is tied to, or its own
 };
 
-// The modules of a model, taken from the dots in its tensors' names.
-// Immutable once made; holds views into the names.
+// The tree of a model's modules, derived from the dots in tensor names. Immutable after
+// construction. Holds views of the names, which must outlive it.
 class ModuleTree {
  public:
   struct Node {
     std::string_view path;
-    std::vector<std::uint32_t> modules;  // child nodes that are modules, by their first tensor
-    std::vector<std::uint32_t> tensors;  // child nodes that are tensors of this module itself
+    std::vector<std::uint32_t> modules;  // child modules, in the order of their first tensors
+    std::vector<std::uint32_t> tensors;  // tensors that belong directly to this module
     std::uint64_t bytes = 0;
     std::uint64_t direct_bytes = 0;     // of `tensors`
     std::uint32_t tensor = UINT32_MAX;  // index, if the node is a tensor
@@ -49,7 +49,7 @@ class ModuleTree {
 
 using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 
-// One device for each tensor. What fits nowhere is on "disk".
+// Returns one device for each tensor: "disk" for a tensor that fits on no other device.
 [[nodiscard]] std::vector<std::string> balanced_devices(const std::vector<Placeable>& tensors,
                                                         DeviceMapMode mode, Capacities capacities,
                                                         const std::vector<std::string>& no_split);
@@ -58,11 +58,11 @@ using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> device_map_entries(
     const std::vector<Placeable>& tensors, const std::vector<std::string>& devices);
 
-// Returns true if `path` is the name or contains it: "a" and "a.b" contain "a.b.c" and "a.b[0]", ""
-// contains everything.
+// Returns true if `path` is `name` or one of its ancestors: "a" and "a.b" are ancestors of "a.b.c"
+// and "a.b[0]". The path "" is an ancestor of every name.
 [[nodiscard]] bool is_path_of(std::string_view path, std::string_view name) noexcept;
 
-// Returns the end of the next shorter path that contains a name; npos after the shortest one.
+// Returns the length of the parent path of `name`, or npos if `name` has no parent.
 [[nodiscard]] std::size_t parent_end(std::string_view name) noexcept;
 
 }  // namespace loadstone

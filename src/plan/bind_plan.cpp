@@ -1,5 +1,4 @@
-// Checks a plan from a file, target by target and box by box, against the catalog for which it will
-// be used.
+// Checks every target and box of a saved plan against the catalog with which the plan will be used.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +36,7 @@ namespace {
                .expected = std::move(expected)});
 }
 
-// Copying a checkpoint, or writing the same bytes again, gives it another time.
+// A warning, because copying a checkpoint also changes its modification time.
 Finding other_times(const std::vector<const Shard*>& shards) {
   std::string message = fmt::format(
       "'{}' was modified at another time than when the plan was made; its size and header are the "
@@ -51,7 +50,7 @@ Finding other_times(const std::vector<const Shard*>& shards) {
           .suggestion = "if the shards were not merely copied, plan again"};
 }
 
-// Adds the shards that were modified at another time to `other_time`.
+// Appends the shards whose modification time has changed to `other_time`.
 void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
                   std::vector<const Shard*>& other_time) {
   const auto& shards = catalog.shards();
@@ -67,7 +66,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
     if (now.bytes != then.bytes) {
       changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
     }
-    // A copy, remote or local, has a different version or none.
+    // A copy of the shard, remote or local, may have a different version or no version.
     if (!now.version.empty() && !then.version.empty() && now.version != then.version) {
       changed(shards[i], "version", version_text(now.version), version_text(then.version));
     }
@@ -79,7 +78,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
   }
 }
 
-// Returns whether no shard was modified since.
+// Returns true if the modification time of every shard is unchanged.
 bool check_checkpoints(const std::vector<SavedCheckpoint>& saved, const Catalog& catalog,
                        std::vector<Finding>& findings) {
   std::vector<const Shard*> other_time;
@@ -175,7 +174,7 @@ class Binder {
       if (auto problem = check_decoding(plan_.catalog->tensors(), decoding, form)) fail(*problem);
       const QuantizedTensor* const quantized =
           plan_.catalog->quantized().find(decoding.sources.front());
-      // Orders and zero points were looked at once: only the catalog's own decoding is sound.
+      // Group orders and zero points were validated only for the catalog's own decoding.
       if (decoding.group_size == 0) continue;
       Decoding sound = quantized != nullptr ? quantized->decoding : Decoding();
       sound.dtype = decoding.dtype;
@@ -299,7 +298,7 @@ class Binder {
                   {.tensor = plan_.targets[target].name, .field = std::move(place)});
   }
 
-  // Converts the file's numbers to indices of the catalog.
+  // Converts the file's source numbers to indices of the catalog.
   void bind_boxes(std::size_t i, std::string_view field, std::vector<Box>& boxes) const {
     for (std::size_t b = 0; b < boxes.size(); ++b) {
       Box& box = boxes[b];
@@ -384,7 +383,7 @@ class Binder {
     refuse(i, "dtype", {"a sum is of floats of whole bytes", std::string(name(dtype))});
   }
 
-  // Applies the rule of make_plan() to boxes of any origin.
+  // Applies make_plan()'s check of codes without scales to the boxes of the saved plan.
   void check_codes() const {
     const Codes codes(*plan_.catalog);
     const std::vector<bool> delivered = delivered_codes(plan_);
@@ -434,13 +433,13 @@ class Binder {
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
       refuse(i, "name", {"a name that cannot be a file's in the offload folder"});
     }
-    // A plan without a folder has a finding about it, and is not executed.
+    // A plan that lacks a folder already has an error finding, so execute() rejects it.
     if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
       refuse(i, "delivery", {"the plan has no offload folder"});
     }
   }
 
-  // Computes the totals again, because execute() relies on them.
+  // Computes the totals again instead of trusting the file, because execute() relies on them.
   void check_totals() {
     const std::uint64_t bytes_to_read = plan_.bytes_to_read;
     const std::uint64_t bytes_to_write = plan_.bytes_to_write;
@@ -468,7 +467,8 @@ class Binder {
     }
   }
 
-  // The shards may have been on another machine when the plan was saved, or be there now.
+  // Returns true if only the memory for remote reads differs: the shards were remote when the plan
+  // was saved and are local now, or the reverse.
   [[nodiscard]] bool differs_by_place(std::map<std::string, std::uint64_t> peak_bytes) const {
     const std::uint64_t now = plan_.peak_bytes.at("cpu");
     const std::uint64_t saved = std::exchange(peak_bytes["cpu"], now);
@@ -481,8 +481,8 @@ class Binder {
   std::vector<SavedSource> sources_;
   std::vector<SavedTieCheck> tie_checks_;
   std::uint64_t constant_bytes_ = 0;
-  std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
-  NameMap<std::size_t> index_;        // of the targets; the first one of a repeated name
+  std::vector<std::uint32_t> bound_;  // indices into the catalog, by position in sources_
+  NameMap<std::size_t> index_;        // target name -> index; the first one of a repeated name
 };
 
 }  // namespace
@@ -494,7 +494,7 @@ Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
   });
   const bool is_same = check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
   Plan plan = Binder(std::move(saved), std::move(catalog)).run();
-  // Values that the plan took from other tensors may not be theirs any longer.
+  // In a modified checkpoint, the values of the tensors in `decided_by` may have changed.
   for (PlannedTarget& target : plan.targets) {
     if (!is_same) target.recipe.decided_by.clear();
   }

@@ -16,7 +16,8 @@ constexpr std::string_view component_advice =
     "give the target the shape and the floating dtype of the numbers, or load the codes together "
     "with their scales into modules that are made for the encoding";
 
-// The tensors that a module needs with its codes: scales, and the order of groups, if any.
+// Returns the tensors that a module needs in addition to the codes: the scales, and the group order
+// if there is one.
 std::vector<std::uint32_t> needed(const QuantizedTensor& quantized) {
   std::vector<std::uint32_t> all = quantized.scales;
   const auto& sources = quantized.decoding.sources;
@@ -39,7 +40,7 @@ SourceUse Codes::source_use(std::uint32_t tensor, Dtype asked, const Shape* shap
   const auto is_provided = [&](std::uint32_t scale) {
     return is_taken_[scale] || is_known_[scale];
   };
-  if (!encoding.is_dtype()) {  // blocks, which contain all scales or all except one
+  if (!encoding.is_dtype()) {  // A block format contains all its scales, or all except one.
     const bool is_whole =
         quantized == nullptr || std::ranges::all_of(quantized->scales, is_provided);
     if (asked == Dtype::u8) return is_whole ? SourceUse::component : SourceUse::neither;
@@ -75,8 +76,8 @@ Finding Codes::between(const QuantizedTensor& quantized, std::string_view target
   return finding;
 }
 
-// Returns its own quantized tensor, or the one whose scale it is. Null: blocks without a separate
-// scale.
+// Returns the quantized tensor that has this tensor as its codes or as a scale. Returns null for
+// blocks without a separate scale.
 const QuantizedTensor* Codes::owner_of(std::uint32_t tensor) const {
   if (const QuantizedTensor* const own = quantized_.find(tensor)) return own;
   const auto& all = quantized_.tensors();

@@ -1,5 +1,5 @@
-// Codes of a quantized tensor are either delivered unchanged with their scales, or decoded; a cast
-// does not decode them. Only this file decides which.
+// Decides how targets use the codes of quantized tensors: unchanged together with their scales, or
+// decoded. A cast does not decode codes.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,36 @@ namespace loadstone {
 
 // The use of a tensor by a target.
 enum class SourceUse : std::uint8_t {
-  plain,      // its values, unchanged or cast
-  component,  // a component of a quantized tensor, unchanged: never cast
-  numbers,    // decoded values of its codes
-  neither,    // something between the two, which is refused
+  plain,      // the tensor's values, unchanged or cast
+  component,  // a component of a quantized tensor, which is never cast
+  numbers,    // values decoded from the codes
+  neither,    // neither component nor values: rejected
 };
 
-// A catalog's quantized tensors, and the components that targets use. The catalog must outlive it.
-// Not thread-safe while targets are added.
+// The quantized tensors of a catalog, and the components that targets use. The catalog must outlive
+// this object. Not thread-safe while targets are added.
 class Codes {
  public:
   explicit Codes(const Catalog& catalog);
 
-  // Records that a target uses the tensor under its name.
+  // Records that a target of the same name uses the tensor.
   void mark_taken(std::uint32_t tensor) { is_taken_[tensor] = true; }
-  // The caller answers for it.
+  // Records that the caller handles the tensor outside the plan.
   void mark_known(std::uint32_t tensor) { is_known_[tensor] = true; }
 
-  // For a target with dtype `asked` in the model. A target is a component if it has the component's
-  // dtype and shape, and all scales that the codes need have targets too. It gets decoded values if
-  // it is floating-point, unlike the codes, and none of their scales has a target. `shape`: the
-  // target's if it uses the whole tensor; null: dtypes alone decide.
+  // Returns how a target of dtype `asked` uses the tensor. The target gets a component if it has
+  // the dtype and shape of the component, and the scales of the codes also have targets. The target
+  // gets decoded values if it is floating-point, its dtype differs from that of the codes, and no
+  // scale has a target. `shape` is the target's shape if the target uses the whole tensor. If
+  // `shape` is null, only dtypes are compared.
   [[nodiscard]] SourceUse source_use(std::uint32_t tensor, Dtype asked, const Shape* shape) const;
 
-  // Returns the error for a target that can use neither a component nor values.
+  // Returns the error for a target that can use neither a component nor decoded values.
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
-  // The first tensor that the target gets without decoding although it contains codes of a dtype
-  // other than the target's, or codes whose scales are unused. `delivered`: by tensor of the
-  // catalog, true if it is used.
+  // The first tensor that the target gets undecoded although the tensor's codes have a dtype other
+  // than the target's, or their scales are unused. `delivered[i]` is true if the plan delivers
+  // tensor i of the catalog undecoded.
   struct Lone {
     std::uint32_t tensor;
     Finding error;
@@ -51,11 +52,11 @@ class Codes {
   [[nodiscard]] std::optional<Lone> find_lone(const PlannedTarget& target,
                                               const std::vector<bool>& delivered) const;
 
-  // Null: the tensor has no codes.
+  // Returns null if the tensor has no codes.
   [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept {
     return quantized_.find(tensor);
   }
-  // Marks the tensor and all components of its codes.
+  // Marks the tensor and all components of its quantized tensor.
   void mark_components(std::uint32_t tensor, std::vector<bool>& marked) const;
 
  private:
@@ -71,7 +72,7 @@ class Codes {
   std::vector<bool> is_known_;
 };
 
-// True for each tensor of the catalog that the plan delivers without a decoding.
+// Returns true at the index of each tensor of the catalog that the plan delivers undecoded.
 [[nodiscard]] std::vector<bool> delivered_codes(const Plan& plan);
 
 }  // namespace loadstone

@@ -15,7 +15,8 @@ namespace loadstone {
 
 namespace {
 
-// Returns true if the target has the elements of one whole source in the same order, cast or not.
+// Returns true if the target is exactly one whole source, with elements in the same order, possibly
+// cast.
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
   if (target.quantization || target.recipe.merge != nullptr) return false;
@@ -74,7 +75,7 @@ std::uint64_t bytes_placed(const PlannedTarget& target) {
   return is_moved || is_the_callers ? target.byte_count() : 0;
 }
 
-// Bytes that one side of a tie check reads, its components included.
+// Returns the bytes that a tie check reads for one of its two tensors, including the components.
 static std::uint64_t tie_bytes(const Catalog& catalog, std::uint32_t tensor) {
   const TensorRecipe recipe = tensor_recipe(catalog, tensor);
   std::uint64_t bytes = 0;

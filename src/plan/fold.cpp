@@ -16,9 +16,9 @@ namespace loadstone {
 
 namespace {
 
-// A name as text with holes in place of its numbers.
+// A tensor name in which each number is replaced by a placeholder.
 struct NumberedName {
-  std::string text;  // each number is '\1'
+  std::string text;  // placeholder '\1' for each number
   std::vector<std::string> numbers;
 };
 
@@ -37,7 +37,7 @@ NumberedName numbered_name(std::string_view name) {
   return pattern;
 }
 
-// Returns "0-11", or "0,3,5 ..." with gaps.
+// Returns "0-11", or "0,3,5,..." for numbers with gaps.
 std::string range_text(const std::set<std::uint64_t>& numbers) {
   const std::uint64_t first = *numbers.begin();
   const std::uint64_t last = *numbers.rbegin();
@@ -51,14 +51,14 @@ std::string range_text(const std::set<std::uint64_t>& numbers) {
   return text;
 }
 
-// The numbers in each hole of one pattern.
+// The numbers that appear at each placeholder of one pattern.
 class Holes {
  public:
   void add(const std::vector<std::string>& numbers) {
     holes_.resize(numbers.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       holes_[i].texts.insert(numbers[i]);
-      // Longer digits are not counters.
+      // Numbers with ten or more digits are unlikely to be indices.
       if (numbers[i].size() < 10) holes_[i].values.insert(std::stoull(numbers[i]));
     }
   }

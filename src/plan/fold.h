@@ -1,4 +1,5 @@
-// Many targets as few rows: those that differ by one number in their names only are one row.
+// Folds the targets of a plan into table rows: targets whose names differ in one number share a
+// row.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@
 
 namespace loadstone {
 
-// Findings per code and severity; further ones are counted.
+// Maximum findings shown per code and severity; further findings are only counted.
 inline constexpr std::size_t findings_shown_max = 300;
 
-// The row of one or several targets, as text.
+// A row of the table, as text. It describes one or several targets.
 struct PlanRow {
   std::string name;  // "layer.{0-11}.weight"
   std::uint64_t count = 0;
@@ -21,18 +22,18 @@ struct PlanRow {
   std::string shape;
   std::string dtype;  // "F32", or "BF16 -> F32"
   std::string device;
-  std::string origin;  // with its arguments: "checkpoint, 128 boxes", "tie of 'x'"
-  std::string from;    // the source if its name differs, or the number of sources
+  std::string origin;  // with details: "checkpoint, 128 boxes", "tie of 'x'"
+  std::string from;    // the source if its name differs from the target's, or the number of sources
   std::uint64_t bytes = 0;
 };
 
-// The row of one target, with its name.
+// Returns the row of a single target.
 [[nodiscard]] PlanRow row_of(const Plan& plan, const PlannedTarget& target);
 
-// Rows in the order of their first targets.
+// Returns the rows in the order of their first targets.
 [[nodiscard]] std::vector<PlanRow> fold_targets(const Plan& plan);
 
-// "103 targets: 101 checkpoint, 2 constructor"
+// Returns a text such as "103 targets: 101 checkpoint, 2 constructor".
 [[nodiscard]] std::string counts_text(const Plan& plan);
 
 }  // namespace loadstone

@@ -20,7 +20,7 @@ namespace loadstone {
 
 namespace {
 
-// Validates the skeleton first, because the production visits every name.
+// The skeleton is validated before Production's constructor, which reads every name.
 const Skeleton& validated(const Skeleton& skeleton) {
   skeleton.validate();
   return skeleton;
@@ -101,7 +101,7 @@ void Planner::check_options() const {
     refuse_option("device_map", "a module has two devices", std::string(*same));
 }
 
-// Recipes are plain data from callers, so they may be wrong.
+// Validates recipes, because callers can write them freely.
 void Planner::check_recipes() {
   std::uint64_t constant_bytes = 0;
   for (const TargetRecipe& recipe : options_.recipes.targets) {
@@ -173,7 +173,7 @@ Plan Planner::run(SinkKind sink) && {
     count_costs(plan_);
     check_budget();
   }
-  // Rules and recipes are many ways to make boxes; all of them are checked here.
+  // Boxes come from rules and from recipes, so a single check here covers all of them.
   for (const PlannedTarget& target : plan_.targets) {
     if (target.recipe.origin != Origin::checkpoint) continue;
     const std::uint64_t elements = target.shape.numel().value_or(0);

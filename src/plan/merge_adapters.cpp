@@ -1,4 +1,4 @@
-// Adapters that are merged into a model's targets, whatever made these.
+// Merges adapters into the targets of a model, regardless of the targets' origins.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,8 @@ namespace loadstone {
 
 namespace {
 
-// Shifts indices in an adapter's boxes, whose decodings are now appended to others.
+// Shifts the decoding indices in an adapter's boxes, because the adapter's decodings were appended
+// to those of the plan.
 void move_decodings(std::vector<Box>& boxes, std::uint32_t by) {
   for (Box& box : boxes) {
     if (box.decoding != no_decoding) box.decoding += by;
@@ -35,7 +36,8 @@ void move_decodings(Merge& merge, std::uint32_t by) {
 
 }  // namespace
 
-// Returns the reason why nothing can be added to a target. Failed targets have a separate finding.
+// Returns the reason why an adapter cannot change the target. A failed target already has a
+// finding.
 std::string Planner::obstacle_of(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   const Origin origin = planned.recipe.origin;
@@ -55,7 +57,7 @@ std::string Planner::obstacle_of(std::size_t root) const {
       name(planned.dtype));
 }
 
-// Returns the checkpoint's name of a target with one whole source, or an empty text.
+// Returns the checkpoint's name for a target with one whole source, otherwise an empty string.
 std::string Planner::source_name(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   if (planned.recipe.origin != Origin::checkpoint || planned.recipe.boxes.size() != 1) return {};
@@ -92,7 +94,7 @@ MergeDrafts Planner::drafts() const {
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i || !is_saved(i)) continue;
     std::string name = source_name(i);
-    if (name.empty() || drafts.contains(name)) continue;  // the model's names take precedence
+    if (name.empty() || drafts.contains(name)) continue;  // names of the model have priority
     drafts.other_names.emplace(std::move(name), skeleton_.targets[i].name);
   }
   return drafts;
@@ -157,7 +159,8 @@ void Planner::take_draft(std::size_t root, MergeDraft draft, std::uint32_t decod
   static_cast<void>(take_merge(root, std::make_shared<const Merge>(std::move(draft.merge))));
 }
 
-// Sums are computed in F32. Other targets may use the same decodings in a narrower dtype.
+// Makes the boxes read F32 decodings, because sums are computed in F32. The original decodings are
+// kept, because other targets may use them in a narrower dtype.
 void Planner::decode_to_f32(std::vector<Box>& boxes) {
   for (Box& box : boxes) {
     if (box.decoding == no_decoding || plan_.decodings[box.decoding].dtype == Dtype::f32) continue;
@@ -172,15 +175,16 @@ void Planner::decode_to_f32(std::vector<Box>& boxes) {
   }
 }
 
-// Sums are computed in F32, so their inputs are never rounded for another target.
+// Keeps the decodings of a merge in F32, because sums are computed in F32 and their inputs must not
+// be rounded for another target.
 void Planner::keep_numbers(const TargetRecipe& recipe) {
   for_each_box(recipe, [&](const Box& box) {
     if (box.decoding != no_decoding) rounded_[box.decoding].try_emplace(Dtype::f32, box.decoding);
   });
 }
 
-// The sum is computed in F32 and rounded once, whatever its terms are. False: the target has
-// failed.
+// The sum is computed in F32 and rounded once, whatever the dtypes of its terms are. Returns false
+// if the target has failed.
 bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge) {
   const Target& target = skeleton_.targets[root];
   PlannedTarget& planned = plan_.targets[root];

@@ -76,7 +76,8 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                Origin& origin) {
-  const bool is_old_word = reader.string(value, place) == "exception";  // in plans that 0.1.0 saved
+  // Plans saved by loadstone 0.1.0 use the old word.
+  const bool is_old_word = reader.string(value, place) == "exception";
   origin = is_old_word ? Origin::excluded : reader.named<Origin>(value, place);
 }
 

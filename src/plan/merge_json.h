@@ -1,4 +1,5 @@
-// Boxes, merges and other parts of a plan's JSON. Nothing is checked against a catalog.
+// Converts boxes, merges and other parts of a plan from and to JSON, without checks against a
+// catalog.
 #pragma once
 
 #include <bit>
@@ -15,7 +16,8 @@
 
 namespace loadstone {
 
-// The numbers of sources and decodings in the JSON, in order of use. Readers keep the JSON's.
+// Numbers of sources and decodings in the JSON text, in order of use. A reader keeps the numbers of
+// the text.
 struct PlanNumbers {
   std::vector<std::uint32_t> sources;  // by index into the catalog
   std::vector<std::uint32_t> decodings;
@@ -23,11 +25,11 @@ struct PlanNumbers {
   std::vector<std::uint32_t> decodings_used;
 };
 
-// Numbers all sources and decodings of the values' boxes. Throws Error "plan.recipe" for boxes of a
-// different catalog.
+// Numbers all sources and decodings that the boxes of the values use. Throws Error "plan.recipe" if
+// a box belongs to a different catalog.
 [[nodiscard]] PlanNumbers number_boxes(const ValueSet& values);
 
-// An index, or several: omitted if it is no_decoding.
+// A source or decoding index as one JSON number. The field is omitted for no_decoding.
 template <typename Index>
 struct JsonIndex {
   JsonIndex(Index& given, const std::vector<std::uint32_t>& known) : index(given), numbers(known) {}
@@ -43,7 +45,8 @@ inline void write_json(JsonWriter& json, JsonIndex<const std::uint32_t> each) {
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndex<std::uint32_t> each);
 
-// The same for a list of them, whose place names the list.
+// A list of source or decoding indices as a JSON array. Errors name the list rather than an
+// element.
 template <typename List>
 struct JsonIndices {
   JsonIndices(List& given, const std::vector<std::uint32_t>& known) : list(given), numbers(known) {}
@@ -57,8 +60,8 @@ void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndices<std::vector<std::uint32_t>> each);
 
-// A float, or an optional one, by its bits, so that it is read back exactly. Omitted if it is 0 or
-// nullopt.
+// The bits of a float as a JSON integer, so that the float is read back exactly. The field is
+// omitted for 0 and nullopt.
 template <typename Number>
 struct JsonBits {
   explicit JsonBits(Number& given, std::string_view refusal = "too large")

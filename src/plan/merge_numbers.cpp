@@ -31,7 +31,7 @@ MergeSources MergeNumbers::sources(std::uint32_t checkpoint, std::vector<Finding
     source.is_decoded = codes != nullptr || !tensor.encoding.is_dtype();
     if (codes != nullptr) source.shape = codes->shape();
     if (is_plain_fp8(*catalog_, i)) {
-      source.dtype = Dtype::bf16;  // represents all of its values
+      source.dtype = Dtype::bf16;  // BF16 represents all FP8 values
     } else if (!source.is_decoded) {
       source.dtype = tensor.encoding.dtype();
     }

@@ -13,7 +13,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t names_per_ending_max = 8;
-// Endings of a name that are kept: a name of a megabyte of dots has a million, of a megabyte each.
+// Limit on the endings that are stored per name, because a name of 1 MB that consists of dots has a
+// million endings of up to 1 MB each.
 constexpr std::size_t endings_max = 64;
 constexpr std::uint64_t comparisons_max = 100'000;
 
@@ -26,7 +27,7 @@ std::uint64_t hash_of(const Shape& shape) {
   return hash;
 }
 
-// Returns the position of the longest suffix to consider.
+// Returns the offset of the longest ending to store.
 std::size_t first_ending(std::string_view name) {
   std::size_t begin = name.size();
   for (std::size_t i = 0; i < endings_max; ++i) {
@@ -38,9 +39,9 @@ std::size_t first_ending(std::string_view name) {
   return begin + 1;
 }
 
-constexpr std::size_t template_groups_max = 9;  // templates know $1 to $9
+constexpr std::size_t template_groups_max = 9;  // a template refers to groups as $1 to $9
 
-// Alternating runs of digits and of other characters.
+// Splits the name into alternating runs of digits and non-digits.
 std::vector<std::string_view> runs_of(std::string_view name) {
   std::vector<std::string_view> runs;
   while (!name.empty()) {
@@ -89,7 +90,8 @@ void NearestNames::add(std::string_view name, const Shape* shape) {
 void NearestNames::collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const {
   for (std::size_t begin = first_ending(name);;) {
     const auto dot = name.find('.', begin);
-    // A last word alone ("weight") is not specific, unless one of the two names has no other.
+    // The last word alone ("weight") is too common to identify a name, unless one of the two names
+    // consists of that word only.
     const bool is_last = dot == std::string_view::npos;
     if (const auto entry = endings_.find(name.substr(begin)); entry != endings_.end()) {
       for (const std::uint32_t index : entry->second) {

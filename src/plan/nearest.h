@@ -1,4 +1,4 @@
-// The names that somebody may have meant, and rules that map them.
+// Finds candidates for a misspelled name, and suggests rules that map one name to another.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,17 @@
 
 namespace loadstone {
 
-// Candidate names with their shapes. Ranks names before shapes: equal suffixes first (a prefix is
-// the most frequent difference), then few edits. Not thread-safe: it counts its work.
+// Candidate names with their shapes. Ranks similar names before equal shapes: first names with the
+// same ending (because a prefix is the most frequent difference), then names with few edits. Not
+// thread-safe, because it limits its total work.
 class NearestNames {
  public:
-  // Both must outlive this. A missing shape is null.
+  // `name` and `shape` must outlive this object. `shape` is null if it is unknown.
   void add(std::string_view name, const Shape* shape);
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
 
-  // Indices in the order of add(), best first, at most `count_max`; those of the same shape first.
+  // Returns at most `count_max` indices in the order of add(), best candidate first. Names of the
+  // same shape are preferred.
   [[nodiscard]] std::vector<std::size_t> nearest(std::string_view name, const Shape& shape,
                                                  std::size_t count_max);
 
@@ -35,14 +37,14 @@ class NearestNames {
   void collect_by_edits(std::string_view name, const Shape& shape, std::vector<std::size_t>& found);
 
   std::vector<Entry> names_;
-  // Endings at a dot (and whole names), each with the first few names that have them.
+  // The whole name and each part after a dot, with the first few names that end with it.
   NameMap<std::vector<std::uint32_t>> endings_;
   std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
   std::uint64_t comparisons_ = 0;
 };
 
-// Suggests a rename, as a JSON rule, that makes `target` from `source`. If both contain the same
-// numbers in the same order, it applies to all numbers: one rule for all layers.
+// Suggests a rename rule, as JSON, that maps `source` to `target`. If both names contain the same
+// numbers in the same order, the rule uses groups for them, so that it applies to all layers.
 [[nodiscard]] std::string suggested_rule(std::string_view source, std::string_view target);
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Decoded values of quantized tensors: their targets and their decodings.
+// Decides which targets get decoded values of quantized tensors, and adds their decodings.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,13 +13,15 @@
 
 namespace loadstone {
 
-// Components depend on targets for their scales, so all names are marked first.
+// Marks the tensors that have targets before any use is decided, because the use of a component
+// depends on the targets of its scales.
 void Planner::mark_taken_codes() {
   if (plan_.catalog->quantized().empty()) return;
   for (const std::string& name : options_.caller.known_sources) {
     if (const auto known = plan_.catalog->find(name)) codes_.mark_known(*known);
   }
-  // Recipes read the inputs of kernels, so some components remain unused.
+  // A recipe's decoding may read only some components of a quantized tensor. The unread ones are
+  // marked too, so that they are not reported as unused.
   for (const Decoding& decoding : plan_.decodings) {
     codes_.mark_components(decoding.sources.front(), accounted_);
   }
@@ -38,8 +40,8 @@ void Planner::mark_taken_codes() {
   }
 }
 
-// Switches sources to decoded values if necessary. If a source is neither, `culprit` is the first
-// one.
+// Switches sources to decoded values if necessary. If a source is usable neither as a component nor
+// as values, `culprit` receives the first such source.
 SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
                                      std::uint32_t& culprit) {
   SourceUse all = SourceUse::plain;
@@ -70,13 +72,13 @@ SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
   return all;
 }
 
-// Returns true if the target failed: its source is neither component nor values, or cannot be
-// decoded.
+// Returns true if the target failed, because its source is usable neither as a component nor as
+// values, or cannot be decoded.
 bool Planner::refuse_codes(std::size_t root, const Produced& produced, SourceUse taking,
                            std::uint32_t culprit) {
   const Target& target = skeleton_.targets[root];
   if (taking == SourceUse::neither) {
-    // The caller reports it.
+    // The caller reports this target itself.
     if (options_.caller.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
@@ -104,8 +106,8 @@ std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   return known->second;
 }
 
-// Returns the decoding for a recipe: kernels round the F32 that they compute, so a narrower dtype
-// is decoded directly, with the same bits as a cast.
+// Returns the decoding of a recipe in the target's dtype. Kernels round the F32 values that they
+// compute, so decoding to a narrower dtype gives the same bits as a later cast.
 std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   const Decoding& decoding = options_.recipes.decodings[given];
   if (decoding.dtype != Dtype::f32) return given;
@@ -118,7 +120,8 @@ std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   return found->second;
 }
 
-// Boxes of decoded values and of blocks copy from decodings. False: the target has failed.
+// Makes the boxes of decoded values and of blocks read from decodings. Returns false if the target
+// has failed.
 bool Planner::decode_boxes(std::size_t root) {
   PlannedTarget& planned = plan_.targets[root];
   const auto& tensors = plan_.catalog->tensors();
@@ -142,8 +145,8 @@ bool Planner::decode_boxes(std::size_t root) {
   return true;
 }
 
-// Decodes the sources of a recipe, whose boxes were made for undecoded tensors: values have the
-// same places if there is one per code. Returns false if the target failed.
+// Decodes the sources of a recipe whose boxes were made for the undecoded tensors. The boxes remain
+// valid if there is exactly one value per code. Returns false if the target has failed.
 bool Planner::decode_recipe(std::size_t root) {
   const auto& tensors = plan_.catalog->tensors();
   std::vector<Box> boxes = plan_.targets[root].recipe.boxes;
@@ -182,8 +185,9 @@ void Planner::report_unused_scales() {
   }
 }
 
-// Rejects weights that need transforms, unless the model gets the transforms too. Codes may go into
-// modules of the library, which then applies transforms that it does not store.
+// Rejects weights that need transforms, unless a target gets the stored transforms too. A
+// checkpoint that does not store its transforms is accepted if no codes are decoded, because the
+// library's modules then apply them.
 void Planner::refuse_transforms() {
   std::optional<Finding> found = transform_finding(*plan_.catalog);
   if (!found) return;
@@ -199,7 +203,8 @@ void Planner::refuse_transforms() {
   if (are_stored || !plan_.decodings.empty()) add(*std::move(found));
 }
 
-// Runs when all recipes are known: codes with unused scales are meaningless in any dtype.
+// Rejects codes whose scales are unused, because they are meaningless in any dtype. Runs after all
+// recipes are known.
 void Planner::refuse_lone_codes() {
   if (plan_.catalog->quantized().empty()) return;
   std::vector<bool> delivered = delivered_codes(plan_);

@@ -1,5 +1,5 @@
-// Origins of values, and policies for tensors that the checkpoint lacks: a row each, which has all
-// that is decided by them.
+// Tables of the origins of values, and of the policies for tensors that the checkpoint lacks. A row
+// contains everything that depends on one origin or policy.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@ namespace loadstone {
 
 enum class GivenBy : std::uint8_t {
   execute,  // execute() writes the value
-  caller,   // the caller writes it in the same load
-  model,    // the model at hand has it
+  caller,   // the caller of execute() writes the value in the same load
+  model,    // the live model already has the value
   nobody,
 };
 
-// The evidence that an audit asks for before it counts a target as real.
+// The evidence that an audit requires before it accepts a target as loaded.
 enum class Proof : std::uint8_t {
-  sources,  // ranges of the checkpoint, and all bytes written or a view of the file
+  sources,  // the ranges read, and either all bytes written or a view of the file
   bytes,    // all bytes written
-  memory,   // a device that is not "meta"
-  reason,   // the reason for having no value
+  memory,   // the tensor's device is not "meta"
+  reason,   // a reason why the target has no value
 };
 
 struct OriginRow {
   std::string_view name{};
   GivenBy given_by = GivenBy::nobody;
   Proof proof = Proof::memory;
-  // The words for a target that the checkpoint lacks: in the finding of the plan, and in the
-  // warning of the package.
+  // Text for a target that the checkpoint lacks: `planned` for the plan's finding, `filled` for the
+  // Python package's warning.
   std::string_view planned{};
   std::string_view filled{};
-  Fill fill = fill_zeros;  // of values that execute() writes without a source
+  Fill fill = fill_zeros;  // used if execute() writes the value without a source
 };
 
 [[nodiscard]] constexpr OriginRow origin_row(Origin origin) noexcept {
@@ -61,15 +61,15 @@ struct OriginRow {
   return {};
 }
 
-// Returns true if execute() brings values of this origin to their places.
+// Returns true if execute() writes the values of this origin.
 [[nodiscard]] constexpr bool is_delivered(Origin origin) noexcept {
   return origin_row(origin).given_by == GivenBy::execute;
 }
 
 struct MissingRow {
   std::string_view name{};
-  std::optional<Origin> gives{};  // of a target without a value; none: it is an error
-  bool needs_model = false;       // a model at hand, which the command has not
+  std::optional<Origin> gives{};  // for a target without a value; nullopt: an error
+  bool needs_model = false;       // requires a live model, which the command does not have
 };
 
 [[nodiscard]] constexpr MissingRow missing_row(MissingPolicy policy) noexcept {

@@ -1,4 +1,4 @@
-// The device and delivery of each target.
+// Determines the device and the delivery of each target.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -102,7 +102,7 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
   }
 }
 
-// Without a map values go to the devices of the live model's tensors.
+// Without a device map, values go to the devices of the live model's tensors.
 void Planner::place_as_held(std::vector<std::string>& devices) {
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     const Held* const held = roots_[i] == i ? held_by_model(i) : nullptr;
@@ -121,7 +121,8 @@ void Planner::place_as_held(std::vector<std::string>& devices) {
   }
 }
 
-// Reports an entry that places nothing: its tensors have other entries, or it is mistyped.
+// Reports an entry that places no tensor, because other entries place its tensors or its path is
+// mistyped.
 void Planner::report_idle(const std::string& path) {
   const DeviceMap& map = options_.device_map;
   const auto known = std::ranges::find_if(
@@ -168,7 +169,8 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
     return;
   }
   if (!has_bytes) {
-    // The caller's values have no file to live in.
+    // An offload folder cannot store a value that the caller writes, so the target moves to the
+    // CPU.
     if (device == "disk" && recipe.origin != Origin::excluded) target.device = "cpu";
     return;
   }
@@ -184,7 +186,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   target.delivery = is_view ? Delivery::file_view : Delivery::memory;
 }
 
-// Readers of an offload folder treat every tensor as a whole one.
+// Rejects a slice, because readers of an offload folder expect whole tensors.
 void Planner::refuse_slice_on_disk(std::size_t target) {
   const Target& wanted = skeleton_.targets[target];
   if (!wanted.slice) return;
@@ -241,7 +243,7 @@ void Planner::check_budget() {
     const auto peak = plan_.peak_bytes.find(device);
     std::uint64_t needed = peak == plan_.peak_bytes.end() ? 0 : peak->second;
     if (options_.device_map.mode) {
-      // A computed map limits only tensors to the capacities, not staging.
+      // A computed device map applies the limits only to tensors, and not to staging memory.
       needed = 0;
       for (const PlannedTarget& target : plan_.targets) {
         if (target.device == device && target.delivery == Delivery::memory) {

@@ -1,4 +1,4 @@
-// The one place of this room that opens files: a saved plan's shards.
+// Reads a saved plan and opens its shards. Only this file of src/plan opens files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace loadstone {
 
 namespace {
 
-// Shards must be in the root or below it; the plan is not trusted to place them elsewhere.
+// Returns true if the path stays below the root. A saved plan is untrusted, so it must not refer to
+// shards outside the root.
 bool is_inside(std::string_view path) {
   if (path.empty() || path.front() == '/') return false;
   while (!path.empty()) {
@@ -34,16 +35,17 @@ bool is_inside(std::string_view path) {
   return true;
 }
 
-// A root may also be the path of the only shard.
+// Returns the folder of a root, which may itself be the path of the only shard.
 std::string folder_of(const std::string& root, Storage& storage) {
   if (is_remote(root)) return find_remote(storage, root).folder;
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 
-// Finds the folder of a checkpoint's shards. Not thread-safe; used once.
+// Finds the folder that contains a checkpoint's shards. Not thread-safe; used once.
 class ShardFinder {
  public:
-  // `root`: from the caller; may be empty. `is_first`: it is not an adapter.
+  // `root` is the path that the caller passed, and may be empty. `is_first` is false for an
+  // adapter.
   ShardFinder(const SavedCheckpoint& saved, const OpenOptions& options, const std::string& root,
               const PlanPaths& paths, bool is_first)
       : saved_(saved),
@@ -60,7 +62,7 @@ class ShardFinder {
     std::vector<std::string> shards;
     for (const SavedShard& shard : saved_.shards) {
       shards.push_back(join_path(folder, shard.path));
-      // A link may lead out of the checkpoint's folder only if the caller allows it.
+      // Throws if a link leads out of the checkpoint's folder and the caller does not allow that.
       static_cast<void>(opener_.open(shards.back(), folder));
     }
     if (!saved_.config_digest.empty()) require_claim(opener_, folder, saved_.config_digest);
@@ -84,8 +86,8 @@ class ShardFinder {
     if (!root_.empty()) return folder_of(root_, opener_.storage);
     if (is_remote(saved_.root)) return remote_folder();
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
-    // Files of a different model may have these names and sizes, so the original folder comes
-    // first.
+    // The original folder is tried first, because files of a different model in the plan's folder
+    // may have the same names and sizes.
     try {
       return same_folder();
     } catch (const Error&) {
@@ -94,14 +96,14 @@ class ShardFinder {
     }
   }
 
-  // The root that the plan names, if its files are those that the plan was made for.
+  // Returns the root that the plan names. Throws if its files are not those of the plan.
   std::string same_folder() const {
     std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
     return folder;
   }
 
-  // Shards next to the plan come first: they need no host.
+  // Prefers shards in the plan's folder, because they need no network access.
   std::string remote_folder() {
     if (plan_folder_holds_all()) return plan_folder_;
     if (!allow_remote_) {
@@ -123,8 +125,8 @@ class ShardFinder {
     }
   }
 
-  // Returns true if plan and checkpoint were moved together. Adapters have separate folders, with
-  // the same names and sizes.
+  // Returns true if the plan and its checkpoint appear to have been moved together. Always false
+  // for an adapter, whose own folder has files of the same names and sizes.
   [[nodiscard]] bool plan_folder_holds_all() const {
     if (plan_folder_.empty() || !is_first_) return false;
     return std::ranges::all_of(saved_.shards, [&](const SavedShard& shard) {
@@ -137,7 +139,8 @@ class ShardFinder {
     });
   }
 
-  // A stranger can name any file of this machine in a plan, and does not know its inode.
+  // Compares inodes, because an attacker can name any file of this machine in a plan but does not
+  // know the file's inode.
   void require_same_file(const std::string& folder, const SavedShard& shard) const {
     const auto source = opener_.open(join_path(folder, shard.path), folder);
     const FileIdentity now = source->identity();
@@ -165,7 +168,8 @@ class ShardFinder {
   FileOpener opener_;
 };
 
-// The folder that the plan names is only good for telling which one is missing.
+// Sets the caller's offload folder. The folder that the plan names is only used in the error for a
+// missing one.
 void take_offload_folder(Plan& plan, const std::string& folder) {
   require_local(folder);
   const bool needs_one = std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
@@ -186,7 +190,7 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
 std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOptions& options,
                                           const PlanPaths& paths) {
   OpenOptions opening = options;
-  // The plan may have been made with a raised limit of GGUF's rank, so the highest one is accepted.
+  // The plan may have been made with a higher GGUF rank limit, so the highest limit is accepted.
   opening.gguf_rank_max = std::max(opening.gguf_rank_max, defaults::gguf_rank_most);
   if (paths.other_roots.size() >= saved.checkpoints.size()) {
     refuse_option("root", "there are more roots than checkpoints in the plan",

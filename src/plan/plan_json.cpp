@@ -36,7 +36,7 @@ void visit_source(auto& visitor, auto& name, auto&& checkpoint, auto& encoding, 
   visit_shape(visitor, shape);
 }
 
-// Figures and switches of a plan that are stored unchanged, for readers.
+// Visits the totals and options of a plan.
 template <typename Visitor>
 void visit_totals(Visitor& visitor, Like<Plan> auto& plan) {
   visitor.member("bytes_to_read", plan.bytes_to_read);
@@ -64,7 +64,7 @@ void visit_totals(Visitor& visitor, Like<Plan> auto& plan) {
   }
 }
 
-// Returns the checkpoint of a source.
+// Returns the index of the checkpoint that contains the source.
 std::uint32_t checkpoint_of(const Catalog& catalog, std::uint32_t source) {
   std::uint32_t checkpoint = 0;
   while (source >= catalog.tensors_of(checkpoint).end) ++checkpoint;
@@ -145,8 +145,8 @@ void visit_fields(Visitor& visitor, Like<Quantization> auto& quantization) {
   visitor.member("nested", quantization.nested);
   visitor.optional("nested_offset_bits", JsonBits(quantization.nested_offset));
   visitor.optional("group", quantization.group);
-  // The plan does not contain the importance's values, so loadstone rejects a saved plan that needs
-  // them.
+  // The plan does not contain the values of the importance matrix, so loadstone rejects a saved
+  // plan that needs them.
   if constexpr (!Visitor::is_reading) {
     if (quantization.importance) visitor.member("importance", quantization.importance->size());
   } else if (visitor.optional("importance")) {

@@ -1,4 +1,5 @@
-// A plan as JSON: docs/plan-json.md. A file is read first, and bound to a catalog afterwards.
+// Reads and writes a plan as JSON (docs/plan-json.md). A saved plan is first parsed, and then bound
+// to a catalog.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,10 @@ struct SavedShard {
   std::string header_digest;
 };
 
-// A checkpoint's former place and files.
+// The path and the files of a checkpoint when the plan was saved.
 struct SavedCheckpoint {
   std::string root;
-  std::string config_digest;  // of its claim; empty: unknown
+  std::string config_digest;  // digest of the quantization config; empty: unknown
   std::vector<SavedShard> shards;
 };
 
@@ -35,23 +36,23 @@ struct SavedSource {
 
 struct SavedTieCheck {
   TieCheck check;
-  std::string taken;  // names of its sources, tensors of the first checkpoint
+  std::string taken;  // `taken` and `other` are tensor names in the first checkpoint
   std::string other;
 };
 
-// A plan as stored: nothing is checked against a catalog. Boxes refer to positions in `sources`;
-// plan.catalog is null.
+// A parsed plan that has not been checked against a catalog. Boxes refer to positions in `sources`,
+// and plan.catalog is null.
 struct SavedPlan {
-  std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow it
+  std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow the base
   std::vector<SavedSource> sources;
   std::vector<SavedTieCheck> tie_checks;
   Plan plan;
 };
 
-// Throws Error "plan.json" that names the field.
+// Throws Error "plan.json" that names the invalid field.
 [[nodiscard]] SavedPlan read_plan(std::string_view text);
 
-// Checks everything against the catalog and returns the plan with it, and with a finding if shards
+// Checks all fields against the catalog, and returns the plan bound to it. Adds a finding if shards
 // have a different modification time. Throws Error "io.changed", "plan.json" or "plan.box".
 [[nodiscard]] Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog);
 

@@ -1,4 +1,4 @@
-// The steps of make_plan(), each of which fills in a part of the plan.
+// Declares the steps of make_plan(). Each step fills in a part of the plan.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,12 @@ class Planner {
   Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
           const PlanOptions& options);
 
-  // Counts the costs of a load; a writer of files counts its own.
+  // Makes the plan. Counts costs for SinkKind::memory only, because a writer of files counts its
+  // own costs.
   [[nodiscard]] Plan run(SinkKind sink) &&;
 
  private:
-  // A target without a source, for the suggestions.
+  // A target without a source, for which a suggestion is made.
   struct Gap {
     std::size_t target = 0;
     std::size_t finding = 0;
@@ -141,20 +142,22 @@ class Planner {
   // Components of decoded or rejected tensors, which are not reported as unused.
   std::vector<bool> accounted_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
-  // New decodings for those of recipes, by dtype.
+  // Decodings in a different dtype, by the index of the recipe's decoding.
   std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
-  std::map<std::uint32_t, std::uint32_t> f32_decodings_;  // F32 variants of other decodings
+  // F32 variants, by the index of the original decoding
+  std::map<std::uint32_t, std::uint32_t> f32_decodings_;
   Plan plan_;
-  NameMap<std::size_t> index_;      // of the skeleton's targets
-  std::vector<std::size_t> roots_;  // what each is a tie of; itself
-  std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;  // roots that have ties
+  NameMap<std::size_t> index_;      // target name -> index in the skeleton
+  std::vector<std::size_t> roots_;  // by target: the root of its tie, or itself
+  // Root -> names that are tied to it.
+  std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;
   std::vector<Gap> gaps_;
   LackingSeries lacking_;
   std::vector<std::string> kept_names_;
   std::vector<std::string> unexpected_names_;  // in the order of their findings
-  std::size_t unexpected_begin_ = 0;           // the first of them in plan_.findings
+  std::size_t unexpected_begin_ = 0;           // index of the first such finding in plan_.findings
   std::map<std::pair<Dtype, Dtype>, Finding> casts_;
-  std::map<std::string, std::uint64_t> group_stacks_;  // matrices of each that shares a scale
+  std::map<std::string, std::uint64_t> group_stacks_;  // by scale group: number of stacked matrices
 };
 
 }  // namespace loadstone

@@ -27,7 +27,8 @@ std::size_t fitting(const Names& names, const Known& known, std::size_t cut) {
       names, [&](std::string_view name) { return known.contains(name.substr(cut)); }));
 }
 
-// Prefixes, and prefixes joined, that all names begin with; the shortest first.
+// Returns the prefixes, and sequences of prefixes, with which all names begin. The shortest comes
+// first.
 std::vector<std::string> common_prefixes(const Names& names, const Names& prefixes) {
   std::vector<std::string> found;
   std::string common;
@@ -97,7 +98,8 @@ Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
   const std::vector<std::string> chains = common_prefixes(names, wanted);
   if (!chains.empty() && fitting(names, known, 0) == 0) {
     const auto fits = [&](const std::string& chain) { return fitting(names, known, chain.size()); };
-    const auto best = std::ranges::max_element(chains, {}, fits);  // the shortest of them
+    // The shortest prefix is found if several fit equally.
+    const auto best = std::ranges::max_element(chains, {}, fits);
     const std::string& common = fits(*best) > 0 ? *best : chains.back();
     result.rules.push_back(prefix_rule(common, ""));
     result.findings.push_back(

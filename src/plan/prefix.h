@@ -1,4 +1,5 @@
-// Prefixes that wrappers put before all names: "module." of DataParallel, "_orig_mod." of compile.
+// Strips prefixes that wrappers add to all names, such as DataParallel's "module." and "_orig_mod."
+// of torch.compile.
 #pragma once
 
 #include <string>
@@ -11,17 +12,17 @@
 
 namespace loadstone {
 
-// The rule that replaces a literal prefix of names.
+// Returns the rule that replaces a literal prefix of names.
 [[nodiscard]] Rule prefix_rule(std::string_view prefix, std::string_view replacement);
 
 struct Stripping {
-  Rules rules;  // with one for the prefix that all names have, if there is one
+  Rules rules;  // the given rules, and one for the common prefix if there is one
   std::vector<Finding> findings;
 };
 
-// Strips a prefix only if every name has it (possibly several in sequence) and no name matches the
-// model unchanged: of several candidates, the shortest with the most matches. If only some names
-// have it, a finding gives a rule. `rules` take precedence.
+// Strips a prefix, or a sequence of prefixes, only if all names have it and no name matches the
+// model unchanged. Of several candidates, the shortest with the most matches is stripped. If only
+// some names have a prefix, a finding suggests a rule. `rules` take precedence.
 [[nodiscard]] Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
                                      const std::vector<std::string>& prefixes, const Rules& rules);
 

@@ -22,18 +22,18 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   for (const std::string& name : options.caller.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
-  // A constant replaces a source of its name that nothing else uses.
+  // A constant replaces the source of the same name, unless a rule uses that source.
   for (const TargetRecipe& recipe : options.recipes.targets) {
     RuleMatch match;
     if (recipe.constant == nullptr || rules.match(recipe.target, match)) continue;
     if (const auto known = catalog.find(recipe.target)) taken[*known] = true;
   }
-  // The first of several checkpoints determines names; only recipes use the others.
+  // Only the first checkpoint determines names. The other checkpoints are read by recipes alone.
   const std::uint32_t end = catalog.tensors_of(0).end;
   for (std::uint32_t i = 0; i < end && !options.caller.knows_all_sources; ++i) {
     if (!taken[i]) add_named({.source = i, .name = tensors[i].name});
   }
-  // Decoded tensors with names that the file lacks: "experts.down_proj" for
+  // Adds decoded tensors whose names are not in the file, such as "experts.down_proj" for
   // "experts.down_proj_blocks".
   for (const QuantizedTensor& each : catalog.quantized().tensors()) {
     const bool has_own_name = each.data < end && tensors[each.data].name != each.name;

@@ -1,4 +1,4 @@
-// The tensors that the checkpoint provides after rules are applied to its names.
+// Lists the tensors that the checkpoint provides after the rules are applied to its names.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@
 
 namespace loadstone {
 
-// A source that a rule matched. The groups are views into its name.
+// A source that a rule matched. The groups are views of its name.
 struct Member {
   std::uint32_t source = 0;
-  std::string_view name;  // the tensor's; for codes, the name of the quantized tensor
+  std::string_view name;  // of the tensor; for codes, of the quantized tensor
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
   bool is_numbers = false;  // used as decoded values
@@ -35,14 +35,14 @@ struct Produced {
   std::string name;
   std::vector<Member> members;  // in the rule's order
   std::uint32_t rule = none;
-  std::uint32_t part = 0;       // which of the rule's targets
+  std::uint32_t part = 0;       // index into the rule's targets
   std::uint32_t recipe = none;  // index into Recipes::targets
   bool is_claimed = false;      // used by a target
 };
 
-// Two makers of one name.
+// Several sources that provide one name.
 struct Contest {
-  std::size_t winner = 0;             // index into items()
+  std::size_t winner = 0;             // indices of the sources
   std::vector<std::uint32_t> losers;  // sources
 };
 
@@ -54,15 +54,16 @@ class Production {
   [[nodiscard]] std::deque<Produced>& items() noexcept { return items_; }
   [[nodiscard]] Produced* find(std::string_view name);
   [[nodiscard]] const std::vector<Contest>& contests() const noexcept { return contests_; }
-  // Returns the number of matches per pattern of the rules, in their order.
+  // Returns the number of matched names for each pattern of each rule, in the order of the rules.
   [[nodiscard]] std::vector<std::size_t> matches() const;
 
-  // Returns the view that a rule (or no rule) makes; not for recipes. Decoded values of a quantized
-  // source have indices from numbers_begin(); undecoded blocks are bytes.
+  // Returns the view that a rule, or no rule, makes. Not for recipes. Decoded values of a quantized
+  // source have indices from numbers_begin(). Undecoded blocks are viewed as bytes.
   [[nodiscard]] std::optional<Problem> view_of(const Produced& item, View& view) const;
-  // Returns true if it is an unchanged source, under any name.
+  // Returns true if the item is an unchanged source, possibly under a new name.
   [[nodiscard]] bool is_whole(const Produced& item) const;
-  // Sources that keep a joining rule from making its target. `shape` is what the model expects.
+  // Returns the missing and stray sources because of which a joining rule cannot make its target.
+  // `shape` is the shape that the model expects.
   [[nodiscard]] SeriesGaps source_gaps(const Produced& item, const Shape& shape) const;
   [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;
   [[nodiscard]] std::uint32_t numbers_begin() const noexcept {
@@ -84,7 +85,7 @@ class Production {
   const Catalog& catalog_;
   const CompiledRules& rules_;
   std::deque<Produced> items_;
-  NameMap<std::size_t> index_;  // views into items_
+  NameMap<std::size_t> index_;  // keys are views into items_
   std::vector<Contest> contests_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> matches_;  // by rule and pattern
 };

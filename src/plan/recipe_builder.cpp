@@ -21,15 +21,16 @@ namespace loadstone {
 
 namespace {
 
-// Pieces of views number the tensors of the catalog first, then the decodings. `rounded`: the cast
-// from some of them to `dtype` is not exact, so there can be no other after it.
+// A value of the builder. Indices in the view's pieces refer to the catalog's tensors first, then
+// to the decodings. If `rounded` is true, a cast to `dtype` loses precision, so the builder rejects
+// a second cast.
 struct Tensor {
   View view;
   Dtype dtype = Dtype::f32;
   bool rounded = false;
   bool is_source = false;  // an unchanged tensor of the catalog
-  Constant constant;       // the view then has a shape only
-  bool is_packed = false;  // of a block format: a source that can only be decoded
+  Constant constant;       // if set, the view has only a shape
+  bool is_packed = false;  // a block format, which can only be decoded
 };
 
 [[noreturn]] void refuse_operation(std::string_view operation, Problem problem,
@@ -42,15 +43,17 @@ void require(std::string_view operation, const std::optional<Problem>& problem) 
   if (problem) refuse_operation(operation, *problem);
 }
 
-// Every step-th index of one dimension, by existing views: the dimension becomes two, of which the
-// inner one has `step` elements.
+// Selects every step-th index of one dimension. Existing view operations do this: the dimension is
+// split in two, and the inner dimension has `step` elements.
 std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t start,
                                    std::uint64_t size, std::uint64_t step) {
   const auto at = static_cast<std::int64_t>(dim);
   const std::uint64_t extent = view.shape[dim];
-  const std::uint64_t rest = start + size * step - extent;  // of the last step, beyond the end
+  // Number of indices of the last step that are beyond the end.
+  const std::uint64_t rest = start + size * step - extent;
   const bool reaches_out = start + size * step > extent;
-  if (reaches_out && rest > start) {  // the last step would exceed the end: append it separately
+  // The last step would exceed the end, so it is appended separately.
+  if (reaches_out && rest > start) {
     View last = view;
     if (auto misfit = slice(last, at, start + (size - 1) * step, 1)) return misfit;
     if (auto misfit = slice_steps(view, dim, start, size - 1, step)) return misfit;
@@ -85,7 +88,7 @@ struct RecipeBuilder::Impl {
     return recipes.decodings[piece.source - tensors.size()].dtype;
   }
 
-  // Boxes that number sources and decodings apart.
+  // Returns boxes that have separate indices for sources and decodings.
   [[nodiscard]] std::vector<Box> boxes_for(const View& view) const {
     std::vector<Box> boxes = boxes_of(view);
     const auto count = static_cast<std::uint32_t>(catalog->tensors().size());
@@ -103,7 +106,8 @@ struct RecipeBuilder::Impl {
                                  fmt::format("one of {}", values.size())});
   }
 
-  // Operand of every operation except add(): constants are not views.
+  // Returns the operand of any operation except add(). Constants are rejected, because they are not
+  // views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
     if (tensor.is_packed) {
@@ -140,7 +144,7 @@ struct RecipeBuilder::Impl {
     return keep({std::move(view), dtype, false, false, {}});
   }
 
-  // Returns a copy with a view changed by `change`.
+  // Returns a new value whose view `change` has modified.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
     return only_errors([&] {
@@ -349,7 +353,7 @@ void RecipeBuilder::add(std::string target, Value value) {
 Recipes RecipeBuilder::finish() {
   return only_errors([&]() -> Recipes {
     impl_->names.clear();
-    // Keeps decodings, because values still refer to them.
+    // The decodings are kept, because existing values still refer to them.
     return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
   });
 }

@@ -1,4 +1,5 @@
-// Recipes as JSON: docs/plan-json.md. Arrays without field names, for there may be 45,000 boxes.
+// Reads and writes recipes as JSON (docs/plan-json.md). Boxes are arrays without field names,
+// because there may be 45,000 of them.
 #include <fmt/format.h>
 
 #include <bit>
@@ -26,7 +27,8 @@ constexpr std::uint64_t version = 2;
 constexpr std::size_t recipes_bytes_max = std::size_t{1} << 30;
 constexpr const char* recipe_code = "plan.recipe";
 
-// The encoding of the codes in a source, with all components, for comparison. Empty: plain values.
+// Describes the encoding and all components of a source's codes, for comparison. Empty for plain
+// values.
 std::string codes_of(const Catalog& catalog, std::uint32_t source) {
   const QuantizedTensor* const codes = catalog.quantized().find(source);
   if (codes == nullptr) return {};
@@ -170,8 +172,8 @@ class Reading {
     }
   }
 
-  // Boxes count elements of the tensor that the recipes were made for, and decodings read its
-  // codes.
+  // Requires the tensor for which the recipes were made, because boxes count its elements and
+  // decodings read its codes.
   static void require_same(const TensorInfo& tensor, const char* field, std::string_view found,
                            std::string_view expected) {
     if (found == expected) return;
@@ -299,7 +301,7 @@ class Reading {
   const Catalog& catalog_;
   const JsonReader reader_{recipe_code};
   std::span<const Decoding> decodings_;
-  std::vector<std::uint32_t> sources_;  // index into the catalog, by position in the text
+  std::vector<std::uint32_t> sources_;  // indices into the catalog, by position in the JSON list
   std::vector<std::uint64_t> numbers_;
   std::uint64_t constant_bytes_ = 0;
 };

@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// Returns true if checkpoints save it, under its own name or that of a tie.
+// Returns true if checkpoints store the target under its own name or under the name of a tie.
 bool Planner::is_saved(std::size_t root) const {
   const auto saved = [&](std::size_t i) {
     const TargetKind kind = skeleton_.targets[i].kind;
@@ -77,7 +77,7 @@ void Planner::resolve_unsaved(std::size_t root) {
               .suggestion = "build the model so that its buffers are real, on no meta device"});
 }
 
-// Marks the target as without a value; the caller adds the finding.
+// Marks the target as having no value. The caller must add the finding.
 void Planner::leave_without_value(std::size_t target, std::string reason) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::excluded;
@@ -95,7 +95,7 @@ bool Planner::fail(std::size_t target, Finding finding) {
   return false;
 }
 
-// True: sources are missing, and the target has failed.
+// Returns true if sources are missing, and the target has therefore failed.
 bool Planner::refuse_gaps(std::size_t root, const Produced& produced) {
   const Target& target = skeleton_.targets[root];
   const SeriesGaps gaps = production_.source_gaps(produced, target.shape);
@@ -147,7 +147,7 @@ void Planner::quantize(std::size_t root) {
   fail(root, with_problem(std::move(finding), *problem));
 }
 
-// False: the target has failed.
+// Returns false if the target has failed.
 bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse taking) {
   const Target& target = skeleton_.targets[root];
   const auto sources = [&] { return production_.source_names(produced); };
@@ -178,7 +178,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse t
   return set_boxes(root, boxes_of(view));
 }
 
-// False: the target has failed.
+// Returns false if the target has failed.
 bool Planner::set_boxes(std::size_t root, std::vector<Box> boxes) {
   Recipe& recipe = plan_.targets[root].recipe;
   recipe.boxes = std::move(boxes);
@@ -189,14 +189,14 @@ bool Planner::set_boxes(std::size_t root, std::vector<Box> boxes) {
     return !plan_.catalog->tensors()[source].encoding.is_dtype();
   });
   if (!is_empty || !has_blocks) return decode_boxes(root);
-  // Nothing to decode.
+  // A tensor without elements needs no decoding.
   recipe.boxes.clear();
   recipe.origin = Origin::constant;
   recipe.constant = std::make_shared<const std::vector<std::byte>>();
   return true;
 }
 
-// False: the target has failed.
+// Returns false if the target has failed.
 bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, SourceUse taking) {
   const Target& target = skeleton_.targets[root];
   const TargetRecipe& made = options_.recipes.targets[produced.recipe];
@@ -228,7 +228,8 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
     if (box.decoding >= options_.recipes.decodings.size()) continue;
     box.decoding = rounded_decoding(box.decoding, decoded_dtype(is_rounded ? made.dtype : wanted));
   }
-  // The engine casts once, from source to target, so an earlier rounding is not supported.
+  // The engine casts once, from source to target, so a recipe must not require an additional
+  // rounding.
   for (const Box& box : recipe.boxes) {
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
     const bool is_moved = tensors[box.source].encoding == Encoding(made.dtype);
@@ -246,7 +247,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
   return true;
 }
 
-// False: the target has failed.
+// Returns false if the target has failed.
 bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   const Target& target = skeleton_.targets[root];
   PlannedTarget& planned = plan_.targets[root];
@@ -273,7 +274,7 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   return true;
 }
 
-// False: the target has failed.
+// Returns false if the target has failed.
 bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   const Target& target = skeleton_.targets[root];
   const PlannedTarget& planned = plan_.targets[root];
@@ -329,7 +330,7 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced, Sourc
   const bool is_component = taking == SourceUse::component;
   if (kind(target.dtype) != DtypeKind::floating || is_component) return target.dtype;
   if (options_.dtype) return *options_.dtype;
-  // The dtype of codes is not that of values.
+  // The dtype of codes is not a dtype of values, so `dtype_from_file` ignores it.
   const bool is_plain = produced != nullptr && taking == SourceUse::plain;
   if (!options_.dtype_from_file || !is_plain) return target.dtype;
   if (produced->recipe != Produced::none) {
@@ -356,7 +357,8 @@ MissingPolicy Planner::missing_policy(std::size_t root) const {
   return pattern ? options_.missing_patterns[*pattern].second : options_.missing;
 }
 
-// Ties are one tensor: memory of one name is memory of all.
+// Returns the memory that the live model already has for the target. All names of a tie share one
+// tensor, so memory under any name counts.
 const Held* Planner::held_by_model(std::size_t root) const {
   if (skeleton_.targets[root].held) return &*skeleton_.targets[root].held;
   for (const std::size_t tie : members(root)) {
@@ -411,7 +413,7 @@ void Planner::resolve_missing(std::size_t root) {
     return skeleton_.targets[i].has_value &&
            skeleton_.targets[i].kind == TargetKind::persistent_buffer;
   };
-  // A constructor's value of a buffer is better than an initialiser's.
+  // The constructor's value of a buffer takes precedence over the initialiser.
   if (given == Origin::initialiser &&
       (has_value(root) || std::ranges::any_of(members(root), has_value))) {
     planned.recipe.origin = Origin::constructor;

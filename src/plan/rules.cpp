@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t rules_max = 10'000;
-constexpr std::size_t patterns_max = 64;  // of one rule
+constexpr std::size_t patterns_max = 64;  // per rule
 constexpr std::size_t targets_max = 4096;
 constexpr std::size_t groups_max = 32;
 
@@ -112,7 +112,8 @@ CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memo
   return compiled;
 }
 
-// The bracket that closes the group whose content starts here; npos if another group opens inside.
+// Returns the index of the bracket that closes the group whose content starts at `at`, or npos if
+// another group opens inside it.
 std::size_t group_end(std::string_view text, std::size_t at) {
   bool in_class = false;
   for (; at < text.size(); ++at) {
@@ -203,7 +204,7 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
   for (std::size_t r = 0; r < rules_.size(); ++r) {
     for (std::size_t p = 0; p < rules_[r].patterns.size(); ++p) {
       const re2::RE2& pattern = *rules_[r].patterns[p];
-      // Most patterns do not match most names, and to see that without groups is much cheaper.
+      // Most patterns do not match most names, and a match without groups is much cheaper.
       if (!pattern.Match(text, 0, text.size(), re2::RE2::ANCHOR_BOTH, nullptr, 0)) continue;
       const int groups = pattern.NumberOfCapturingGroups();
       pattern.Match(text, 0, text.size(), re2::RE2::ANCHOR_BOTH, pieces.data(), groups + 1);
@@ -212,7 +213,7 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
       match.groups.clear();
       for (int g = 1; g <= groups; ++g) {
         const re2::StringPiece& piece = pieces[static_cast<std::size_t>(g)];
-        // A group that took no part in the match is empty, but points nowhere.
+        // A group that did not take part in the match has a null pointer.
         const char* const data = piece.data() == nullptr ? name.data() : piece.data();
         match.groups.emplace_back(data, piece.size());
       }
@@ -261,7 +262,8 @@ std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_
     } else if (std::string_view("*+?[]{}|)").find(character) != std::string_view::npos) {
       return {};
     } else if (character != '^' && character != '$') {
-      name += character;  // a literal dot: people forget the backslash
+      // An unescaped dot is taken literally, because the backslash is often forgotten.
+      name += character;
     }
   }
   return re2::RE2::FullMatch(name, pattern) ? name : std::string();

@@ -1,4 +1,4 @@
-// Rules made ready to match names.
+// Compiles rules so that they can be matched against names.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 
 namespace loadstone {
 
-// Text with groups to fill in: "model.$1.weight". Value type.
+// A replacement text with references to groups, such as "model.$1.weight". Value type.
 class Template {
  public:
-  // Throws Error "plan.rules" with `field` for a '$' that is followed by neither 1 to 9 nor '$'.
+  // Throws Error "plan.rules" that names `field` if a '$' is followed by neither a digit from 1 to
+  // 9 nor another '$'.
   Template(std::string_view text, const std::string& field);
-  // The text of a template that is filled as this text.
+  // Escapes `text` so that fill() returns it unchanged.
   [[nodiscard]] static std::string quoted(std::string_view text);
 
   [[nodiscard]] std::string fill(const std::vector<std::string_view>& groups) const;
@@ -27,10 +28,10 @@ class Template {
  private:
   struct Part {
     std::string text;
-    std::size_t group = 0;  // 0: text only
+    std::size_t group = 0;  // 0 if the part has text only
   };
   std::vector<Part> parts_;
-  unsigned used_ = 0;  // bit i: group i
+  unsigned used_ = 0;  // bit i is set if group i is used
 };
 
 struct CompiledRule {
@@ -39,32 +40,33 @@ struct CompiledRule {
   std::vector<Template> targets;
 };
 
-// The match of a name: groups[0] is the first group. Views into the name.
+// The match of a name. groups[0] is the first group. The groups are views of the name.
 struct RuleMatch {
   std::uint32_t rule = 0;
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
 };
 
-// Thread-safe once made.
+// Thread-safe after construction.
 class CompiledRules {
  public:
-  // Throws Error "plan.rules" that names the rule's index and field.
+  // Throws Error "plan.rules" that names the rule's index and the field.
   explicit CompiledRules(const Rules& rules);
 
   [[nodiscard]] const std::vector<CompiledRule>& rules() const noexcept { return rules_; }
-  // Finds the first rule and pattern that match the whole name. Returns false if no rule matches.
+  // Finds the first rule, and its first pattern, that matches the whole name. Returns false if no
+  // rule matches.
   [[nodiscard]] bool match(std::string_view name, RuleMatch& match) const;
 
  private:
   std::vector<CompiledRule> rules_;
 };
 
-// Returns true for the JSON of rules rather than recipes: a list, or an object that begins with a
-// text.
+// Returns true if the JSON contains rules rather than recipes: it is a list, or an object whose
+// first value is a string.
 [[nodiscard]] bool is_rules_json(std::string_view text) noexcept;
 
-// Number of tensors that an operation reads and makes: a step is from one to one.
+// Number of tensors that an operation reads and makes. `step` reads one tensor and makes one.
 enum class OpKind : std::uint8_t { name_only, joins, cuts, step };
 enum class Count : std::uint8_t { none, one, two, all, any };
 
@@ -72,12 +74,12 @@ enum class Count : std::uint8_t { none, one, two, all, any };
 struct RuleOpRow {
   std::string_view name;
   OpKind kind = OpKind::name_only;
-  Count dims = Count::none;  // all: one for each dimension
+  Count dims = Count::none;  // Count::all: one for each dimension
   Count sizes = Count::none;
   bool has_start = false;
 };
 
-// The only list of what operations are: who adds one is led here by the compiler.
+// The only table of operations. The compiler reports an operation that has no entry.
 // clang-format off
 [[nodiscard]] constexpr RuleOpRow rule_op_row(RuleOp op) noexcept {
   switch (op) {
@@ -100,11 +102,12 @@ struct RuleOpRow {
   return rule_op_row(op).kind == OpKind::joins;
 }
 
-// One operation on one view: transpose, permute, slice, reshape; rename does nothing.
+// Applies one operation to one view: transpose, permute, slice or reshape. A rename changes
+// nothing.
 [[nodiscard]] std::optional<Problem> apply_step(const RuleStep& step, View& view);
 
-// A name that the pattern would match if its groups held these values; empty when the pattern is
-// more than literal text and groups. What a missing source would be called.
+// Returns the name that the pattern would match if its groups had these values, for messages about
+// a missing source. Empty if the pattern contains more than literal text and groups.
 [[nodiscard]] std::string fill_pattern(const re2::RE2& pattern,
                                        const std::vector<std::string_view>& groups);
 

@@ -1,4 +1,4 @@
-// Rules as JSON: docs/rules.md.
+// Reads and writes rules as JSON (docs/rules.md).
 #include <algorithm>
 #include <string>
 
@@ -18,7 +18,7 @@ constexpr std::size_t rules_bytes_max = 16u << 20;
 
 void visit_names(JsonObject& fields, std::string_view field, std::vector<std::string>& names) {
   const auto value = fields.required(field);
-  if (value.is_string()) {  // one needs no brackets
+  if (value.is_string()) {  // a single name may be written without a list
     names.emplace_back(fields.reader().string(value, fields.at(field)));
   } else {
     fields.member(field, names);
@@ -28,7 +28,7 @@ void visit_names(JsonWriter& json, std::string_view field, const std::vector<std
   json.member(field, names);
 }
 
-// The first step of a rule, or a further one.
+// Reads or writes one step, which is a rule's own operation or an element of its further steps.
 template <typename Visitor>
 void visit_step(Visitor& visitor, auto& step) {
   visitor.member("op", step.op);
@@ -51,7 +51,7 @@ void visit_step(Visitor& visitor, auto& step) {
   visitor.optional("start", step.start);
 }
 
-// {"old.": "new."}: literal prefixes.
+// Reads the short form of rules, which maps literal prefixes: {"old.": "new."}.
 Rules read_prefixes(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
   Rules rules;
   const JsonObject checked(reader, value, place);

@@ -1,5 +1,5 @@
-// Targets of which the live model has a slice: their recipes are made for whole tensors, and cut at
-// the end.
+// Slices the recipes of targets of which the live model has only a slice. The recipes are first
+// made for whole tensors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace loadstone {
 
 namespace {
 
-// Cuts a value that is known before anything is read.
+// Slices a constant.
 Constant slice_constant(const Recipe& recipe, Dtype dtype, const std::vector<Box>& boxes,
                         std::uint64_t elements) {
   const std::size_t bytes = bits(dtype) / 8;
@@ -26,7 +26,7 @@ Constant slice_constant(const Recipe& recipe, Dtype dtype, const std::vector<Box
   return std::make_shared<const std::vector<std::byte>>(std::move(made));
 }
 
-// Why a recipe cannot be cut; empty: it was.
+// Slices the recipe. Returns the reason if that is impossible, otherwise an empty string.
 std::string slice_recipe(const Target& target, PlannedTarget& planned) {
   Recipe& recipe = planned.recipe;
   if (planned.quantization) return "it cannot be quantized on its way";

@@ -1,4 +1,4 @@
-// Missing sources of a stack or concat, with their expected names.
+// Finds the missing sources of a stack or concat, and their expected names.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// Returns the groups that distinguish the sources of one target, as one text.
+// Returns the groups that distinguish the sources of one target, joined to one string.
 std::string key_of(const Member& member, const Template& target) {
   std::string key;
   for (std::size_t g = 0; g < member.groups.size(); ++g) {
@@ -23,7 +23,8 @@ std::string key_of(const Member& member, const Template& target) {
   return key;
 }
 
-// Returns the only group that the target does not use; nullopt for zero or several such groups.
+// Returns the only group that the target does not use. Returns nullopt if there is no such group,
+// or more than one.
 std::optional<std::size_t> counting_group(const Member& member, const Template& target) {
   std::optional<std::size_t> found;
   for (std::size_t g = 0; g < member.groups.size(); ++g) {
@@ -34,14 +35,15 @@ std::optional<std::size_t> counting_group(const Member& member, const Template& 
   return found;
 }
 
-// The member's name with another number in its counting group.
+// Returns the member's name with a different number in its counting group.
 std::string renumbered(std::string_view name, std::string_view group, std::uint64_t number) {
   std::string result(name);
   const auto begin = static_cast<std::size_t>(group.data() - name.data());
   return result.replace(begin, group.size(), std::to_string(number));
 }
 
-// Returns the number of sources per pattern that the model's shape requires; 0: unknown.
+// Returns the number of sources per pattern that the shape of the target requires, or 0 if it is
+// unknown.
 std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
   const bool stacks =
       rule.op == RuleOp::stack_concat || (rule.op == RuleOp::stack && rule.sources.size() == 1);
@@ -53,7 +55,7 @@ std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
   return is_joined_there ? shape[*dim] / rule.sources.size() : shape[*dim];
 }
 
-// Finds the gaps of one target. Used once. Not thread-safe.
+// Finds the missing sources of one target. Used once. Not thread-safe.
 class GapFinder {
  public:
   GapFinder(const CompiledRules& rules, const Produced& item)
@@ -122,8 +124,8 @@ class GapFinder {
     }
   }
 
-  // Returns the name of a partner's tensor with this number, or an empty text if the rule would not
-  // match it.
+  // Returns the name of the partner's tensor with this number, or an empty string if the rule would
+  // not match that name.
   [[nodiscard]] std::string name_of(std::uint32_t partner, std::uint64_t number) const {
     const std::size_t first = first_of_[partner];
     const Member& example = *numbered_[first];
@@ -134,8 +136,9 @@ class GapFinder {
     return is_found ? name : std::string();
   }
 
-  // Numbers may start at 0 or 1 if the count is complete, and a pattern such as (1[2-9]) lacks only
-  // numbers that it could match.
+  // Returns the first expected number. Numbers may start at 1 instead of 0 if the count is
+  // complete. A pattern such as (1[2-9]) cannot match 0, so its numbers start at the smallest
+  // existing one.
   [[nodiscard]] std::uint64_t first_number(std::uint64_t count) const {
     std::uint64_t first = UINT64_MAX;
     for (const SeriesMember& member : series_) {
@@ -166,9 +169,9 @@ class GapFinder {
   const Produced& item_;
   std::vector<const Member*> examples_;    // by pattern
   std::vector<std::uint32_t> partner_of_;  // by pattern
-  std::vector<std::size_t> first_of_;      // by partner: index into series_
+  std::vector<std::size_t> first_of_;      // by partner: index of its first member in series_
   std::vector<SeriesMember> series_;
-  std::vector<const Member*> numbered_;  // of series_
+  std::vector<const Member*> numbered_;  // by index into series_
   SeriesGaps gaps_;
 };
 

@@ -1,5 +1,5 @@
-// Decides, only here, what a tie means for a plan: the name whose value is loaded, the meaning of
-// the checkpoint's other names, and when names become separate tensors.
+// Decides which value the names of a tie share, how the checkpoint's values for the other names are
+// used, and when tied names become separate tensors. All decisions about ties are in this file.
 #include "plan/ties.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// The names that share one value: unchanged ones, or ones that adapters change alike.
+// Names of a tie that share one value: no adapter changed them, or adapters changed them equally.
 struct SameValue {
   std::string root;
   const MergeDraft* draft = nullptr;
@@ -123,7 +123,8 @@ const std::vector<std::size_t>& Planner::members(std::size_t root) const {
   return found == groups_.end() ? none : found->second;
 }
 
-// Ties are one tensor, so any of their names provides the value; the root's own name has priority.
+// Returns the item that provides the value of a tie. Any name of the tie can provide it, because
+// all names share one tensor. The root's own name has priority.
 Produced* Planner::choose_produced(std::size_t root) {
   Produced* chosen = production_.find(skeleton_.targets[root].name);
   if (chosen != nullptr) chosen->is_claimed = true;
@@ -136,8 +137,8 @@ Produced* Planner::choose_produced(std::size_t root) {
   return chosen;
 }
 
-// True: the checkpoint holds another shape under another name of the tie, and the target has
-// failed.
+// Returns true if the target failed, because the checkpoint has a different shape under another
+// name of the tie.
 bool Planner::refuse_other_names(std::size_t root, const Produced& chosen) {
   const Target& target = skeleton_.targets[root];
   for (const std::size_t tie : members(root)) {
@@ -161,7 +162,7 @@ bool Planner::refuse_other_names(std::size_t root, const Produced& chosen) {
   return false;
 }
 
-// nullopt if a rule cannot make it.
+// Returns nullopt if a rule cannot make the tensor.
 std::optional<Shape> Planner::shape_of(const Produced& produced) const {
   if (produced.recipe != Produced::none) return options_.recipes.targets[produced.recipe].shape;
   View view;
@@ -169,7 +170,8 @@ std::optional<Shape> Planner::shape_of(const Produced& produced) const {
   return view.shape;
 }
 
-// Returns true if both use one whole tensor in the same way, so that their sources can be compared.
+// Returns true if both items use one whole tensor in the same way, so that their sources can be
+// compared.
 bool Planner::has_same_boxes(const Produced& first, const Produced& second) const {
   if (first.members.size() != 1 || second.members.size() != 1) return false;
   if (production_.is_whole(first) && production_.is_whole(second)) return true;
@@ -186,7 +188,8 @@ bool Planner::has_same_boxes(const Produced& first, const Produced& second) cons
   return box == a.boxes.front();
 }
 
-// Values are compared when they are read; until then it is unknown if they are equal.
+// Adds a check that compares the two tensors during the load, because their values are unknown
+// until then.
 void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& chosen,
                             const Produced& other) {
   const auto& tensors = plan_.catalog->tensors();
@@ -219,7 +222,8 @@ void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& c
                               .is_error = is_error});
 }
 
-// Names with a new root get the recipe of the old one, before adapters change it.
+// Gives each name with a new root the recipe of its old root. Runs before adapters change the
+// recipe.
 void Planner::split_ties(const TieRoots& roots) {
   std::vector<std::pair<std::size_t, std::size_t>> changed;
   std::vector<std::size_t> fresh;  // new roots
@@ -240,7 +244,8 @@ void Planner::split_ties(const TieRoots& roots) {
   for (const std::size_t root : fresh) take_own_value(root);
 }
 
-// Gives a name with a separate tensor the checkpoint's value of that name, if there is one.
+// Gives a name that is now a separate tensor the checkpoint's value under that name, if there is
+// one.
 void Planner::take_own_value(std::size_t root) {
   if (production_.find(skeleton_.targets[root].name) == nullptr) return;
   forget_check(root);
@@ -256,7 +261,8 @@ void Planner::forget_check(std::size_t tie) {
   });
 }
 
-// One tensor that adapters change cannot have two values, unless they replace it.
+// If adapters change a tied tensor, its names must have equal values in the checkpoint, so a
+// difference becomes an error. If adapters replace the tensor, the check is dropped.
 void Planner::settle_checks(const MergeDrafts& drafts) {
   std::vector<std::size_t> idle;
   for (TieCheck& check : plan_.tie_checks) {

@@ -1,4 +1,4 @@
-// The names of one tensor when adapters change some of them.
+// Decides which names of a tie remain one tensor after adapters change some of them.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,15 @@
 
 namespace loadstone {
 
-// The names of a tie with separate drafts, the root first.
+// The names of a tie that have separate drafts, with the root first.
 using DraftTie = std::vector<std::string>;
 
-// New roots by name.
+// The new root of each name.
 using TieRoots = std::map<std::string, std::string, std::less<>>;
 
-// Decides which names stay one tensor: those that no adapter changed, and those changed by equal
-// values or products. Returns the new root of every name of a split tie. Adds a warning "merge.tie"
-// for each.
+// Decides which names remain one tensor: names that no adapter changed, and names that adapters
+// changed by equal values or products. Returns the new root of every name of a split tie. Adds a
+// warning "merge.tie" for each split tie.
 [[nodiscard]] TieRoots split_roots(const Catalog& catalog, const std::vector<DraftTie>& ties,
                                    const MergeDrafts& drafts, std::vector<Finding>& findings);
 

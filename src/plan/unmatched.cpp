@@ -1,4 +1,4 @@
-// Unused sources and missing targets, with suggestions.
+// Reports unused sources and missing targets, and suggests fixes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t suggestions_max = 200;  // findings that get one; the first ones are enough
+constexpr std::size_t suggestions_max = 200;  // maximum findings with a suggestion
 constexpr std::size_t names_per_suggestion = 3;
 
 }  // namespace
@@ -42,7 +42,8 @@ void Planner::report_unexpected() {
   unexpected_begin_ = plan_.findings.size();
   if (options_.unexpected == UnexpectedPolicy::ignore) return;
   for (const Produced& item : production_.items()) {
-    // Decoded values with a separate name are reported by their components' names.
+    // If decoded values have a name that is not in the file, the unused components are reported
+    // instead.
     const bool is_told = std::ranges::all_of(item.members, [&](const Member& member) {
       return member.is_numbers || accounted_[member.source];
     });
@@ -83,7 +84,7 @@ void Planner::report_kept() {
                               name_list(kept_names_, count))});
 }
 
-// A pattern that matches no name may be mistyped.
+// Warns about patterns that match no name, because they may be mistyped.
 void Planner::report_patterns() {
   const auto report = [&](const char* option, const std::vector<std::string>& patterns,
                           const std::vector<std::size_t>& counts, const char* names) {
@@ -111,7 +112,7 @@ void Planner::suggest() {
   std::vector<const Produced*> items;
   for (const Produced& item : production_.items()) {
     if (item.is_claimed) continue;
-    // Results of rules have a shape too, but computing it is not worth the work.
+    // The shape is left unknown for the result of a rule, because computing it costs too much.
     const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none &&
                           !item.members.front().is_numbers;
     names.add(item.name,
@@ -120,7 +121,7 @@ void Planner::suggest() {
   }
   if (items.empty()) return;
   std::set<std::string> rules;
-  NameMap<std::string> reverse;  // unexpected name: target
+  NameMap<std::string> reverse;  // unexpected name -> target
   for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
     const Target& target = skeleton_.targets[gaps_[i].target];
     auto nearest = names.nearest(target.name, target.shape, names_per_suggestion);
@@ -132,7 +133,7 @@ void Planner::suggest() {
       text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
       reverse.try_emplace(items[nearest[n]]->name, target.name);
     }
-    // One rule may apply to all layers: it is suggested once.
+    // A rule that applies to several layers is written out only once.
     const auto [rule, is_new] =
         rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
     text += is_new ? "? A rule that maps it: [" + *rule + "]" : "? The rule above maps it";

@@ -48,7 +48,7 @@ ValueSet values_of(const Plan& plan, SinkKind sink) {
   return values;
 }
 
-// The ranks of a machine share one limit of pinned memory.
+// The processes on one machine share one limit of pinned memory, so each gets an equal part.
 Limits limits_of(const Plan& plan, const ValueSet& values) {
   const std::uint64_t pinned =
       plan.local_ranks > 1 ? plan.staging_bytes_max / plan.local_ranks : UINT64_MAX;

@@ -31,7 +31,7 @@ Cells cells_of(const PlanRow& row) {
           kind, origin};
 }
 
-// Returns how many there are.
+// Appends the table of targets. Returns its number of rows.
 std::size_t add_rows(std::string& text, const Plan& plan) {
   std::vector<Cells> rows = {
       Cells{"target", "shape", "dtype", "device", "bytes", "kind", "origin"}};
@@ -41,7 +41,7 @@ std::size_t add_rows(std::string& text, const Plan& plan) {
     for (auto cells = rows.begin() + 1; cells != rows.end(); ++cells) {
       widths[i] = std::max(widths[i], std::min((*cells)[i].size(), name_width_max));
     }
-    // An empty column has no heading either.
+    // The heading of an empty column is omitted too.
     if (widths[i] > 0) widths[i] = std::max(widths[i], rows.front()[i].size());
   }
   for (const Cells& cells : rows) {
@@ -168,7 +168,7 @@ std::string plan_text(const Plan& plan, const TextStyle& style) {
   text += '\n';
   add_findings(text, plan.findings, style);
   const std::size_t rows = add_rows(text, plan);
-  // Readers see the end of a long table: the verdict has left the screen.
+  // The verdict is repeated after a long table, because its first copy has scrolled off the screen.
   if (rows > rows_on_a_screen) text += '\n' + verdict.substr(0, verdict.find('\n') + 1);
   return text;
 }

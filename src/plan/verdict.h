@@ -1,4 +1,5 @@
-// The verdict on a plan, and its findings in groups: the same words on the page and on a terminal.
+// Formats the verdict on a plan and its grouped findings, with the same words for the HTML page and
+// for the terminal.
 #pragma once
 
 #include <span>
@@ -12,24 +13,24 @@
 namespace loadstone {
 
 struct Verdict {
-  Severity severity = Severity::info;  // of the worst finding; info: no problem
-  std::string first;                   // whether it can be done, or was
-  std::string next;                    // what to do
+  Severity severity = Severity::info;  // worst severity of the findings; info: no problem
+  std::string first;                   // can the plan be executed, or was it executed
+  std::string next;                    // the suggested action
 };
 
-// `loaded`: the sentence about a completed load; empty: none.
+// `loaded` is the sentence about a completed load; empty if nothing was loaded.
 [[nodiscard]] Verdict verdict_of(const Plan& plan, const std::string& loaded = {});
 
-// The sentence that a load which followed the plan has proved.
+// Returns the sentence that describes what a completed load of the plan has confirmed.
 [[nodiscard]] std::string proved_text(const Plan& plan);
 
-// Runs of one severity and code: findings are sorted by these.
+// Splits the sorted findings into runs of equal severity and code.
 [[nodiscard]] std::vector<std::span<const Finding>> finding_groups(
     const std::vector<Finding>& findings);
 
-// Verdict, figures, findings in groups, then the targets.
+// Returns the verdict, the totals, the grouped findings and the targets as text.
 [[nodiscard]] std::string plan_text(const Plan& plan, const TextStyle& style);
-// Both lines of a verdict.
+// Returns both lines of a verdict as text.
 [[nodiscard]] std::string verdict_text(const Verdict& verdict, const TextStyle& style);
 
 }  // namespace loadstone
