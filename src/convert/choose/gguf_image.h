@@ -16,7 +16,7 @@ namespace loadstone {
 // All strings except `architecture` are space-separated lists.
 struct ImageModel {
   std::string_view architecture;  // "wan"
-  // lists of names; a checkpoint with all names of one list is this model
+  // Lists of tensor names. A checkpoint with all names of one list is this model.
   std::array<std::string_view, 3> marks;
   std::string_view plain;  // parts of names that are never quantized
   std::string_view wide;   // parts of names that stay F32
