@@ -15,9 +15,9 @@
 
 namespace loadstone {
 
-// Returns recipes for the tensors that rules and recipes produce from the sources. There is no
-// model, so each tensor gets a recipe, in the order of the source files. Adds problems to
-// `findings`.
+// Returns recipes for the tensors that rules and recipes produce from the sources. A conversion has
+// only the checkpoint and not the model, so each of its tensors gets a recipe, in the order of the
+// source files. Adds problems to `findings`.
 [[nodiscard]] Values output_recipes(const std::shared_ptr<const Catalog>& catalog,
                                     const ConvertOptions& options, bool is_decoded,
                                     std::vector<Finding>& findings);

@@ -239,8 +239,8 @@ class ValueDecoder {
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
   }
 
-  // Adds an error if there is no expert to change. Experts that already have the requested layout
-  // stay unchanged.
+  // Adds an error if nothing changed and no tensor is an expert with the requested layout: such
+  // experts may stay unchanged.
   void require_experts() {
     if (!used_.empty() || has_errors(findings_)) return;
     const bool is_fused = options_.experts == ExpertLayout::fused;

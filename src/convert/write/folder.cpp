@@ -62,8 +62,8 @@ bool is_link(Storage& storage, const std::string& path) {
 }  // namespace
 
 // Opens a file of the folder. Follows the links that are allowed for shards: within the folder, or
-// into the blobs of a Hugging Face cache. Returns null if there is no file or if a link leads
-// elsewhere.
+// into the blobs of a Hugging Face cache. Returns null if the file is missing or not a regular
+// file, or if a link leads elsewhere.
 static std::shared_ptr<ByteSource> file_in(Storage& storage, const std::string& root,
                                            const std::string& name) {
   try {

@@ -367,8 +367,8 @@ WorkState WorkFolder::read_state() const {
   }
 }
 
-// Returns the stored state; an empty state if there is none or if the work cannot be continued. In
-// the latter case its files are set aside.
+// Returns the stored state. Returns an empty state if no state is stored, or if the work cannot be
+// continued; its files are then set aside.
 WorkState WorkFolder::known_state() const {
   try {
     return has_state() ? read_state() : WorkState();
