@@ -1,5 +1,5 @@
-// Resources of this machine and this process, from Linux's /proc. A figure that is unavailable is
-// nullopt, and callers work without it.
+// Reads resources of this machine and this process from Linux's /proc. Unavailable values are
+// nullopt, and callers must work without them.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace loadstone::cli {
 
-// Returns memory that a load can still use: the kernel's available memory, or less if a control
+// Returns the memory that a load can still use: the kernel's available memory, or less if a control
 // group limits this process.
 [[nodiscard]] std::optional<std::uint64_t> available_memory_bytes();
 
 struct ProcessMemory {
-  std::uint64_t peak_bytes = 0;       // the largest resident set until now
-  std::uint64_t anonymous_bytes = 0;  // now: private memory
-  std::uint64_t file_bytes = 0;       // now: pages of mapped files, including the program's
+  std::uint64_t peak_bytes = 0;       // peak of the resident set
+  std::uint64_t anonymous_bytes = 0;  // private memory in use now
+  std::uint64_t file_bytes = 0;       // mapped file pages in use now, including the program's own
 };
 
 [[nodiscard]] ProcessMemory process_memory();
