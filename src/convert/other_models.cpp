@@ -459,7 +459,7 @@ void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const 
   for (std::size_t input = 1; input < inputs.size(); ++input) {
     const Catalog& each = *inputs[input];
     const bool is_added = input >= merge.weights.size();
-    // Not in a PEFT folder, so its folder has nothing to compare.
+    // This adapter is not in a PEFT folder, so it has no companion files to compare.
     if (is_added && !is_adapter(each)) continue;
     const ModelFolder files = read_model_folder(each, each.root());
     const DescribedModel other = {each, files.config, files.files, is_added};

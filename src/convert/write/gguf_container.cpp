@@ -373,7 +373,7 @@ class GgufContainer final : public Container {
            .suggestion = "start from the model's own checkpoint, or rename with rules"});
       return false;
     }
-    // Otherwise check_names() reports an error.
+    // If the metadata lacks the architecture, settle_architecture() has reported an error.
     const bool is_named = metadata.contains(architecture_key);
     if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
     findings.push_back({.severity = Severity::warning,

@@ -133,7 +133,7 @@ class Commit {
     rename(from, to, [=, this] { storage_.rename(older, to); });
   }
 
-  // Moves a shard to its name, by a link if possible. Never replaces another file.
+  // Gives a shard its name: by a link, or by a rename if the file system has no links.
   void name_shard(const std::string& name) {
     const std::string from = work_.files() + "/" + name;
     const std::string to = place_.path + "/" + name;
@@ -363,8 +363,8 @@ void Output::check_links(const TargetPlace& place) const {
 
 void Output::require_own_files(const std::string& target) const {
   if (conversion_.one_file) return;
-  // An interrupted run may have linked files of the target into the work folder. The target may be
-  // back only now, so look at it again.
+  // An interrupted run may have linked files of the target into the work folder. The target may
+  // have been restored only now, so look at it again.
   const TargetPlace place = look_at_target(conversion_, target, storage_);
   std::set<std::string> own(place.others.begin(), place.others.end());
   for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
