@@ -11,8 +11,8 @@
 
 namespace loadstone {
 
-// Returns true if quantized tensors get the components of a different style and no value changes.
-// That is the case if the options have a style and no encoding.
+// Returns true if the options have a style and no encoding: quantized tensors then get the
+// components of the style, and no value changes.
 [[nodiscard]] bool repacks(const ConvertOptions& options) noexcept;
 // Returns the style's components for each quantized tensor, and for GGUF blocks that the style
 // supports. Adds errors "convert.lossy" for tensors whose values would change. Throws Error

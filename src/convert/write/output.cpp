@@ -158,7 +158,7 @@ class Commit {
     return true;
   }
 
-  // Undoes all steps in reverse order, even if one fails. Reports the first failure.
+  // Undoes all steps in reverse order. Ignores errors, so that run() reports the first failure.
   void take_back() noexcept {
     for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) {
       try {
