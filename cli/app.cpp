@@ -31,7 +31,7 @@ std::string footer() {
          "error.";
 }
 
-// If parsing fails, the parser does not report if it has seen --json.
+// Returns true if --json was typed. If parsing fails, the parser does not report this.
 bool wants_json(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -41,7 +41,8 @@ bool wants_json(int argc, const char* const* argv) {
   return false;
 }
 
-// An error that names an option as the library does ("max_memory"), with the word of the command.
+// Returns the error with the command's name of an option (--max-memory) in place of the library's
+// name (max_memory).
 Error with_option(const Program& program, const Error& error) {
   std::string option = "--" + error.where().field;
   std::ranges::replace(option, '_', '-');
@@ -56,7 +57,7 @@ int fail(const Error& error, bool json) {
   return exit_status(error.code());
 }
 
-// Every way in which a command ends has an exit status.
+// Runs the command. Returns an exit status for every way in which the command can end.
 int guarded(const Program& program, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
@@ -76,7 +77,7 @@ int guarded(const Program& program, const Chosen& chosen) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at once
+  catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at any time
   Chosen chosen;
   Program program("loadstone",
                   "Plans a load of model weights before it reads a byte, executes the plan, and "

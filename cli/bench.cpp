@@ -1,4 +1,5 @@
-// loadstone bench: what this machine can do with a checkpoint's bytes, and how near a load comes.
+// loadstone bench: measures how fast this machine can move a checkpoint's bytes, and how close a
+// load comes to that.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -33,10 +34,10 @@ namespace loadstone::cli {
 
 namespace {
 
-// A disk with queues needs several concurrent reads, which wait and use no core.
+// Disks with queues need several concurrent reads. These threads only wait, so they use no core.
 constexpr unsigned disk_readers = 8;
 constexpr unsigned rounds_max = 20;
-// Before each run: fresh memory costs more or less by how long the machine was idle.
+// Pause before each run, because the cost of fresh memory depends on how long the machine was idle.
 constexpr auto idle = std::chrono::milliseconds(200);
 constexpr std::uint64_t copy_bytes_max = 256 << 20;
 
@@ -51,7 +52,7 @@ void rest() {
   if (InterruptibleWork::interrupted()) throw Error("cancelled", "interrupted");
 }
 
-// Processor time of this process until now.
+// Returns the processor time that this process has used.
 double processor_seconds() {
   rusage usage = {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -66,7 +67,7 @@ class StopOnInterrupt : public Observer {
   bool on_progress(const Progress&) override { return !InterruptibleWork::interrupted(); }
 };
 
-// The first targets of a plan that are read into memory, up to a number of bytes.
+// The first targets of a plan that are loaded into memory, up to a number of bytes.
 class Sample {
  public:
   Sample(const Plan& plan, std::uint64_t bytes_max)
@@ -103,7 +104,7 @@ class Sample {
     return execute(plan_, destinations, options);
   }
 
-  // The bytes that such a load reads, by shard and offset.
+  // Returns the ranges of files that load() reads, sorted by shard and offset.
   [[nodiscard]] std::vector<Extent> extents() const {
     const ValueSet values = values_of(plan_);
     std::map<std::string, std::set<std::pair<std::uint64_t, std::uint64_t>>> ranges;
@@ -133,7 +134,8 @@ class Sample {
   std::vector<bool> taken_;
 };
 
-// Other machines and assembled checkpoints have no ranges of files here to compare with.
+// Rejects remote files and assembled checkpoints, because this machine has no ranges of files to
+// compare their loads with.
 void require_local_files(const Plan& plan) {
   const std::vector<Shard>& shards = plan.catalog->shards();
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -174,7 +176,7 @@ class Bench {
     const auto elapsed = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    static_cast<void>(sample_.load());  // brings them into the page cache
+    static_cast<void>(sample_.load());  // loads the files into the page cache
     extents_ = sample_.extents();
     figures_.sample_bytes = byte_count(extents_);
     double longest = 0;
@@ -188,8 +190,9 @@ class Bench {
   }
 
  private:
-  // A load and the limit to compare it with alternate between rounds: the second of two profits
-  // from the first. Runs that empty the page cache come last.
+  // Measures loads and the limits to compare them with. Alternates their order between rounds,
+  // because the second of two runs benefits from the first. Runs that empty the page cache come
+  // last.
   void measure_round(bool is_load_first) {
     const unsigned threads = plan_.threads;
     const std::uint64_t copied = std::min(sample_.memory_bytes(), copy_bytes_max);

@@ -13,7 +13,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// A load that is so near a limit is bounded by it.
+// A limit is the bottleneck of a load that reaches this share of it.
 constexpr double near_share = 0.85;
 
 double median_of(std::vector<double> values) {
@@ -131,7 +131,7 @@ std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures) {
   if (verdict.of_limit >= near_share) {
     verdict.bound = Bound::disk;
   } else if (load.series.median() >= near_share * figures.load_from_page_cache.series.median()) {
-    // Reading is fast compared to a load from the page cache.
+    // Reading from the disk is not the bottleneck: a load from the page cache is not much faster.
     verdict.bound = page_cache_verdict(figures).bound;
   } else if (load.processor_share() >= near_share) {
     verdict.bound = Bound::processor;

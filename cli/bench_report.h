@@ -1,4 +1,4 @@
-// The figures of 'loadstone bench', and conclusions from them.
+// Declares the measurements of 'loadstone bench' and the conclusions from them.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 
 namespace loadstone::cli {
 
-// Runs of one task over a number of bytes. No runs: it could not be measured.
+// Repeated measurements of one task over a number of bytes. Empty if the task could not be
+// measured.
 struct Series {
   std::uint64_t bytes = 0;
   std::vector<double> seconds;
 
-  // Bytes a second.
+  // Rates in bytes per second.
   [[nodiscard]] double lowest() const;
   [[nodiscard]] double median() const;
   [[nodiscard]] double highest() const;
@@ -24,15 +25,15 @@ struct Series {
 
 struct LoadSeries {
   Series series;
-  std::vector<double> processor_shares;  // of its threads, 0 to 1
+  std::vector<double> processor_shares;  // shares of the threads' time spent on a processor, 0 to 1
 
   [[nodiscard]] double processor_share() const;  // the median
 };
 
 struct BenchFigures {
   std::string checkpoint;
-  std::uint64_t total_bytes = 0;   // of the checkpoint
-  std::uint64_t sample_bytes = 0;  // that were read
+  std::uint64_t total_bytes = 0;   // bytes of the checkpoint
+  std::uint64_t sample_bytes = 0;  // bytes that were read
   std::uint64_t sample_targets = 0;
   std::uint64_t total_targets = 0;
   unsigned threads = 0;
@@ -44,22 +45,22 @@ struct BenchFigures {
   Series disk;
   LoadSeries load_from_page_cache;
   LoadSeries load_from_disk;
-  std::string no_disk;       // why `disk` has no runs
+  std::string no_disk;       // reason why `disk` is empty
   std::string no_disk_load;  // reason why `load_from_disk` is empty
 };
 
 enum class Bound { page_cache_to_new_memory, disk, processor, waiting };
 
-// The name in JSON.
+// Returns the name that JSON output uses.
 [[nodiscard]] std::string_view name(Bound bound) noexcept;
 
 struct LoadVerdict {
-  double of_limit = 0;  // the load's rate divided by the machine's
+  double of_limit = 0;  // rate of the load divided by the limit
   Bound bound = Bound::waiting;
 };
 
 [[nodiscard]] LoadVerdict page_cache_verdict(const BenchFigures& figures);
-// nullopt if the disk, or the load from it, was not measured.
+// Returns the verdict on loads from disk; nullopt if the disk, or a load from it, was not measured.
 [[nodiscard]] std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures);
 
 [[nodiscard]] std::string to_text(const BenchFigures& figures, const TextStyle& style);

@@ -1,4 +1,5 @@
-// One function per command: it describes the command to the parser and registers its action.
+// Declares one function per command, which describes the command to the parser and registers its
+// action.
 #pragma once
 
 #include "cli/parser.h"
@@ -6,7 +7,7 @@
 
 namespace loadstone::cli {
 
-// The options that every command has. Not thread-safe.
+// Options that every command has. Not thread-safe.
 struct Chosen {
   bool json = false;
   Voice voice;
@@ -20,7 +21,8 @@ void add_merge(Program& program, Chosen& chosen);
 void add_verify(Program& program, Chosen& chosen);
 void add_bench(Program& program, Chosen& chosen);
 void add_explain(Program& program, Chosen& chosen);
-// These three look at the program when they run, so that they know every command.
+// These three commands use the list of commands, which they read only when they run, after all
+// commands are registered.
 void add_help(Program& program, Chosen& chosen);
 void add_completion(Program& program, Chosen& chosen);
 void add_man(Program& program, Chosen& chosen);

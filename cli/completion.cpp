@@ -1,4 +1,4 @@
-// Shell completion, generated from the table of commands.
+// Generates shell completions from the table of commands.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,7 +16,7 @@ std::string spaced(const std::vector<std::string>& words) {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
-// The text with `escape` before each of these characters.
+// Returns the text with `escape` inserted before each of these characters.
 std::string escaped(std::string_view text, std::string_view characters, std::string_view escape) {
   std::string out;
   for (const char character : text) {
@@ -26,19 +26,20 @@ std::string escaped(std::string_view text, std::string_view characters, std::str
   return out;
 }
 
-// Text between single quotes of bash and zsh: '\'' closes, gives and opens one.
+// Returns the text in single quotes for bash and zsh: '\'' ends the quotes, adds a quote and starts
+// them again.
 std::string in_quotes(std::string_view text) { return "'" + escaped(text, "'", "'\\'") + "'"; }
 
-// fish has two escapes inside single quotes.
+// Returns the text in single quotes for fish, which has two escapes inside single quotes.
 std::string in_fish_quotes(std::string_view text) { return "'" + escaped(text, "'\\", "\\") + "'"; }
 
-// Actions of a shell for words of each kind, in the order of the kinds.
+// A shell's action for each kind of word, in the order of WordKind.
 using Actions = std::array<std::string, 4>;
 
 // ---- bash
 
-// Returns the command that sets COMPREPLY for such a word. File names may contain spaces: one per
-// line.
+// Returns the command that sets COMPREPLY for a word of this kind. Completions are one per line,
+// because file names may contain spaces.
 std::string bash_reply(const WordRow& row) {
   return Actions{":", "_loadstone_files -f", "_loadstone_files -d",
                  fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
@@ -61,7 +62,7 @@ std::string bash_command(const CommandRow& command) {
 
 // ---- zsh
 
-// Inside a specification of _arguments a colon and brackets have a meaning.
+// Escapes a colon and brackets, which have a special meaning in specifications of _arguments.
 std::string zsh_text(std::string_view text) { return escaped(text, ":[]", "\\"); }
 
 std::string zsh_action(const WordRow& row) {
@@ -69,7 +70,8 @@ std::string zsh_action(const WordRow& row) {
                  "(" + spaced(row.choices) + ")"}[static_cast<std::size_t>(row.kind)];
 }
 
-// Each name separately and repeatable, because many options repeat.
+// Adds each name of an option as a separate and repeatable specification, because many options may
+// be repeated.
 void add_zsh_option(std::string& text, const WordRow& row) {
   for (const std::string& name : row.names) {
     std::string spec = "*" + name;
@@ -163,7 +165,8 @@ std::string zsh_completion(const CommandTable& table) {
       "  if [[ $state == command ]]; then _describe -t commands COMMAND commands; return; fi\n"
       "  case $words[1] in\n";
   for (const CommandRow& command : table.commands) text += zsh_command(command);
-  // Read from fpath the file is the function's body; sourced it only registers the function.
+  // If zsh autoloads the file from fpath, the file is the body of the function. If the file is
+  // sourced, it only registers the function.
   return text +
          "  esac\n"
          "}\n"
@@ -189,7 +192,7 @@ std::string fish_completion(const CommandTable& table) {
     const std::string condition = fmt::format(" -n '__fish_seen_subcommand_from {}'", command.name);
     for (const WordRow& row : command.options) add_fish_option(text, condition, row);
     for (const WordRow& row : command.positionals) {
-      if (row.kind == WordKind::file) continue;  // files are what fish offers anyway
+      if (row.kind == WordKind::file) continue;  // fish completes files by default
       text += fmt::format("complete -c loadstone{} -f -a {} -d {}\n", condition,
                           in_fish_quotes(spaced(row.choices)), in_fish_quotes(row.help));
     }

@@ -1,4 +1,4 @@
-// loadstone convert: one checkpoint made into another, file to file, in bounded memory.
+// loadstone convert: converts one checkpoint into another, from files to files, in bounded memory.
 #include "loadstone/convert.h"
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) 
   return options;
 }
 
-// The name determines the format; --to may repeat it.
+// Checks that --to, if given, repeats the format that the target's name determines.
 void check_format(const ConvertArgs& args) {
   const auto format = format_of_target(args.write.target);
   if (args.to.empty() || args.to == name(format.value_or(FileFormat::safetensors))) return;

@@ -1,4 +1,4 @@
-// The exit statuses, for lists of them.
+// Lists the exit statuses with their descriptions.
 #pragma once
 
 #include <array>

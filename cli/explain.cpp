@@ -1,4 +1,4 @@
-// loadstone explain: what a code means, and what to do about it.
+// loadstone explain: prints the meaning of an error code, and the remedy.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// loadstone help, man and completion: the parser's knowledge of commands, in other forms.
+// loadstone help, man and completion: print the parser's table of commands in other formats.
 #include <memory>
 #include <string>
 

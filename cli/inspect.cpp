@@ -1,4 +1,4 @@
-// loadstone inspect: what a checkpoint holds, from its headers alone.
+// loadstone inspect: lists the contents of a checkpoint from its headers alone.
 #include <memory>
 
 #include "catalog/header_findings.h"

@@ -10,7 +10,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// A signal handler may touch nothing but lock-free atomics and write(2).
+// A signal handler may use only lock-free atomics and async-signal-safe functions such as write(2).
 std::atomic<bool> work_can_stop{false};
 std::atomic<bool> stop_asked{false};
 std::atomic<bool> json_wanted{false};
@@ -41,7 +41,7 @@ void catch_interrupts(bool json) noexcept {
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGINT, SIGTERM}) {
     struct sigaction before = {};
-    // The parent ignored the signal on purpose (nohup, a shell's background job).
+    // The parent process ignored the signal on purpose (nohup, or a background job of a shell).
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(signal, &action, nullptr);
   }

@@ -1,17 +1,18 @@
-// Ctrl-C. A running load or comparison is asked to stop and cleans up; at any other time there is
-// nothing to clean up, and the process exits at once with status 130.
+// Handles Ctrl-C. A running load or comparison is asked to stop and then cleans up. At any other
+// time there is nothing to clean up, so the process exits at once with status 130.
 #pragma once
 
 namespace loadstone::cli {
 
-// Takes over SIGINT and SIGTERM. With `json`, an immediate end still leaves one document.
+// Installs handlers for SIGINT and SIGTERM. With `json`, an immediate exit still prints one JSON
+// document.
 void catch_interrupts(bool json) noexcept;
 
-// Call when stdout has received part of the result: a signal must not add another document.
+// Call when part of the result has been printed, so that a signal does not print a second document.
 void result_begins() noexcept;
 
-// While one exists, the first signal only makes interrupted() true; a second one ends the process.
-// One at a time, on one thread.
+// While an object exists, the first signal only makes interrupted() true; a second signal ends the
+// process. At most one object may exist, on one thread.
 class InterruptibleWork {
  public:
   InterruptibleWork() noexcept;

@@ -1,4 +1,4 @@
-// loadstone load: executes a plan into memory of this process, and proves it.
+// loadstone load: runs a plan into the memory of this process, and verifies the result.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace {
 struct LoadArgs {
   PlanArgs plan;
   std::string plan_path;
-  std::string receipt;  // the kind of digest; may be empty
+  std::string receipt;  // kind of digest; may be empty
   std::string receipt_path;
   std::string read_ahead;
   ExecuteOptions options;  // options that are stored as typed
@@ -41,12 +41,12 @@ struct LoadArgs {
 struct Outcome {
   Report report;
   Audit audit;
-  ProcessMemory memory;  // at the end of the load
+  ProcessMemory memory;  // memory at the end of the load
   std::uint64_t anonymous_bytes_peak = 0;
   std::vector<ProgressSample> progress;
 };
 
-// `typed`: names of the options that determine the plan.
+// Makes a plan, or reads the plan of --plan. `typed`: names of typed options that determine a plan.
 Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   const OpenArgs& open = args.plan.open;
   if (args.plan_path.empty()) {
@@ -54,12 +54,13 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
     return make_plan(args.plan);
   }
   for (const std::string& name : typed) {
-    // The user must confirm a path that a plan names.
+    // This option is allowed with --plan, because the user must confirm the offload folder that a
+    // plan contains.
     if (name == "--offload-folder") continue;
     throw Error("usage",
                 fmt::format("{} cannot be combined with --plan, which already contains it", name));
   }
-  // One for each checkpoint of the plan: adapters follow the model.
+  // There is one path per checkpoint of the plan: first the model, then adapters.
   std::vector<std::string> roots = open.paths;
   if (roots.empty()) roots.emplace_back();
   const PlanPaths paths = {.root = roots.front(),
@@ -107,7 +108,8 @@ Outcome do_load(const Plan& plan, const LoadArgs& args) {
   return outcome;
 }
 
-// The words of the page. Warnings were printed before the load began.
+// Returns the summary of a finished load. It omits warnings, because they were printed before the
+// load began.
 Verdict loaded_verdict(const Plan& plan, const Report& report) {
   Verdict verdict = verdict_of(plan, fmt::format("OK: loaded {} in {:.3g} s",
                                                  human_bytes(report.bytes_read), report.seconds));
@@ -134,11 +136,11 @@ std::string load_text(const Plan& plan, const Outcome& outcome) {
   return text + "\naudit     " + outcome.audit.text();
 }
 
-// Writes the report's members, and figures of this process.
+// Returns the report and measurements of this process as JSON.
 std::string load_json(const Plan& plan, const Outcome& outcome) {
   JsonWriter json(2);
   json.begin_object();
-  json.member("peak_bytes", plan.peak_bytes);  // what the plan promised, by device
+  json.member("peak_bytes", plan.peak_bytes);  // planned peaks, by device
   write_process(json, outcome.memory, outcome.anonymous_bytes_peak);
   json.key("audit");
   json.begin_object();

@@ -29,7 +29,7 @@ constexpr std::uint64_t piece_bytes = 4 << 20;
 // Alignment that every device and file system accepts for direct reads.
 constexpr std::uint64_t sector_bytes = 4096;
 
-// A part of an extent, with its place in memory.
+// A part of an extent, with its offset in memory.
 struct Piece {
   const Extent* extent = nullptr;
   std::uint64_t begin = 0;
@@ -50,7 +50,8 @@ std::vector<Piece> pieces_of(const std::vector<Extent>& extents) {
   return pieces;
 }
 
-// Does `work` with each of `count` items, in order, with a number of threads.
+// Runs the work on `count` items with several threads, and returns the seconds that it takes. Each
+// thread calls `worker` to get its function, and calls that with indices in order.
 double seconds_of(std::size_t count, unsigned threads,
                   const std::function<std::function<void(std::size_t)>()>& worker) {
   std::atomic<bool> stop = false;
@@ -96,7 +97,8 @@ class OpenFiles {
   std::map<std::string, Descriptor> files_;
 };
 
-// Returns the bytes read, fewer at the end of the file; -1 and sets errno on failure.
+// Returns the number of bytes read, which is smaller at the end of the file. Returns -1 and sets
+// errno on failure.
 std::int64_t read_at(int descriptor, std::byte* to, std::uint64_t bytes, std::uint64_t offset) {
   std::uint64_t done = 0;
   while (done < bytes) {
@@ -105,7 +107,7 @@ std::int64_t read_at(int descriptor, std::byte* to, std::uint64_t bytes, std::ui
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return -1;
     done += static_cast<std::uint64_t>(count);
-    // A direct read that ends within a sector has met the end of the file.
+    // A direct read that ends within a sector has reached the end of the file.
     if (count == 0 || done % sector_bytes != 0) break;
   }
   return static_cast<std::int64_t>(done);
@@ -142,7 +144,7 @@ double seconds_to_populate(std::uint64_t bytes, unsigned threads) {
 double seconds_to_copy(std::uint64_t bytes, unsigned threads) {
   const AnonymousMemory source(bytes);
   const AnonymousMemory target(bytes);
-  // Written to, not populated alone: unwritten pages may all be one page of zeros.
+  // Write to the memory: pages that were only populated may all be the same page of zeros.
   std::memset(source.data(), 1, bytes);
   std::memset(target.data(), 2, bytes);
   return seconds_of(pieces_in(bytes), threads, [&](std::size_t i) {
@@ -176,7 +178,7 @@ std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
     throw;
   }
   const auto worker = [&]() -> std::function<void(std::size_t)> {
-    // Shared, because a function must be copyable.
+    // A std::function must be copyable, so its copies share the buffer.
     const auto buffer = std::make_shared<AnonymousMemory>(piece_bytes + 2 * sector_bytes);
     populate(buffer->data(), buffer->size());
     return [&, buffer](std::size_t i) {
@@ -204,7 +206,7 @@ bool drop_from_page_cache(const std::vector<Extent>& extents) {
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   for (const Extent& extent : extents) {
     const int descriptor = files.descriptor(extent);
-    // Parts of pages are not dropped, so whole pages around the extent are requested.
+    // The kernel does not drop partial pages, so request the whole pages around the extent.
     const std::uint64_t begin = extent.begin / page_bytes * page_bytes;
     const std::uint64_t bytes = (extent.end - begin + page_bytes - 1) / page_bytes * page_bytes;
     ::posix_fadvise(descriptor, static_cast<off_t>(begin), static_cast<off_t>(bytes),

@@ -1,6 +1,7 @@
-// The machine's limits for given bytes of files: single measurements, in seconds, each of which
-// allocates and frees its memory. `threads` is at least 1. Throw Error "cancelled" if the user
-// interrupts, "io.*" if a file does not open or ends early, and "memory.host".
+// Measures how fast this machine can move given bytes of files. Each function makes one
+// measurement, returns seconds, and allocates and frees its own memory. `threads` must be at least
+// 1. The functions throw Error "cancelled" if the user interrupts, "io.*" if a file does not open
+// or ends early, and "memory.host".
 #pragma once
 
 #include <cstdint>
@@ -19,23 +20,23 @@ struct Extent {
 
 [[nodiscard]] std::uint64_t byte_count(const std::vector<Extent>& extents) noexcept;
 
-// New pages of private memory, ahead of any use.
+// Populates new pages of private memory.
 [[nodiscard]] double seconds_to_populate(std::uint64_t bytes, unsigned threads);
-// Copies within memory that is already populated.
+// Copies bytes between two buffers whose memory is already populated.
 [[nodiscard]] double seconds_to_copy(std::uint64_t bytes, unsigned threads);
 
 enum class ReadInto { memory_at_hand, new_memory };
-// pread() of 4 MiB at a time, to a separate place for each byte. The caller controls if the page
-// cache has the bytes.
+// Reads with pread(), 4 MiB at a time, each byte to a separate place in memory. The caller
+// determines whether the page cache contains the bytes.
 [[nodiscard]] double seconds_to_read(const std::vector<Extent>& extents, unsigned threads,
                                      ReadInto into);
-// The same without the page cache (O_DIRECT), into one buffer per thread. nullopt if the file
-// system does not support it.
+// Reads the same bytes without the page cache (O_DIRECT), into one buffer per thread. Returns
+// nullopt if the file system does not support it.
 [[nodiscard]] std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
                                                            unsigned threads);
 
-// Drops these bytes from the page cache, except pages that another process has mapped or that are
-// not written yet. Returns true if at most a hundredth is left.
+// Drops these bytes from the page cache, except pages that a different process has mapped and pages
+// that are not written to disk yet. Returns true if at most 1 % of the bytes remain.
 [[nodiscard]] bool drop_from_page_cache(const std::vector<Extent>& extents);
 
 }  // namespace loadstone::cli

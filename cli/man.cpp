@@ -1,4 +1,4 @@
-// loadstone(1), generated from the table of commands.
+// Generates the man page loadstone(1) from the table of commands.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,7 +13,8 @@ namespace loadstone::cli {
 
 namespace {
 
-// Escapes text for roff: no escapes, no requests, and hyphens that can be copied.
+// Escapes text for roff, so that it contains no roff escapes or requests, and so that hyphens can
+// be copied.
 std::string roff(std::string_view text) {
   std::string out;
   for (const char character : text) {
@@ -40,7 +41,7 @@ void add_row(std::string& page, const WordRow& row) {
     page += fmt::format(" \\fI{}\\fR", roff(row.value));
   }
   page += '\n' + roff(row.help) + '\n';
-  // A separate command lists the codes.
+  // Lists the choices of options only. `loadstone explain` lists the choices of its argument.
   if (row.kind == WordKind::choice && row.names.front().starts_with('-')) {
     page += roff(fmt::format("One of {}.", fmt::join(row.choices, ", "))) + '\n';
   }

@@ -1,4 +1,5 @@
-// loadstone merge: models and adapters made into one model, file to file, in bounded memory.
+// loadstone merge: merges models and adapters into one model, from files to files, in bounded
+// memory.
 #include <memory>
 #include <string>
 #include <utility>

@@ -36,7 +36,7 @@ constexpr std::size_t map_bytes_max = 64u << 20;
   throw Error("usage", fmt::format("{}: '{}' is not {}", option, printable(text), expected));
 }
 
-// "D=SIZE". A device may hold no '=', so the first one ends it.
+// Parses "DEVICE=SIZE". Device names contain no '=', so the first one ends the name.
 std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
@@ -48,7 +48,7 @@ std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
           size == "unlimited" ? defaults::memory_unlimited : parse_size("--max-memory", size)};
 }
 
-// Returns true if a value of --device-map that is not a known word is the path of a file.
+// Returns true if a value of --device-map is a path, provided that it is not a known word.
 bool is_path(const std::string& text) {
   std::error_code problem;
   return text.find('/') != std::string::npos || text.ends_with(".json") ||
@@ -92,8 +92,7 @@ bool limits_host(const MemoryLimits& limits) {
   return std::ranges::count(limits, "cpu", &MemoryLimits::value_type::first) > 0;
 }
 
-// Adds capacities for a computed map: the user's, and for the memory of this machine, if the user
-// gives none, the free memory.
+// Adds the free memory of this machine as the capacity of "cpu", unless the user gave one.
 void add_host_capacity(PlanOptions& options) {
   auto& limits = options.max_memory;
   const auto named = [&](std::string_view device) {

@@ -1,4 +1,4 @@
-// Options that several commands share, and their results.
+// Declares options that several commands share, and the values made from them.
 #pragma once
 
 #include <memory>
@@ -26,33 +26,33 @@ struct OpenArgs {
   [[nodiscard]] OpenOptions options() const;
 };
 
-// CHECKPOINT: all its words form one checkpoint.
+// Adds the argument CHECKPOINT, whose words together form one checkpoint.
 Option add_checkpoint(Command command, OpenArgs& args);
 void add_open_options(Command command, OpenArgs& args);
 
 [[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);
 
-// A path with an optional weight: "models/a:0.5". An existing path has precedence. Throws Error
-// "usage".
+// A path with an optional weight, such as "models/a:0.5". If the whole text is an existing path, it
+// has no weight. Throws Error "usage".
 struct Weighted {
   std::string path;
   float weight = 1;
 };
 [[nodiscard]] Weighted parse_weighted(const std::string& text);
 
-// Adapters to merge, as typed.
+// Options that name adapters to merge, as typed.
 struct AdapterArgs {
   std::vector<std::string> adapters;
   std::vector<std::string> ignore;
   TiePolicy tie = MergeOptions{}.tie;
 
-  // Opens them, following the existing checkpoints. Throws Error "usage".
+  // Opens the adapters and appends them to `checkpoints`. Throws Error "usage".
   [[nodiscard]] std::vector<MergeAdapter> open(
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
 };
 void add_adapter_options(Command command, AdapterArgs& args);
 
-// Options that make a plan, as typed.
+// Options that determine a plan, as typed.
 struct PlanArgs {
   OpenArgs open;
   std::string skeleton_path;
@@ -67,8 +67,8 @@ struct PlanArgs {
   std::string html_path;
 };
 
-// Returns the group of options that determine a plan: none of them is allowed with a plan from a
-// file.
+// Adds and returns the group of options that determine a plan. None of them is allowed with a plan
+// from a file.
 Command add_plan_options(Command command, PlanArgs& args);
 
 // Opens the checkpoint and plans. Throws Error "usage" for an invalid size, dtype or device map.
@@ -78,18 +78,18 @@ Command add_plan_options(Command command, PlanArgs& args);
 // --max-memory for cpu replaces the free memory; a computed device map fits it already.
 void compare_with_machine(Plan& plan, const PlanArgs& args);
 
-// Rules, or recipes for this checkpoint; the other member is empty.
+// Rules, or recipes for this checkpoint. One of the members is empty.
 struct RulesOrRecipes {
   Rules rules;
   Recipes recipes;
 };
 [[nodiscard]] RulesOrRecipes read_rules(const std::string& path, const Catalog& catalog);
 
-// The page of --html, if it was asked for; `loaded`: of the load that followed.
+// Writes the HTML page if --html was typed. `loaded`: measurements of the load that ran the plan.
 void write_page(const Plan& plan, const PlanArgs& args,
                 const std::optional<LoadFigures>& loaded = {});
 
-// Help for --rules in all commands.
+// Help text of --rules in all commands.
 inline constexpr const char* rules_help =
     "How names and layouts map, as JSON: rules, or recipes that\nPython wrote; '-' reads them from "
     "standard input";
@@ -99,22 +99,24 @@ void add_json_flag(Command command, bool& json);
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most = defaults::threads_max);
 void add_html_option(Command command, std::string& path);
-// `help`: the object of the receipt; the kinds are appended.
+// `help`: the text that names the object of the receipt; the function appends the kinds of digest.
 void add_receipt_option(Command command, std::string& kind, const std::string& help);
 
-// " (default: TEXT)", at the end of an option's help.
+// Returns " (default: TEXT)" for the end of an option's help.
 [[nodiscard]] inline std::string default_text(const std::string& text) {
   return " (default: " + text + ")";
 }
 
-// Values of options as they were typed. Throw Error "usage".
+// Parses the typed value of an option. Throws Error "usage".
 [[nodiscard]] std::uint64_t parse_size(std::string_view option, const std::string& text,
                                        std::uint64_t least = 0);
-// `others`: accepted words other than dtypes.
+// Parses a dtype. `others`: other words that the option accepts, for the error message. Throws
+// Error "usage".
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
                                  std::vector<std::string> others = {});
 
-// The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
+// Parses a device map, which is a word, a list "prefix=device,...", JSON text or the path of a JSON
+// file.
 [[nodiscard]] DeviceMap parse_device_map(const std::string& text);
 
 }  // namespace loadstone::cli

@@ -33,7 +33,7 @@ void require_length(const std::string& path, std::uint64_t bytes, const TextLimi
                .expected = fmt::format("at most {}", human_bytes(limit.bytes_max))});
 }
 
-// Reads everything; a second call throws.
+// Reads all of standard input. A second call throws.
 std::string read_standard_input(const TextLimit& limit) {
   static bool was_read = false;
   if (was_read) standard_input_is_taken();
@@ -51,7 +51,7 @@ std::string read_standard_input(const TextLimit& limit) {
   throw Error("io.read", "cannot read", where);
 }
 
-// Writes a string, or null if it is unknown.
+// Writes a string member; an empty string is unknown and becomes null.
 void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
   json.member(name, text.empty() ? nullptr : &text);
 }
@@ -114,7 +114,7 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
-    // Without memory for a message, only the exit status remains.
+    // Without memory for a message, the exit status is the only report.
     std::fputs("loadstone: an error without memory for its message\n", stderr);
   }
 }
@@ -135,7 +135,7 @@ int refuse(const std::vector<Finding>& findings, const Finding& first, std::stri
   } else if (!first.suggestion.empty()) {
     message += " (" + first.suggestion + ")";
   }
-  // The message names target, found and expected; a line that names them twice is hard to read.
+  // The message already contains target, found and expected, and a text line would repeat them.
   Where where;
   if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
   report_error(Error(first.code, message, where), json, findings);
@@ -143,7 +143,7 @@ int refuse(const std::vector<Finding>& findings, const Finding& first, std::stri
 }
 
 std::string joined(JsonWriter json, const std::string& report) {
-  // Drops our closing brace (not written yet) and the report's opening brace.
+  // Removes the opening brace of the report. The writer has not written its closing brace yet.
   return json.take() + "," + report.substr(1);
 }
 

@@ -27,7 +27,8 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// The parser writes a choice as "{a,b,c}" after the name of the value.
+// Returns the choices of an option, which the parser writes as "{a,b,c}" after the name of the
+// value.
 std::vector<std::string> choices_of(const std::string& type) {
   std::vector<std::string> choices;
   const auto begin = type.find(":{");
@@ -58,7 +59,7 @@ std::vector<std::string> names_of_codes() {
   return names;
 }
 
-// The placeholder in the help names the kind of value.
+// Returns the kind of value that the placeholder in the help implies.
 WordKind kind_of(std::string_view value) {
   static constexpr std::array files = {"FILE", "PATH",   "ADAPTER", "TARGET", "CHECKPOINT",
                                        "M",    "SOURCE", "MODEL",   "A",      "B"};
@@ -85,12 +86,12 @@ WordRow row_of(const CLI::App& app, const CLI::Option& option) {
   return row;
 }
 
-// Names the commands similar to the word, or all if none is similar.
+// Returns an error that names the commands similar to the word, or all commands if none is similar.
 Error unknown_command(const CLI::App& app, const std::string& typed) {
   return Error("usage", unknown_word("command", typed, names_of_commands(app)));
 }
 
-// The options of the command that resemble an unknown one.
+// Returns the options of the command that resemble an unknown option.
 std::string nearest_options(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_subcommands().front()->get_options()) {
@@ -124,7 +125,7 @@ Option Option::excludes(Option other) const { return Option(option_->excludes(ot
 Option Option::shown_once() const { return Option(option_->expected(1)); }
 
 Option Option::one_of(std::vector<std::string> words) const {
-  // The description is CLI::IsMember's.
+  // The description has the format of CLI::IsMember.
   std::string described = fmt::format("{{{}}}", fmt::join(words, ","));
   const auto check = [words = std::move(words)](const std::string& typed) {
     const bool is_known = std::ranges::find(words, typed) != words.end();
@@ -244,7 +245,7 @@ CommandTable Program::table() const {
 }
 
 std::string Program::help_of(const std::string& command) const {
-  // help() of the program would be that of the command which is running.
+  // The program's help() would print the help of the command that is running.
   if (command.empty()) {
     return app_->get_formatter()->make_help(app_.get(), app_->get_name(),
                                             CLI::AppFormatMode::Normal);

@@ -1,4 +1,4 @@
-// The parser of the command line. Only parser.cpp includes CLI11, which takes seconds to compile.
+// Parses the command line. Only parser.cpp includes CLI11, because it takes seconds to compile.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ class Option;
 
 namespace loadstone::cli {
 
-// An option of a command, which the program owns.
+// Handle of an option. The program owns the option.
 class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
@@ -26,7 +26,7 @@ class Option {
   Option required() const;
   Option needs(Option other) const;
   Option excludes(Option other) const;
-  // The help shows a list as an option of one value.
+  // Makes the help show an option that takes a list like an option with one value.
   Option shown_once() const;
   Option one_of(std::vector<std::string> words) const;
   template <typename Number>
@@ -36,20 +36,20 @@ class Option {
   CLI::Option* option_;
 };
 
-// A command, which the program owns, or a group of its options.
+// Handle of a command, or of a group of its options. The program owns the command.
 class Command {
  public:
   Command(CLI::App* app, std::function<int()>* chosen) : app_(app), chosen_(chosen) {}
 
-  // Options that are added to it have this heading in the help.
+  // Returns a group: the help shows its options under this heading.
   [[nodiscard]] Command in_group(const std::string& heading) const;
-  // `value` is written when the command line is parsed, and has the default before. The help calls
-  // it `type`. An option with a list takes one word each time it is typed: more would swallow the
-  // next arguments.
+  // Adds an option that stores its value in `value` during parsing; until then `value` must have
+  // the default. The help calls the value `type`. An option with a list takes one word each time it
+  // is typed, because otherwise it would consume the arguments that follow.
   template <typename Value>
   Option add_option(const std::string& names, Value& value, const std::string& type,
                     const std::string& help) const;
-  // An enumerator by its name, which is one of `words`.
+  // Adds an option whose value is the name of an enumerator; `words` are the allowed names.
   template <typename Enum>
   Option add_choice(const std::string& names, Enum& value, const std::string& type,
                     const std::string& help,
@@ -58,9 +58,9 @@ class Command {
     return add_word(names, set, type, help).one_of(std::move(words));
   }
   Option add_flag(const std::string& names, bool& value, const std::string& help) const;
-  // Returns the exit status; throws for failures.
+  // Sets the function that runs the command. It returns the exit status, and throws for failures.
   void set_action(std::function<int()> action) const;
-  // Names of the options of the group that were typed.
+  // Returns the names of the options in this group that were typed.
   [[nodiscard]] std::vector<std::string> typed_options() const;
 
  private:
@@ -84,17 +84,18 @@ class Program {
   Command add_subcommand(const std::string& name, const std::string& help);
   [[nodiscard]] const std::vector<Command>& commands() const noexcept { return commands_; }
 
-  // Returns false if help or the version was requested, and prints it. Throws Error "usage".
+  // Parses the arguments. Returns false if help or the version was requested, after printing it.
+  // Throws Error "usage".
   [[nodiscard]] bool parse(int argc, const char* const* argv);
   // Runs the command that was typed.
   [[nodiscard]] int run() const { return chosen_(); }
-  // Returns "loadstone plan" if the words name a command, otherwise "loadstone".
+  // Returns "loadstone plan" if the typed words name a command, otherwise "loadstone".
   [[nodiscard]] std::string command_so_far() const;
-  // True if the command that was typed has this option.
+  // Returns true if the command that was typed has this option.
   [[nodiscard]] bool has_option(const std::string& name) const;
 
   [[nodiscard]] CommandTable table() const;
-  // The help of a command; without a name that of the program. Throws Error "usage".
+  // Returns the help of a command, or of the program if `command` is empty. Throws Error "usage".
   [[nodiscard]] std::string help_of(const std::string& command) const;
 
  private:

@@ -1,4 +1,4 @@
-// loadstone plan: what a load would do, decided and shown without reading a data byte.
+// loadstone plan: shows the plan of a load without reading tensor data.
 #include "loadstone/plan.h"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ int show_plan(const PlanCommandArgs& args, bool json) {
   compare_with_machine(plan, args.plan);
   write_page(plan, args.plan);
   print_line(json ? to_json(plan) : plan_text(plan, style_of(stdout)));
-  // Findings are sorted by severity.
+  // The first finding is the most severe one, because findings are sorted by severity.
   if (!plan.ok()) return exit_status(plan.findings.front().code);
   return args.plan.open.strict && has_warnings(plan.findings) ? 3 : 0;
 }

@@ -34,7 +34,7 @@ std::size_t terminal_columns() {
 }  // namespace
 
 std::string time_text(double seconds) {
-  // A count of days is of no use beyond four days, and could overflow any integer.
+  // Times are limited to 99:59 h, because longer times are useless and could overflow an integer.
   const auto whole = static_cast<unsigned>(std::min(std::ceil(seconds), 359'999.0));
   if (whole < 60) return fmt::format("{} s", whole);
   if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
@@ -57,7 +57,7 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
     const auto left = progress.bytes_total - std::min(progress.bytes_done, progress.bytes_total);
     figures += "  " + time_text(static_cast<double>(left) / static_cast<double>(speed)) + " left";
   }
-  const std::size_t taken = line.size() + figures.size() + 3;  // " [" and "]"
+  const std::size_t taken = line.size() + figures.size() + 3;  // 3 columns for " [" and "]"
   if (width > taken + 4) {
     const std::size_t columns = std::min(bar_columns_max, width - taken);
     const auto full = static_cast<std::size_t>(share * static_cast<double>(columns));
@@ -92,7 +92,7 @@ void WorkWatch::keep(const Progress& progress) {
 }
 
 void WorkWatch::show(const Progress& progress) {
-  // The last column stays free: some terminals wrap when it is written.
+  // Leave the last column empty, because some terminals wrap the line when it is written.
   const std::size_t width = std::max<std::size_t>(terminal_columns(), 2) - 1;
   const std::string line = progress_line(progress, now_seconds() - seconds_begin_, width);
   fmt::print(stderr, "\r{}\x1b[K", line);

@@ -1,4 +1,4 @@
-// Progress and cancellation of long work.
+// Shows the progress of long work and lets the user cancel it.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace loadstone::cli {
 
-// Updates a progress line on stderr if that is a terminal, records the peak memory, and stops the
-// work when the user interrupts. For one load or comparison, on one thread.
+// Updates a progress line if stderr is a terminal, records the peak memory, and stops the work if
+// the user interrupts. Use one object per load or comparison, on one thread.
 class WorkWatch : public Observer {
  public:
   WorkWatch();
@@ -28,7 +28,7 @@ class WorkWatch : public Observer {
     return anonymous_bytes_peak_;
   }
 
-  // At most a thousand samples, evenly spread over the work until now.
+  // Returns at most a thousand samples, spread evenly over the work up to now.
   [[nodiscard]] const std::vector<ProgressSample>& samples() const noexcept { return samples_; }
 
  private:
@@ -41,13 +41,13 @@ class WorkWatch : public Observer {
   std::uint64_t anonymous_bytes_peak_ = 0;
   std::vector<ProgressSample> samples_;
   std::size_t seen_ = 0;
-  std::size_t stride_ = 1;  // one of this many samples is kept
+  std::size_t stride_ = 1;  // every stride_-th sample is kept
 };
 
-// "12 s", "1:05 min", "2:30 h"
+// Returns a text such as "12 s", "1:05 min" or "2:30 h".
 [[nodiscard]] std::string time_text(double seconds);
 
-// Share, bytes, rate and time left in one line of at most `width` columns.
+// Returns a line of at most `width` columns with the share, bytes, rate and remaining time.
 [[nodiscard]] std::string progress_line(const Progress& progress, double seconds,
                                         std::size_t width);
 

@@ -9,7 +9,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// Breaks words into lines that fit the help.
+// Breaks a text into lines that fit the help.
 std::string in_lines(std::string words) {
   constexpr std::size_t columns = 75;
   for (std::size_t begin = 0; begin + columns < words.size();) {
@@ -60,7 +60,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     return options;
   }
   for (const std::string& text : args.formats) {
-    // Patterns may contain the sign too; encodings do not.
+    // Split at the last '=', because patterns may contain '=' but names of encodings do not.
     const auto sign = text.rfind('=');
     QuantizeFormat& made = options.formats.emplace_back();
     if (sign != std::string::npos) made.pattern = text.substr(0, sign);

@@ -1,4 +1,4 @@
-// Options of convert for quantizing.
+// Declares the options of convert for quantization.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace loadstone::cli {
 
-// Options as typed.
+// Options for quantization, as typed.
 struct QuantizeArgs {
   std::vector<std::string> formats;
   std::string style;
@@ -21,8 +21,8 @@ struct QuantizeArgs {
 
 void add_quantize_options(Command command, QuantizeArgs& args);
 
-// Reads the importance matrix. Throws Error "usage" for options that mean nothing without
-// --quantize.
+// Returns the options, with the importance matrix read. Throws Error "usage" for options that have
+// no effect without --quantize.
 [[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format);
 
 }  // namespace loadstone::cli

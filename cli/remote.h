@@ -1,4 +1,4 @@
-// Access of this process to other machines.
+// Configures this process's access to remote files.
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace loadstone::cli {
 
-// Options as typed; empty ones are taken from the environment.
+// Options for remote access, as typed. Empty options are taken from the environment.
 struct RemoteArgs {
   std::string ca_file;
   std::string proxy;
-  bool allow_remote = false;  // for plans from files
+  bool allow_remote = false;  // allow plans from files to read remote checkpoints
 };
 
-// One for the whole process, with the options of the first call; lives as long.
+// Returns the storage of the process. The first call creates it with these options; later calls
+// ignore theirs. It lives until the process ends.
 [[nodiscard]] Storage& reading_storage(const RemoteArgs& args);
 
 }  // namespace loadstone::cli

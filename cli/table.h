@@ -1,5 +1,6 @@
-// The commands and their options as data, which Program::table() reads from the parser: the man
-// page and the completions of shells are made of it, so that the parser is the only list.
+// Declares the commands and their options as data, which Program::table() reads from the parser.
+// The man page and the shell completions are generated from this table, so the parser is the only
+// list of commands.
 #pragma once
 
 #include <string>
@@ -8,15 +9,16 @@
 
 namespace loadstone::cli {
 
-// The kind of word that a shell completes.
+// Kind of word that a shell completes.
 enum class WordKind { text, file, folder, choice };
 
 struct WordRow {
-  std::vector<std::string> names;  // "-o", "--output"; of a positional: "CHECKPOINT"
+  std::vector<std::string> names;  // "-o", "--output"; for a positional argument "CHECKPOINT"
   std::string value;               // "FILE"; empty for a flag
   WordKind kind = WordKind::text;
-  std::vector<std::string> choices;  // of a choice
-  std::string help;                  // one line
+  // One line of help.
+  std::vector<std::string> choices;
+  std::string help;  // one line
 
   [[nodiscard]] bool takes_value() const noexcept { return !value.empty(); }
 };
@@ -29,7 +31,7 @@ struct CommandRow {
 };
 
 struct CommandTable {
-  std::string help;  // of the program
+  std::string help;  // help text of the program
   std::vector<WordRow> options;
   std::vector<CommandRow> commands;
 };
@@ -37,7 +39,7 @@ struct CommandTable {
 // Returns the output of `loadstone man`: loadstone(1), in the man macros of roff.
 [[nodiscard]] std::string man_page(const CommandTable& table);
 
-// Scripts that a shell reads.
+// Return scripts that define the completion for a shell.
 [[nodiscard]] std::string bash_completion(const CommandTable& table);
 [[nodiscard]] std::string zsh_completion(const CommandTable& table);
 [[nodiscard]] std::string fish_completion(const CommandTable& table);

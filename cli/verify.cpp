@@ -1,4 +1,5 @@
-// loadstone verify: the values of a checkpoint, or two checkpoints tensor by tensor.
+// loadstone verify: checks the values of one checkpoint, or compares two checkpoints tensor by
+// tensor.
 #include "loadstone/verify.h"
 
 #include <filesystem>
@@ -28,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct VerifyArgs {
-  OpenArgs open;  // its paths are not used: each of the two is a checkpoint
+  OpenArgs open;  // without paths: `first` and `second` are separate checkpoints
   std::string first;
   std::string second;
   VerifyOptions options;
@@ -50,7 +51,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyA
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }
 
-// Writes the report's members, and the findings from opening the checkpoints.
+// Returns the report, with the findings from opening the checkpoints, as JSON.
 std::string verify_json(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();
@@ -60,7 +61,8 @@ std::string verify_json(const VerifyReport& report, const std::vector<Finding>& 
 
 std::string split_suffix() { return ".gguf" + std::string(receipt_suffix); }
 
-// The file's receipt, or that of the split GGUF that it is a part of.
+// Returns the path of a file's receipt. For a part of a split GGUF, this is the receipt of all
+// parts.
 std::string receipt_of_file(const std::string& file) {
   const std::string whole = file + std::string(receipt_suffix);
   const fs::path path(file);
@@ -70,7 +72,7 @@ std::string receipt_of_file(const std::string& file) {
   return (path.parent_path() / (part->stem + split_suffix())).string();
 }
 
-// receipt.json, or that of the only split GGUF.
+// Returns the path of receipt.json, or of the receipt of the folder's only split GGUF.
 std::string receipt_of_folder(const std::string& folder) {
   const std::string usual = folder + "/" + std::string(receipt_file_name);
   std::vector<std::string> found;
@@ -83,7 +85,8 @@ std::string receipt_of_folder(const std::string& folder) {
   return found.size() == 1 ? found.front() : usual;
 }
 
-// Next to the output, as conversions write it.
+// Returns the path of the receipt: the typed path, or the path next to the output that conversions
+// use.
 std::string receipt_path(const VerifyArgs& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
   if (is_remote(args.first)) {
@@ -97,8 +100,8 @@ std::string receipt_path(const VerifyArgs& args) {
                                                : receipt_of_file(args.first);
 }
 
-// A; or the first part if A is the name that a conversion to a split GGUF was given, which no file
-// has.
+// Returns the path of the output A. If A is the name that a conversion to a split GGUF was given,
+// no file has this name, so the result is the first part.
 std::string output_path(const VerifyArgs& args, const Receipt& receipt) {
   const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
   std::error_code problem;
@@ -117,7 +120,7 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
   VerifyOptions options = args.options;
   options.storage = args.open.options().storage;
   options.observer = &watch;
-  // A load writes no files: A is the first checkpoint that it read.
+  // A load writes no files, so A is the first checkpoint that the load read.
   const bool is_load = receipt.outputs.empty();
   std::vector<std::string> sources = args.sources;
   if (is_load) sources.insert(sources.begin(), args.first);

@@ -1,4 +1,4 @@
-// Verbosity and colours of the command, decided here for all commands.
+// Determines the verbosity and colours of the output for all commands.
 #pragma once
 
 #include <cstdio>
@@ -9,28 +9,31 @@
 
 namespace loadstone::cli {
 
-// Options as typed.
+// Options for the output, as typed.
 struct Voice {
   bool quiet = false;
   bool verbose = false;
   std::string color = "auto";
 };
 
-// --quiet, --verbose and --color, which every command has.
+// Adds --quiet, --verbose and --color, which every command has.
 void add_voice_options(Command command, Voice& voice);
 
-// Once, before a command runs: the functions below follow it. Not thread-safe until then.
+// Sets the options that the functions below use. Call once, before a command runs; the functions
+// are not thread-safe until then.
 void set_voice(const Voice& voice);
 
-// Errors only: no progress, no warnings, no hints, and no report of work that was done.
+// Returns true if only errors are printed: no progress, warnings, hints, or reports of finished
+// work.
 [[nodiscard]] bool is_quiet() noexcept;
-// All warnings, and what to do about an error.
+// Returns true if all warnings are printed, and suggestions for errors.
 [[nodiscard]] bool is_verbose() noexcept;
 
-// Returns true if the stream is a terminal that can move its cursor (TERM is set, and not to
-// "dumb").
+// Returns true if the stream is a terminal that can move its cursor: TERM is set, and is not
+// "dumb".
 [[nodiscard]] bool is_terminal(std::FILE* stream);
-// Determined by --color; by default a terminal has colours unless NO_COLOR is set.
+// Returns the style for a stream. --color determines it; by default a terminal has colours unless
+// NO_COLOR is set.
 [[nodiscard]] TextStyle style_of(std::FILE* stream);
 
 }  // namespace loadstone::cli

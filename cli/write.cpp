@@ -37,7 +37,7 @@ ConvertPart part_option(const std::string& text) {
   return part;
 }
 
-// llama.cpp's shards have the target's name.
+// Returns true for GGUF shards, which have the target's name as llama.cpp expects.
 bool is_split(const WriteArgs& args) {
   return !args.shard_size.empty() && format_of_target(args.target) == FileFormat::gguf;
 }
@@ -59,7 +59,7 @@ ConvertRun run_options(const WriteArgs& args) {
   return run;
 }
 
-// Writes the report's members, and figures of this process.
+// Returns the report and measurements of this process as JSON.
 std::string conversion_json(const ConvertReport& report, const ProcessMemory& memory,
                             std::uint64_t anonymous_bytes_peak) {
   JsonWriter json(2);
@@ -89,7 +89,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// After Ctrl-C: reports the remaining work, and how to resume it.
+// Reports the remaining work after Ctrl-C, and how to resume it.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("nothing is left of the output");
   print_hint(run.resume ? "finished shards are kept; the same command continues with the others"

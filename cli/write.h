@@ -1,4 +1,4 @@
-// Options and work that convert and merge share: both write a checkpoint.
+// Declares the options and the work that convert and merge share: both write a checkpoint.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace loadstone::cli {
 
-// Options as typed.
+// Options for writing a checkpoint, as typed.
 struct WriteArgs {
   std::string target;
   std::string dtype;
@@ -31,16 +31,16 @@ struct WriteArgs {
 
 void add_write_options(Command command, WriteArgs& args);
 
-// Call before opening anything. Throws Error "usage", and "convert.target" for a target with the
-// suffix of a different format.
+// Checks the options. Call before opening any file. Throws Error "usage", and "convert.target" for
+// a target with the suffix of a different format.
 void check_write(const WriteArgs& args);
 
-// The options except rules, recipes and merges. `source`: the folder of `catalog`, whose small
-// files are copied. Throws Error "usage".
+// Returns the options for a conversion, without rules, recipes and merges. `source`: the folder of
+// `catalog`, whose companion files are copied. Throws Error "usage".
 [[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source,
                                            const Catalog& catalog);
 
-// Plans, and does or shows it. Returns the exit status.
+// Plans the conversion, and runs it or shows the plan. Returns the exit status.
 [[nodiscard]] int write_checkpoint(const std::shared_ptr<const Catalog>& catalog,
                                    const ConvertOptions& options, const WriteArgs& args,
                                    bool is_strict, bool json);

@@ -31,7 +31,7 @@ namespace loadstone {
 namespace {
 
 struct Scheme {
-  std::string numbers;  // "8-bit float, dynamic", or "none"
+  std::string numbers;  // format of the values: "8-bit float, dynamic", or "none"
   std::string extent;   // values per scale: "token", "group of 128"; empty: not declared
 
   [[nodiscard]] bool agrees(const Scheme& other) const {
@@ -44,7 +44,7 @@ struct Scheme {
 };
 
 struct Declared {
-  std::vector<Scheme> activations;  // each once; empty: not declared
+  std::vector<Scheme> activations;  // without duplicates; empty: not declared
   std::string cache;                // empty: not quantized
 };
 
@@ -58,7 +58,7 @@ std::string text_at(const dom::object& object, std::string_view key) {
   return std::string(member_or(object, key, std::string_view()));
 }
 
-// Reads an object of compressed-tensors and adds the library's defaults.
+// Reads a scheme of compressed-tensors and fills in the library's defaults.
 Scheme scheme_of(const dom::element& value) {
   dom::object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
@@ -140,7 +140,7 @@ Declared declared_in(const std::string& config) {
   return declared;
 }
 
-// Completes config.json by ModelOpt's own file.
+// Returns the schemes that config.json declares, completed by ModelOpt's own config file.
 Declared declared_in(const ModelFolder& folder, WritableStorage& storage) {
   Declared declared = declared_in(folder.config);
   for (const ExtraFile& file : folder.files) {
@@ -167,7 +167,7 @@ std::string schemes_text(const std::vector<Scheme>& schemes) {
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-// Returns the scales that no tensor of the output has.
+// Returns the names of the scales that no tensor of the output has.
 std::vector<std::string> lost_scales(const Plan& plan, ScalesOf kind) {
   const Catalog& catalog = *plan.catalog;
   std::vector<bool> is_used(catalog.tensors().size());
@@ -209,12 +209,12 @@ void tell_cache(const std::vector<Declared>& models, const std::vector<std::stri
   tell(std::move(message), "the cache", scales, findings);
 }
 
-// Lists of names, and objects whose keys are names.
+// Keys of config members that are lists of module names, or objects whose keys are module names.
 constexpr std::string_view list_keys =
     "ignore targets exclude_modules modules_to_not_convert exclude ignored_layers ignored_modules "
     "llm_int8_skip_modules dynamic quantized_layers modules_in_block_to_quantize";
 
-// The entries that select the same modules for the same purpose, and their key.
+// One list of modules in a config, and its key. Lists with the same key have the same purpose.
 struct List {
   std::string key;
   std::vector<std::string> entries;
@@ -225,7 +225,8 @@ std::string wildcard(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '*') {
       pattern += ".*";
-    } else if (text.substr(i, 2) != ".*") {  // otherwise the dot of an expression
+      // Skip the dot of a ".*" that comes from a regular expression.
+    } else if (text.substr(i, 2) != ".*") {
       pattern += re2::RE2::QuoteMeta(piece(text.substr(i, 1)));
     }
   }
@@ -234,11 +235,11 @@ std::string wildcard(std::string_view text) {
 
 using Place = std::pair<std::size_t, std::size_t>;  // index of a list, index of its entry
 
-// The entries of all lists, with the matching rules of all libraries: an expression ("re:", "-:",
-// "+:" or its special characters), a pattern with "*", or a name with everything inside it. Any
-// change of the selection counts, regardless of the library that reads the list.
-// catalog/plain_lists.h, which reports that a list is wrong, has the rule of each library and skips
-// lists of others.
+// Finds the entries of all lists that match a module. Applies the matching rules of all libraries:
+// an entry is an expression ("re:", "-:", "+:" or special characters), a pattern with "*", or a
+// name with everything inside it. Every change of the selection counts, regardless of the library
+// that reads the list. In contrast, catalog/plain_lists.h, which reports wrong lists, applies the
+// rule of each library and skips lists of other libraries.
 class Entries {
  public:
   explicit Entries(const std::vector<List>& lists) {
@@ -247,7 +248,8 @@ class Entries {
     }
   }
 
-  // Returns the matching entries, by lookup: a config may list as many modules as there are.
+  // Returns the matching entries. Uses lookups instead of a scan, because a config may list as many
+  // modules as the model has.
   [[nodiscard]] std::set<Place> find(std::string_view module) const {
     std::set<Place> found;
     for (std::size_t begin = 0; begin < module.size(); ++begin) {
@@ -265,7 +267,8 @@ class Entries {
   }
 
  private:
-  // Skips entries that readers reject too, or that need more than RE2.
+  // Adds an entry. Skips entries that readers also reject, and expressions that RE2 does not
+  // support.
   void add(std::string_view name, Place place) {
     bool is_expression = name.find_first_of("\\()[]^$|+") != name.npos;
     for (const std::string_view prefix : {"re:", "-:", "+:"}) {
@@ -308,7 +311,7 @@ void add_lists(std::vector<List>& lists, const dom::element& value) {
     const std::string key(field.key);
     if (!is_word(key, list_keys)) {
       add_lists(lists, field.value);
-    } else if (field.value.is_object()) {  // settings by name
+    } else if (field.value.is_object()) {  // an object whose keys are names
       for (const auto each : field.value.get_object()) {
         lists.push_back({key, {std::string(each.key)}});
       }
@@ -333,7 +336,7 @@ std::string_view module_around(std::string_view tensor) {
   return tensor.substr(0, tensor.rfind('.'));
 }
 
-// A module of the source, with its name in the output after rules.
+// Pairs of a source's module and its name in the output, if rules rename the module.
 using Renamed = std::set<std::pair<std::string_view, std::string_view>>;
 
 Renamed renamed_modules(const Plan& plan) {
@@ -353,8 +356,8 @@ bool selects(const std::set<Place>& found, std::size_t list) {
   return first != found.end() && first->first == list;
 }
 
-// Returns, by the key of each list, entries that select a module only before or only after it is
-// renamed.
+// Returns the entries, by the key of their list, that select a module only under its old name or
+// only under its new name.
 std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<List>& lists,
                                                               const Renamed& renamed) {
   std::map<std::string_view, std::set<std::string>> old;

@@ -1,4 +1,4 @@
-// Plans a conversion: tensors, their places in files, and the resources it needs.
+// Plans a conversion: the output's tensors, their places in files, and the required resources.
 
 #include <fmt/format.h>
 
@@ -38,7 +38,7 @@ namespace loadstone {
 
 namespace {
 
-// An option that excludes others, or is never allowed.
+// A reason to reject an option: it conflicts with other options, or its value is never allowed.
 struct Refusal {
   bool applies;
   const char* field;
@@ -52,7 +52,8 @@ void refuse_first(std::initializer_list<Refusal> refusals) {
   }
 }
 
-// Codes that are kept retain their names and the layout of their experts.
+// Rejects options that conflict with a repack, because codes that are kept retain their names and
+// the layout of their experts.
 void check_repack(const ConvertOptions& options) {
   const std::string style(name(*options.quantize.style));
   refuse_first({
@@ -114,15 +115,16 @@ void add_error(Conversion& conversion, Finding finding) {
   conversion.plan.findings.push_back(std::move(finding));
 }
 
-// Returns the file that declares an encoding for the tensors of the catalog, or of its first model.
-// Empty: no reliable one, because other programs write files with some of these names too.
+// Returns the file that declares an encoding for the tensors of the catalog or of its first model.
+// Returns an empty string if no file is reliable: other programs also write files with some of
+// these names.
 std::string_view certain_claim(const Catalog& catalog, const ModelFolder& folder) {
   const std::string_view file = claiming_file(folder);
   const bool is_certain = file == "config.json" || file == claim_name || may_hold_codes(catalog);
   return is_certain ? file : std::string_view();
 }
 
-// Handles a claim that no tensor confirms: the tensors may be codes.
+// Handles an encoding that a config declares but no tensor confirms: the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& all = *conversion.plan.catalog;
   const Catalog& catalog = all.checkpoints().empty() ? all : *all.checkpoints().front();
@@ -135,7 +137,7 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
   if (!file.empty()) add_error(conversion, unread_claim(file));
 }
 
-// Reports floats and complex values that the request leaves unchanged because they have no casts.
+// Reports floats and complex values that loadstone cannot cast, and so leaves unchanged.
 void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
                  std::vector<Finding>& findings) {
   std::vector<std::string> names;
@@ -157,8 +159,8 @@ void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
                       .message = std::move(message)});
 }
 
-// Reports tensors that may be codes when values change: scales without codes, and floats without
-// casts.
+// If the request changes values, reports tensors that may be codes: scales without codes, and
+// floats that loadstone cannot cast.
 void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
                    std::vector<Finding>& findings) {
   const bool quantizes = !options.quantize.formats.empty();
@@ -173,8 +175,8 @@ void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
   if (!options.merge) tell_uncast(catalog, options, findings);
 }
 
-// Checks transforms of activations, which only the config declares: outputs with another config
-// lose them. Returns false in that case.
+// Checks for transforms of activations, which only the config declares. Adds an error and returns
+// false if the output would lose them because its config is rewritten.
 bool check_transforms(Conversion& conversion, const ConvertOptions& options, bool has_values) {
   const Catalog& catalog = *conversion.plan.catalog;
   const bool is_rewritten = has_values || !options.quantize.formats.empty() || repacks(options) ||
@@ -196,7 +198,7 @@ void check_claims(Conversion& conversion, const ConvertOptions& options, bool ha
   }
 }
 
-// Adds rows about the encodings of the output, one per group of similar tensors.
+// Adds rows to the report about the encodings of the output, one per group of similar tensors.
 void add_rows(Conversion& conversion, const Choices& choices) {
   std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, QuantizeRow>
       rows;
@@ -217,7 +219,7 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (auto& [key, row] : rows) conversion.quantize_rows.push_back(std::move(row));
 }
 
-// If shapes fit two encodings, records the actual one in the header's metadata.
+// If shapes fit two encodings, records the actual encoding in the header's metadata.
 void name_ambiguous(Conversion& conversion, bool is_decoded) {
   auto& metadata = conversion.metadata;
   std::map<std::string_view, std::set<std::string_view>> names;  // by metadata key
@@ -235,7 +237,7 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
     }
   }
   for (const auto& [key, encodings] : names) {
-    // Several encodings are an error when they are read.
+    // Readers would reject metadata that names several encodings, so it names none.
     if (encodings.size() != 1) continue;
     metadata.insert_or_assign(std::string(key),
                               MetadataValue{.value = std::string(*encodings.begin())});
@@ -258,7 +260,7 @@ static void keep_codes(const Catalog& catalog, const ConvertOptions& options,
   const bool asks_for_numbers = are_decoded || names_are_given(options);
   const auto stays = [&](const TargetRecipe& recipe) {
     if (choices.kept.contains(recipe.target)) return true;
-    // Codes stay codes unless values are requested.
+    // Blocks stay blocks, and other codes do too unless the options request values.
     if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
     return !choices.quantize.contains(recipe.target) && !choices.numbers.contains(recipe.target);
   };
@@ -308,8 +310,9 @@ static std::string usual_stem(const Catalog& catalog, std::string_view config) {
   return is_of_diffusers ? "diffusion_pytorch_model" : "model";
 }
 
-// Returns the options with the format for all tensors last, and with the config of the source or of
-// the first merged model: it matters even if the source is a file, or the output has no config.
+// Returns the options with the format for all tensors moved to the end. Also sets the config of the
+// source or of the first merged model, which matters even if the source is a single file or the
+// output has no config.
 static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
   std::ranges::stable_partition(options.quantize.formats,
                                 [](const QuantizeFormat& each) { return !each.pattern.empty(); });
@@ -329,7 +332,8 @@ static bool quantizes_any(const Plan& plan) {
       plan.targets, [](const PlannedTarget& target) { return target.quantization.has_value(); });
 }
 
-// Records the facts that an existing config at the target must match.
+// Records whether the output has codes and ties, because an existing config at the target must
+// agree.
 static void settle_config(Conversion& conversion, const ConvertOptions& options, bool has_values,
                           bool is_untied) {
   const Plan& plan = conversion.plan;
@@ -343,7 +347,7 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
   conversion.has_tie = !is_untied && (config.empty() || untied_head(plan, config).has_value());
 }
 
-// Compares the source's configs with the output's, which are copies or new ones.
+// Reports what the output's configs lose or change compared with the source's configs.
 static void tell_configs(Conversion& conversion, const ConvertOptions& options, bool has_decoded) {
   auto& findings = conversion.plan.findings;
   const bool is_new = options.merge || has_decoded || !conversion.repacked.empty() ||
@@ -355,7 +359,8 @@ static void tell_configs(Conversion& conversion, const ConvertOptions& options, 
   }
 }
 
-// Extra states and tensors in lists, the only sources of these findings, are lost in every output.
+// Raises findings about ignored extra states and lists to warnings, because every output loses
+// them.
 static void settle_findings(std::vector<Finding>& findings) {
   for (Finding& each : findings) {
     const bool is_ignored = each.code == "pt.ignored" || each.code == "dcp.ignored";
@@ -402,7 +407,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   }
   std::vector<std::string>& known = plan_options.caller.known_sources;
   known = tensor_names(*catalog, outputs.dropped);
-  // A source with an error is not also reported as unused.
+  // Mark the sources of errors as known, so that they are not also reported as unused.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
     known.insert(known.end(), finding.sources.begin(), finding.sources.end());
@@ -411,7 +416,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
-  // Recipes may decode all codes too, without an option.
+  // A caller's recipes can decode all codes even if no option requests it.
   const bool has_values = is_decoded || (plan.catalog->quantized().has_readable() &&
                                          conversion.repacked.empty() && !moves_codes(plan));
   check_claims(conversion, options, has_values);

@@ -1,4 +1,4 @@
-// Executes a conversion: the engine with files as its sink, and the steps before and after.
+// Runs a conversion: the engine with files as its sink, and the steps before and after it.
 #include "loadstone/convert.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ namespace loadstone {
 
 namespace {
 
-// Detects changes of sources during a run. Thread-safe.
+// Detects sources that change during a run. Thread-safe.
 class SourceWatch {
  public:
   SourceWatch(const OpenShards& shards, WritableStorage& storage)
@@ -47,7 +47,8 @@ class SourceWatch {
     }
   }
 
-  // Throws Error "io.changed" if a file has another size or time, or another file has its name.
+  // Throws Error "io.changed" if a file's size or time has changed, or if a different file now has
+  // its name.
   void check() const {
     shards_.require_unchanged();
     for (std::size_t i = 0; i < named_.size(); ++i) {
@@ -68,8 +69,8 @@ class SourceWatch {
   std::vector<std::optional<FileStatus>> named_;  // nullopt: not a local file
 };
 
-// Opens the sources of the wanted files: all sources if tensors of several files share scales.
-// Throws Error "io.changed".
+// Opens the sources that the wanted files need. Opens all sources if tensors of several files share
+// scales. Throws Error "io.changed".
 OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
                        Storage* storage) {
   const Plan& plan = conversion.plan;
@@ -103,8 +104,8 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
-// Returns the files of the run that no earlier run finished. Only digests make a finished shard
-// trusted.
+// Returns the files of the run that no earlier run finished. An existing shard counts as finished
+// only if its digests match.
 std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& work,
                              const ConvertRun& run, Storage& storage, Output& output,
                              ConvertReport& report) {
@@ -168,7 +169,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   output.record(nullptr);
 }
 
-// The data of one file, without its header.
+// Receives the data of one file, without its header, in the caller's memory.
 class MemoryFiles final : public OutputFiles {
  public:
   MemoryFiles(std::span<std::byte> data, std::uint64_t header_bytes)
@@ -201,7 +202,8 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   ConvertReport report;
   report.findings = conversion.plan.findings;
   std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
-    return std::ranges::count(conversion.plan.findings, each) == 0;  // the caller may have set it
+    // The caller may have copied it into the plan.
+    return std::ranges::count(conversion.plan.findings, each) == 0;
   });
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {

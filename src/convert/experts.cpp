@@ -26,7 +26,7 @@ constexpr std::string_view mixtral_block = ".block_sparse_moe.";
 constexpr std::string_view usual_block = ".mlp.";
 constexpr std::string_view experts_infix = ".experts.";
 
-// By ExpertWords and ExpertRole.
+// Names of roles, indexed by ExpertWords and ExpertRole.
 constexpr std::array<std::array<std::string_view, 3>, 2> role_names = {
     {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}}};
 
@@ -65,7 +65,7 @@ std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std:
   return part;
 }
 
-// Null: only the boxes remain.
+// Returns the merge for the rows [begin, begin + rows); null if only the boxes remain.
 std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, std::uint64_t begin,
                                      std::uint64_t rows) {
   Merge part = merge;
@@ -82,7 +82,8 @@ std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, 
   return std::make_shared<const Merge>(std::move(part));
 }
 
-// Returns the elements [begin, end) of the stack, as a matrix.
+// Returns the rows [begin / columns, begin / columns + rows) of the stack as a matrix. `begin`
+// counts elements.
 TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t begin,
                      std::uint64_t rows) {
   const std::uint64_t columns = stack.shape[2];
@@ -102,8 +103,8 @@ Finding cannot_cut(const TargetRecipe& stack, const std::string& why, const char
           .found = stack.shape.text()};
 }
 
-// Returns the shapes of stacks [experts, hidden, inner] by module. Together with "gate_up_proj"
-// they determine the orientation of both.
+// Returns the shapes of stacks of down projections, [experts, hidden, inner], by module. Only
+// together with them does the shape of "gate_up_proj" reveal the orientation of both.
 std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   static const re2::RE2 pattern(R"(^(.*\.experts)\.down_proj(?:\.weight)?$)");
   std::map<std::string, Shape> shapes;
@@ -116,7 +117,7 @@ std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   return shapes;
 }
 
-// Returns the rule for a recipe's stack, and its module; null if it cannot be cut.
+// Returns the rule for a recipe's stack, and sets its module; null if the stack cannot be cut.
 const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   if (recipe.shape.rank() != 3 || recipe.shape.numel().value_or(0) == 0) return nullptr;
   if (recipe.constant != nullptr) return nullptr;
@@ -137,7 +138,7 @@ const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   return nullptr;
 }
 
-// Adds the weights of a stack's experts.
+// Adds recipes for the weights of a stack's experts.
 void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::string& prefix,
                ExpertWords words, std::vector<TargetRecipe>& targets) {
   const std::uint64_t rows = stack.shape[1] / (rule.second ? 2 : 1);
@@ -159,7 +160,7 @@ Recipes values_in(const std::shared_ptr<const Catalog>& catalog, ExpertLayout la
   options.dequantize = true;
   options.block_dtype = Dtype::f32;
   options.folder.config = "{\"model_type\": \"" + std::string(model_type) + "\"}";
-  std::vector<Finding> findings;  // of the conversion; ignored here
+  std::vector<Finding> findings;  // findings of the conversion, which are ignored here
   Recipes recipes = output_recipes(catalog, options, true, findings).recipes;
   if (layout == ExpertLayout::keep) {
     const auto is_wanted = [](const TargetRecipe&) { return true; };
@@ -240,7 +241,7 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
   const ExpertNaming naming = expert_naming(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
   std::vector<TargetRecipe> targets;
-  std::set<std::string, std::less<>> blocks;  // that contained cut stacks
+  std::set<std::string, std::less<>> blocks;  // blocks that contained cut stacks
   std::uint64_t made = 0;
   std::size_t stacks = 0;
   targets.reserve(recipes.targets.size());
@@ -284,7 +285,8 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
 
 std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog) {
   std::vector<Recipes> layouts;
-  // Two model types with different blocks of experts, then one per ExpertNaming.
+  // For joined experts, two model types cover both names of the block. For separate experts, there
+  // is one model type per ExpertNaming.
   for (const std::string_view model_type : {"", "lfm2_moe"}) {
     layouts.push_back(values_in(catalog, ExpertLayout::fused, model_type));
   }

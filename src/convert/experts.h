@@ -1,4 +1,4 @@
-// Weights of experts: their names in checkpoints, and stacks of experts cut into single ones.
+// Names the weights of experts in checkpoints, and cuts stacks of experts into single experts.
 #pragma once
 
 #include <array>
@@ -26,19 +26,19 @@ enum class ExpertWords : std::uint8_t {
   mixtral  // "block_sparse_moe.experts.3.w1", "w3", "w2"
 };
 
-// The names that a model's readers expect.
+// The names of experts that a model's readers expect.
 struct ExpertNaming {
-  ExpertWords words = ExpertWords::usual;  // of single experts
-  // Rename "block_sparse_moe" to "mlp" if the experts are one tensor.
+  ExpertWords words = ExpertWords::usual;  // names of single experts
+  // True if "block_sparse_moe" is renamed to "mlp" when the experts are one tensor.
   bool renames_block = true;
 };
-// `model_type` is a member of config.json.
+// `model_type`: the value of "model_type" in config.json.
 [[nodiscard]] ExpertNaming expert_naming(std::string_view model_type);
 
 // "gate_proj", "w1"
 [[nodiscard]] std::string_view name(ExpertRole role, ExpertWords words) noexcept;
 
-// Suffix of a layer's gates and ups, if its experts are one tensor in a known layout.
+// Suffix of the tensor that contains the gate and up projections of all experts of a layer.
 inline constexpr std::string_view fused_gate_up = ".experts.gate_up_proj";
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
@@ -50,33 +50,34 @@ struct ExpertName {
 };
 [[nodiscard]] std::optional<ExpertName> expert_name(std::string_view name);
 
-// Returns an expert's module with the usual names, by which servers look it up; nullopt if it has
-// these names already or is not an expert.
+// Returns an expert's module with the usual names, under which servers look it up; nullopt if the
+// module has these names already or is not an expert.
 [[nodiscard]] std::optional<std::string> usual_module(const std::string& module);
 
-// Returns a name in the block of experts as in a model with fused experts.
+// Renames a tensor or module of an experts' block as in a model with fused experts.
 [[nodiscard]] std::string fused_name(std::string name, const ExpertNaming& naming);
-// The reverse: as in a model with single experts.
+// Renames a tensor or module of an experts' block as in a model with single experts.
 [[nodiscard]] std::string separate_name(std::string name, const ExpertNaming& naming);
 
 // Returns the module that contains a layer's experts and router, with a dot: "model.layers.0.mlp."
 // for "model.layers.0.mlp.experts".
 [[nodiscard]] std::string_view block_of(std::string_view prefix) noexcept;
-// Returns true if the tensor is in one of these blocks.
+// Returns true if the tensor belongs to one of these blocks; see block_of().
 [[nodiscard]] bool is_in_block(const std::set<std::string, std::less<>>& blocks,
                                std::string_view name);
 
 // Replaces each recipe of a tensor [experts, rows, columns] that matches a StackRule and is
-// `wanted` by recipes for its experts' weights. These, and the rest of their block, get the model's
-// names: "experts.3.gate_proj.weight". Models with transposed stacks keep them. More than
-// `tensors_max` new tensors are an error among the findings. Returns the number of cut stacks.
+// `wanted` by recipes for the weights of single experts. The new tensors, and the other tensors of
+// their block, get the names of the model type: "experts.3.gate_proj.weight". Model types with
+// transposed stacks keep their stacks. Adds an error to the findings if there would be more than
+// `tensors_max` new tensors. Returns the number of cut stacks.
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings);
 
-// Returns recipes for all values of a checkpoint: with separated experts under either set of names,
-// and with joined experts. Quantized tensors are F32. A layout that does not apply has the values
-// unchanged.
+// Returns recipes for all values of a checkpoint in several layouts: with separate experts under
+// either set of names, and with joined experts. Quantized tensors become F32. If a layout does not
+// apply, its recipes leave the experts unchanged.
 [[nodiscard]] std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog);
 
 }  // namespace loadstone

@@ -18,8 +18,8 @@ namespace loadstone {
 
 namespace {
 
-// The place of a member: from the quote of its key to the end of its value. Items of an array have
-// no key.
+// Offsets of a member: from the quote of its key to the end of its value. Items of an array have no
+// key.
 struct Span {
   std::size_t begin = 0;
   std::size_t key_end = 0;
@@ -66,7 +66,7 @@ class Scanner {
     return members;
   }
 
-  // Position of the closing brace or bracket, after members().
+  // Returns the offset of the closing brace or bracket; call members() first.
   [[nodiscard]] std::size_t close() const noexcept { return close_; }
 
  private:
@@ -113,7 +113,7 @@ std::string quoted(std::string_view text) {
   return json.take();
 }
 
-// Decodes escapes in keys. Empty for an item of an array.
+// Returns a member's key with its escapes decoded; empty for an item of an array.
 std::string key_of(std::string_view text, const Span& member) {
   if (member.key_end == member.begin) return {};
   const std::string_view quoted_key = text.substr(member.begin, member.key_end - member.begin);
@@ -136,7 +136,7 @@ std::string without_members_of_level(std::string_view text,
   for (std::size_t i = 0; i < members.size(); ++i) {
     const Span& member = members[i];
     if (drops(key_of(text, member), level)) continue;
-    // Includes the comma before it.
+    // Keep the comma and the space before the member.
     if (!is_first) kept += text.substr(members[i - 1].end, member.begin - members[i - 1].end);
     is_first = false;
     kept += text.substr(member.begin, member.value - member.begin);
@@ -229,7 +229,7 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   }
   const std::string added = quoted(key) + ": " + std::string(value);
   if (members.empty()) return replaced(scanner.close(), scanner.close(), "\n  " + added + "\n");
-  // Indented like the last member.
+  // The new member is indented like the last one.
   const Span& last = members.back();
   const std::size_t before =
       members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;

@@ -22,13 +22,14 @@ namespace {
 
 constexpr std::string_view bytes_kernel = "bytes";
 
-// Replaces `many` of the elements that a box counts by one unit.
+// A change of units: `before` units of a box become `after` units, such as elements and bytes of a
+// block.
 struct Units {
   std::uint64_t before;
   std::uint64_t after;
 };
 
-// Counts whole blocks in other units. Returns false if the box moves less than whole blocks.
+// Converts a box to other units. Returns false if the box copies parts of blocks.
 bool recount(Box& box, Units units) {
   const auto is_whole = [&](std::uint64_t count) { return count % units.before == 0; };
   const auto counted = [&](std::uint64_t count) { return count / units.before * units.after; };
@@ -53,12 +54,12 @@ bool recount(Box& box, Units units) {
   return true;
 }
 
-// Returns the decoding that a box copies from; null: a source.
+// Returns the decoding that a box copies from; null if it copies from a source.
 const Decoding* decoding_of(const std::vector<Decoding>& decodings, const Box& box) {
   return box.decoding < decodings.size() ? &decodings[box.decoding] : nullptr;
 }
 
-// Returns the only format that all boxes copy; nullopt for several formats, or values.
+// Returns the block format that all boxes copy; nullopt if they copy several formats, or values.
 template <typename FormatOf>
 std::optional<BlockFormat> format_of(const std::vector<Box>& boxes, FormatOf format_of_box) {
   std::optional<BlockFormat> format;
@@ -84,8 +85,8 @@ bool is_whole_source(const Catalog& catalog, const TargetRecipe& recipe) {
          copies_all(box, recipe.shape.numel().value_or(0));
 }
 
-// Returns the boxes of a recipe in bytes; nullopt if they split blocks of the format.
-// `is_whole_source`: they copy a tensor unchanged, whose rows may split blocks.
+// Returns the boxes of a recipe in bytes; nullopt if a box splits blocks of the format.
+// `is_whole_source`: the recipe copies a whole tensor, so blocks may span its rows.
 std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetRecipe& recipe,
                                                bool is_whole_source) {
   const auto& extents = recipe.shape.extents();
@@ -123,7 +124,7 @@ std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
 
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes) {
-  // Decodings that yield bytes, by source and by the decoding that they replace.
+  // Decodings that yield bytes, by their source and by the decoding that they replace.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> known;
   const auto bytes_of = [&](const Box& box) {
     const auto [made, is_new] = known.try_emplace(
@@ -148,7 +149,7 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
   }
 }
 
-// Returns all companions of blocks of the first checkpoint that are not kept.
+// Returns the companions of all blocks of the first checkpoint that the output does not keep.
 static std::vector<std::uint32_t> companions_of_blocks(const Catalog& catalog,
                                                        const std::vector<bool>& kept) {
   std::vector<std::uint32_t> found;
@@ -180,14 +181,15 @@ std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog, Recipes& re
   return dropped;
 }
 
-// Returns the format of the blocks whose bytes a decoding yields.
+// Returns the format of the blocks whose bytes a decoding yields; nullopt if it yields values.
 static std::optional<BlockFormat> format_given(const Catalog& catalog, const Decoding& decoding) {
   if (gives_mxfp4_blocks(decoding)) return BlockFormat::mxfp4;
   if (decoding.kernel != bytes_kernel || decoding.sources.empty()) return std::nullopt;
   return format_of_source(catalog, decoding.sources.front());
 }
 
-// Returns the shape of a kept tensor that files store folded; null: stored with its own shape.
+// Returns the original shape of a kept tensor that files store folded; null if they store it
+// unfolded.
 static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.size() != 1) return nullptr;
   const Decoding* const made = decoding_of(plan.decodings, target.recipe.boxes.front());
@@ -196,7 +198,7 @@ static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target
   return has_cut_blocks(source.encoding, source.shape) ? &source.shape : nullptr;
 }
 
-// Returns nullopt for a target that keeps no blocks.
+// Returns the stored type of a target that keeps blocks; nullopt if it keeps no blocks.
 static std::optional<StoredType> kept_blocks(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.empty()) return std::nullopt;
   const auto format = format_of(target.recipe.boxes, [&](const Box& box) {
@@ -207,7 +209,7 @@ static std::optional<StoredType> kept_blocks(const Plan& plan, const PlannedTarg
   if (!format || extents.empty()) return std::nullopt;
   const BlockLayout block = layout(*format);
   if (extents.back() % block.bytes != 0) return std::nullopt;
-  // A caller's recipes may split bytes anywhere.
+  // The caller's recipes may split blocks anywhere.
   for (Box box : target.recipe.boxes) {
     if (!recount(box, {block.bytes, block.elements})) return std::nullopt;
   }

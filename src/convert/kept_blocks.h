@@ -1,5 +1,5 @@
-// Blocks that are kept, if the output's format can store them. The engine treats them as bytes: a
-// U8 target whose boxes copy whole blocks.
+// Keeps GGUF blocks of the source if the output's format can store them. The engine copies them as
+// bytes: each is a U8 target whose boxes copy whole blocks.
 #pragma once
 
 #include <functional>
@@ -14,27 +14,30 @@
 
 namespace loadstone {
 
-// Returns the format of a recipe's source blocks; nullopt for several formats, or values.
+// Returns the block format of all sources of a recipe; nullopt if they have several formats, or are
+// not blocks.
 [[nodiscard]] std::optional<BlockFormat> source_blocks(const Catalog& catalog,
                                                        const TargetRecipe& recipe);
-// Returns the block format in which a recipe's tensor can be copied without encoding it again;
-// nullopt if a box would split a block. It is the source's format, or `mxfp4` if the source is
-// codes with scales that form GGUF's MXFP4 blocks.
+// Returns the block format in which a recipe's tensor can be copied without being encoded again;
+// nullopt if a box would split a block. The format is the source's, or `mxfp4` if the source has
+// codes and scales that form GGUF's MXFP4 blocks.
 [[nodiscard]] std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
                                                         const std::vector<Decoding>& decodings,
                                                         const TargetRecipe& recipe);
 
-// Turns each recipe that is `wanted` and has blocks to keep into bytes. Others stay values.
+// Changes each recipe that is `wanted` and has blocks to keep, so that it copies bytes. Other
+// recipes keep yielding values.
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes);
 
-// Removes and returns the companions of blocks that are decoded, which are no longer needed.
+// Removes the recipes of companions of blocks that are decoded, and returns these companions,
+// because the output no longer needs them.
 [[nodiscard]] std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog,
                                                            Recipes& recipes);
 
 // Returns the targets of a plan that store codes of the source in blocks.
 [[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
-// Returns errors for targets whose codes the files cannot store in this layout, if no values were
+// Returns errors for targets whose codes the files cannot store in their layout, unless values are
 // requested.
 [[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan);
 
@@ -46,8 +49,8 @@ struct StoredType {
 };
 [[nodiscard]] StoredType stored_type(const Conversion& conversion, const PlannedTarget& target);
 
-// Adds the shapes of kept tensors whose rows are not whole blocks to the metadata, so that files
-// store them folded.
+// Adds the shapes of kept tensors whose rows are not whole blocks to the metadata, because files
+// store these tensors folded.
 void add_folded_shapes(Conversion& conversion);
 
 }  // namespace loadstone

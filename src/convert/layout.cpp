@@ -29,8 +29,8 @@ namespace loadstone {
 
 namespace {
 
-// Returns groups of targets for the same file: those that share a scale at the place of the first,
-// or a single target.
+// Groups targets that must be in the same file: targets that share a scale, in the position of the
+// first of them, or a single target.
 std::vector<std::vector<std::uint32_t>> units_of(const Plan& plan) {
   std::vector<std::vector<std::uint32_t>> units;
   std::map<std::string_view, std::size_t> unit_of;
@@ -103,14 +103,14 @@ void count_values(EncodingCounts& counts, const Encoding& encoding, const Shape&
   if (shape.rank() >= 2) counts[encoding.name()] += shape.numel().value_or(0);
 }
 
-// Returns the most frequent encoding; empty without a matrix.
+// Returns the encoding with the most values; empty without a matrix.
 std::string_view main_encoding(const EncodingCounts& counts) {
   const auto most = std::ranges::max_element(counts, {}, [](const auto& c) { return c.second; });
   return most == counts.end() ? std::string_view() : most->first;
 }
 
 // Corrects a general.file_type of the source that does not describe the output, or removes it if no
-// file type does. One that the caller gave, or that a mix set, stays.
+// file type fits. A value that the caller gave, or that a mix set, stays.
 void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
   const Metadata& before = conversion.plan.catalog->metadata();
   const auto source = before.find(file_type_key);
@@ -150,7 +150,7 @@ void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
   }
 }
 
-// Warns of a language model's vectors with a dtype in which llama.cpp cannot compute.
+// Warns of vectors in a language model with a dtype in which llama.cpp cannot compute.
 void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) {
   if (!options.dtype || *options.dtype == Dtype::f32 || !mix_model(conversion.metadata)) return;
   std::vector<std::string> names;
@@ -171,21 +171,22 @@ void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) 
        .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
 }
 
-// Window and staging per thread. If each would get less, fewer threads are used: more would not be
-// faster.
+// Window and staging memory per thread. If each thread would get less than the wanted bytes, fewer
+// threads run: more threads would not be faster.
 constexpr std::uint64_t thread_bytes_wanted = 1 << 20;
 constexpr std::uint64_t thread_bytes_max = 32 << 20;
 // Other memory per thread: its stack, and the allocator's reserve for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
 
-// Parts of blocks that a thread keeps until the bytes before them can be hashed. A part without
-// room is read again, so little is enough if memory is short.
+// Memory for parts of blocks that a thread keeps until the bytes before them are hashed. A part
+// that does not fit is read again, so a small amount suffices if memory is short.
 constexpr std::uint64_t thread_digest_bytes = 1 << 20;
 constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
-// They have different sizes, so the allocator keeps about twice as much in addition, as measured.
+// Factor for the memory above: its blocks have different sizes, so the allocator was measured to
+// hold about twice as much in addition.
 constexpr std::uint64_t kept_by_allocator = 3;
 
-// A tensor's entry in a header, without its name: shape, dtype, offsets.
+// Estimated bytes of a tensor's entry in a header without its name: shape, dtype and offsets.
 constexpr std::uint64_t info_bytes = 96;
 
 std::uint64_t list_bytes_of(const std::vector<Box>& boxes) {
@@ -198,10 +199,10 @@ std::uint64_t importance_bytes(const Quantization& quantization) {
   return quantization.importance->size() * sizeof(float);
 }
 
-// A generous estimate of the memory of lists of tensors.
+// Returns a generous estimate of the memory for lists of tensors.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
-  constexpr std::uint64_t per_digest = 1536;  // per source tensor, with its place in a receipt
+  constexpr std::uint64_t per_digest = 1536;  // per source tensor, including its entry in a receipt
   std::uint64_t bytes = 1 << 20;
   for (const TensorInfo& tensor : conversion.plan.catalog->tensors()) {
     bytes += 512 + per_digest + 2 * tensor.name.size();
@@ -231,7 +232,7 @@ std::uint64_t list_bytes(const Conversion& conversion) {
     }
     metadata = std::max(metadata, file.header_bytes - std::min(infos, file.header_bytes));
   }
-  // A vocabulary exists in the catalog, in the conversion and in a header.
+  // A vocabulary is in memory three times: in the catalog, in the conversion and in a header.
   bytes += 3 * metadata;
   for (const ExtraFile& file : conversion.extras) bytes += 2 * file.text.size();
   return bytes + 2 * header;
@@ -279,7 +280,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
   }
 }
 
-// The largest first, each to the smallest share.
+// Assigns files to parts, the largest file first, each to the part with the fewest bytes.
 std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
   return only_errors([&] {
     if (part.count == 0 || part.index == 0 || part.index > part.count) {
@@ -290,7 +291,7 @@ std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const Con
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, std::ranges::greater(),
                              [&](std::uint32_t file) { return files[file].byte_count(); });
-    // More shares than files stay empty.
+    // If there are more parts than files, the last parts get no files.
     std::vector<std::uint64_t> bytes(std::min<std::size_t>(part.count, files.size()), 0);
     std::vector<std::uint32_t> mine;
     for (const std::uint32_t file : order) {
@@ -309,7 +310,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const ValueSet values = values_of(conversion.plan, SinkKind::files);
   const Limits limits(values);
-  // Reading a block again to hash it needs a buffer.
+  // Includes a buffer for reading a block again to hash it.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +
            limits.box_bytes() + reading_bytes(catalog, 1) - reading_once;

@@ -31,10 +31,10 @@ namespace loadstone {
 
 namespace {
 
-// Indexed by MergeMethod.
+// Properties of a merge method. The table is indexed by MergeMethod.
 struct MethodRow {
   std::string_view name;
-  bool has_base;  // the first model is the base of differences
+  bool has_base;  // the first model is the base, from which differences are computed
   Pruning pruning;
   bool elects_signs;
 };
@@ -86,9 +86,10 @@ bool cancel(double sum, double magnitudes) noexcept {
   return !(std::abs(sum) * growth_max >= magnitudes) || magnitudes == 0;
 }
 
-// Checks the sum of all weights, and with elections of each subset.
+// Checks that the weights do not cancel: all together and, if signs are elected, in every subset.
 void check_divisors(std::span<const float> weights, bool elects_signs) {
-  constexpr std::size_t choices_max = 16;  // weights for which all subsets are checked
+  // Largest number of weights whose subsets are all checked.
+  constexpr std::size_t choices_max = 16;
   const auto refuse_sum = [](double sum) {
     refuse_option("normalise", "weights that are to divide add up to nothing, or nearly",
                   fmt::format("{}", sum), "weights of one sign, or normalise off");
@@ -103,7 +104,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   }
   if (cancel(all, all_magnitudes)) refuse_sum(all);
   if (!elects_signs) return;
-  // A difference with weight 0 has no sign and is never elected.
+  // A difference with weight 0 has no sign, so it is never elected.
   std::vector<float> chosen;
   std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
   if (chosen.size() > choices_max) {
@@ -122,7 +123,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   }
 }
 
-// Returns the operation without terms.
+// Returns the merge operation of the options, still without terms.
 Merge merge_of(const MergeOptions& options) {
   Merge merge = {.factor = options.weights.front()};
   if (options.method == MergeMethod::linear) return merge;
@@ -144,7 +145,7 @@ Merge merge_of(const MergeOptions& options) {
   return merge;
 }
 
-// Returns the weights, which add up to 1 for a normalised linear merge.
+// Returns the models' weights. For a normalised linear merge, they add up to 1.
 std::vector<float> weights_of(const MergeOptions& options) {
   std::vector<float> weights = options.weights;
   if (options.method != MergeMethod::linear || !options.normalise.value_or(false)) return weights;
@@ -232,7 +233,8 @@ class Merger {
                          .expected = std::move(expected)});
   }
 
-  // The product of means is not the mean of products.
+  // Rejects adapters as models, because the product of averaged factors is not the average of the
+  // products.
   bool refuses_factors() {
     if (weights_.size() == 1 && weights_.front() == 1) return false;
     const auto& models = catalog_.checkpoints();
@@ -286,7 +288,7 @@ class Merger {
     }
   }
 
-  // Complex tensors are weights, unlike integers.
+  // Warns of complex tensors, which are not merged: unlike integers, they are weights.
   void tell_complex() {
     for (const auto& [name, draft] : drafts_.items) {
       if (draft.source.is_number || kind(draft.source.dtype) != DtypeKind::complex) continue;
@@ -296,8 +298,8 @@ class Merger {
     }
   }
 
-  // Tied names in the file stay equal if they were: random pruning draws the same elements for all
-  // tensors of one shape with a row per token.
+  // Keeps tied names in the file equal under random pruning: all tensors of one shape with one row
+  // per token are pruned at the same elements.
   void draw_ties_once() {
     std::map<std::string, std::string> firsts;
     for (auto& [name, draft] : drafts_.items) {
@@ -314,7 +316,8 @@ class Merger {
     }
   }
 
-  // Adds drafts for heads that the config ties to embeddings, or ties them to the embedding.
+  // Handles heads that the config ties to embeddings: with the policy `split`, adds drafts for
+  // them, otherwise ties them to the embedding's draft.
   void add_ties() {
     const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
     for (const auto& [name, draft] : drafts_.items) {
@@ -344,7 +347,7 @@ class Merger {
         drafts_.items.erase(tie.back());
       }
     } else {
-      // Both names change, and the file has both.
+      // The file has both names, so both change in the same way.
       for (const auto& [head, base] : kept_heads_) {
         drafts_.items.emplace(head, changed_alike(base, drafts_.at(head)));
       }
@@ -352,7 +355,8 @@ class Merger {
     if (options_.merge->tie == TiePolicy::split) refuse_unknown_ties();
   }
 
-  // A head in the file that changes like the embedding: products are added to its own value.
+  // Returns the draft of a stored head that changes like its embedding: low-rank products are added
+  // to the head's own value.
   static MergeDraft changed_alike(const MergeDraft& head, const MergeDraft& root) {
     MergeDraft draft = root.is_replaced ? root : head;
     draft.source = head.source;
@@ -366,7 +370,8 @@ class Merger {
     return draft;
   }
 
-  // An embedding that the config ties to unknown names must not change alone.
+  // Rejects changes of an embedding that the config ties to unknown names, because the tied tensors
+  // would no longer be equal.
   void refuse_unknown_ties() {
     for (const auto& [name, draft] : drafts_.items) {
       const bool is_known = std::ranges::any_of(
@@ -387,7 +392,7 @@ class Merger {
     }
   }
 
-  // Drops the base's tensor, with its components.
+  // Drops the base's tensor together with its components.
   void drop(const MergeSource& source, std::vector<std::uint32_t>& dropped) const {
     dropped.push_back(source.tensor);
     const QuantizedTensor* const codes = catalog_.quantized().find(source.tensor);
@@ -400,7 +405,7 @@ class Merger {
     return !catalog_.tensors()[source.tensor].encoding.is_dtype();
   }
 
-  // Blocks that become blocks again are not rounded in between, as in a conversion.
+  // Blocks that become blocks again are decoded to F32, so that they are rounded only once.
   [[nodiscard]] Dtype dtype_of(const MergeSource& source) const {
     if (!source.is_decoded) return source.dtype;
     const bool makes_blocks =
@@ -409,7 +414,7 @@ class Merger {
     return decoded_dtype(options_.dtype.value_or(options_.block_dtype));
   }
 
-  // Unchanged tensors get no recipe; the conversion then decides about blocks.
+  // Returns recipes for changed tensors only. The conversion decides later about unchanged blocks.
   Values values() {
     Values values;
     for (auto& [name, draft] : drafts_.items) {
@@ -438,7 +443,7 @@ class Merger {
     const std::uint32_t end = catalog_.tensors_of(0).end;
     for (const QuantizedTensor& each : catalog_.quantized().tensors()) {
       const bool is_block = each.data < end && !catalog_.tensors()[each.data].encoding.is_dtype();
-      if (is_block) continue;  // may be kept
+      if (is_block) continue;  // blocks may be kept, with their scales
       for (const std::uint32_t source : each.unneeded) {
         if (source < end) values.dropped.push_back(source);
       }
@@ -453,10 +458,10 @@ class Merger {
   MergeDrafts drafts_;
   std::vector<float> weights_;
   TiedHead head_;
-  std::vector<DraftTie> ties_;                 // embedding and head
-  std::set<std::string, std::less<>> stored_;  // heads in the file
+  std::vector<DraftTie> ties_;                 // pairs of an embedding and a head
+  std::set<std::string, std::less<>> stored_;  // heads that are in the file
   std::map<std::string, MergeDraft> kept_heads_;
-  TieRoots roots_;  // names of split ties
+  TieRoots roots_;  // names of ties that are split
 };
 
 }  // namespace

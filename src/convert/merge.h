@@ -1,4 +1,4 @@
-// Values of merged models.
+// Computes the values of merged models.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,9 @@
 
 namespace loadstone {
 
-// Returns the merged and decoded tensors of joined checkpoints; other tensors of the first one are
-// unchanged. Throws Error "plan.options" for options that do not fit the catalog.
+// Returns recipes for the merged and decoded tensors of joined checkpoints. Other tensors of the
+// first checkpoint stay unchanged. Throws Error "plan.options" for options that do not fit the
+// catalog.
 [[nodiscard]] Values merged_values(const std::shared_ptr<const Catalog>& catalog,
                                    const ConvertOptions& options, std::vector<Finding>& findings);
 

@@ -35,7 +35,7 @@ constexpr std::string_view advice_on_unreadable = "leave them under their own na
 
 using Sources = std::vector<std::uint32_t>;
 
-// Recognises codes only by names, dtypes and shapes, so that source and output are comparable.
+// Recognises codes by names, dtypes and shapes only, so that source and output are comparable.
 QuantizedTensors quantized_by_name(std::vector<TensorInfo> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].shard = 0;
@@ -44,7 +44,7 @@ QuantizedTensors quantized_by_name(std::vector<TensorInfo> tensors) {
   return name_quantized_tensors({{}, std::vector<Shard>(1), std::move(tensors), {}, {}});
 }
 
-// In the order of the targets.
+// Returns the output's tensors in the order of the targets.
 std::vector<TensorInfo> tensors_of_output(const Plan& plan) {
   std::vector<TensorInfo> tensors;
   tensors.reserve(plan.targets.size());
@@ -61,7 +61,7 @@ bool is_unknown_layout(const QuantizedTensor* quantized) {
   return quantized != nullptr && quantized->defect.code == "plan.encoding";
 }
 
-// Returns the name, next to `after`, of a component called `name` next to `before`.
+// Returns the name that a component `name` of `before` has as a component of `after`.
 std::string name_next_to(const QuantizedTensor& after, const QuantizedTensor& before,
                          const std::string& name) {
   const std::string module = before.name.substr(0, before.name.rfind('.') + 1);
@@ -94,7 +94,7 @@ class Check {
   }
 
  private:
-  // Returns the sources of the target that are codes with other components.
+  // Returns the sources of the target that are codes and have other components.
   [[nodiscard]] Sources codes_in(const PlannedTarget& target) const {
     Sources codes;
     for (const Box& box : target.recipe.boxes) {
@@ -110,7 +110,8 @@ class Check {
            !catalog_.tensors()[box.source].encoding.is_dtype();
   }
 
-  // Returns true if blocks stay whole, with their scale under the matching name.
+  // Returns true if the target copies whole blocks and the output has their scale under the
+  // matching name.
   [[nodiscard]] bool block_keeps_scale(const PlannedTarget& target) const {
     constexpr std::string_view weight = "weight";
     const std::vector<Box>& boxes = target.recipe.boxes;
@@ -126,8 +127,9 @@ class Check {
            whole_sources(*scale) == before_.find(boxes.front().source)->companions();
   }
 
-  // Returns the target's sources in order if it is one whole source or a stack of several: nothing
-  // else keeps its meaning with scales that move the same way.
+  // Returns the target's sources in order if the target is one whole source or a stack of whole
+  // sources; otherwise nullopt, because only these keep their meaning with scales that move in the
+  // same way.
   [[nodiscard]] std::optional<Sources> whole_sources(const PlannedTarget& target) const {
     const std::uint64_t count = target.recipe.boxes.size();
     if (count == 0 || target.quantization) return std::nullopt;
@@ -153,16 +155,16 @@ class Check {
     return sources;
   }
 
-  // Returns true if names alone do not determine the codes' layout in the source either. Merged
-  // checkpoints may share names.
+  // Returns true if names alone do not determine the layout of the codes in the source either.
+  // Merged checkpoints are compared as they were read, because their tensors may share names.
   [[nodiscard]] bool was_unknown_layout(std::uint32_t codes) {
     const bool is_one = catalog_.checkpoints().empty();
     if (!named_) named_ = is_one ? quantized_by_name(catalog_.tensors()) : before_;
     return is_unknown_layout(named_->find(codes));
   }
 
-  // Returns true if readers of the output find each of the codes with all components in the same
-  // order.
+  // Returns true if readers of the output find all components of all codes, in the order of the
+  // codes.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
                                            const QuantizedTensors& after) {
     if (keeps_block(plan_.targets[target].recipe.boxes.front())) {
@@ -185,7 +187,7 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // Returns true if readers find markers, tables and scales of activations with the codes.
+  // Returns true if readers find markers, tables and scales of activations next to the codes.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
@@ -226,16 +228,17 @@ class Check {
   }
 
   const Plan& plan_;
-  const std::set<std::string_view>& components_;  // with a known meaning
+  const std::set<std::string_view>& components_;  // components with a known meaning
   std::string_view advice_;
   const Catalog& catalog_;
   const QuantizedTensors& before_;
-  std::optional<QuantizedTensors> named_;          // like before_, by names alone
-  std::optional<std::uint32_t> lost_;              // missing component of the last codes
-  std::map<std::uint32_t, std::uint32_t> copies_;  // target by source
+  std::optional<QuantizedTensors> named_;  // like before_, but recognised by names alone
+  std::optional<std::uint32_t> lost_;      // missing component of the last codes
+  // Index of the target that copies a source, by source.
+  std::map<std::uint32_t, std::uint32_t> copies_;
 };
 
-// The module of the target that gets the codes of each weight, by the weight's source.
+// Returns the module that gets the codes of each weight, by the index of the weight in the catalog.
 std::map<std::uint32_t, std::string> modules_by_source(const Plan& plan) {
   std::map<std::uint32_t, std::string> modules;
   for (const PlannedTarget& target : plan.targets) {
@@ -248,7 +251,8 @@ std::map<std::uint32_t, std::string> modules_by_source(const Plan& plan) {
   return modules;
 }
 
-// Returns the object with its layers renamed, or nullopt if none is left. False: unchanged.
+// Renames the layers of the object; sets `renamed` to nullopt if no layer is left. Returns false if
+// nothing changes.
 bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std::string>& renamed) {
   const auto modules = modules_by_source(plan);
   bool is_changed = false;

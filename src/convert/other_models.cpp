@@ -32,10 +32,10 @@ constexpr std::string_view tokenizer_name = "tokenizer.json";
 constexpr std::string_view settings_name = "tokenizer_config.json";
 constexpr std::string_view generation_name = "generation_config.json";
 
-// Values as JSON, by field: "rope_scaling.factor".
+// Values as JSON text, by the path of their field: "rope_scaling.factor".
 using Fields = std::map<std::string, std::string, std::less<>>;
 
-// Returns true for fields that change no value of a model, or that a conversion sets.
+// Returns true for fields that affect no value of a model, or that a conversion sets itself.
 bool is_ignored_field(std::string_view key) {
   constexpr std::string_view names =
       "_name_or_path _commit_hash transformers_version unsloth_version unsloth_fixed architectures "
@@ -43,7 +43,8 @@ bool is_ignored_field(std::string_view key) {
   return is_word(key, names) || std::ranges::count(quantization_members, key) > 0;
 }
 
-// Returns the token's text if the value is a token with settings.
+// Returns the text of a token that is stored as an object with settings; otherwise the value as
+// JSON.
 std::string token_or_json(const dom::element& value) {
   dom::element content;
   const bool is_token = value["lstrip"].error() == simdjson::SUCCESS &&
@@ -51,7 +52,7 @@ std::string token_or_json(const dom::element& value) {
   return simdjson::minify(is_token ? content : value);
 }
 
-// Returns an empty text for null and for nothing: "", [].
+// Returns the value as JSON; an empty string for null, "" and [].
 std::string setting_json(const dom::element& value) {
   dom::array items;
   if (value.get(items) != simdjson::SUCCESS) {
@@ -77,7 +78,7 @@ void add_fields(Fields& fields, const std::string& name, const dom::element& val
   }
 }
 
-// Returns the members of a JSON text; nullopt if it is not JSON.
+// Returns the fields of a JSON text; nullopt if the text is not JSON.
 std::optional<Fields> fields_in(const std::string& text) {
   dom::parser parser;
   dom::element root;
@@ -89,15 +90,15 @@ std::optional<Fields> fields_in(const std::string& text) {
 
 Fields fields_of(const std::string& config) { return fields_in(config).value_or(Fields()); }
 
-// If the text is not JSON, it is one value.
+// Returns the fields of a file; a file that is not JSON is one field.
 Fields fields_of(const ExtraFile& file, WritableStorage& storage) {
   std::string text = text_of(file, storage);
   auto fields = fields_in(text);
   return fields ? *std::move(fields) : Fields{{"text", std::move(text)}};
 }
 
-// Skips tokens, which are compared separately, merges, and keys that describe the file. Keeps the
-// architecture, which determines the order of rows.
+// Returns the fields of GGUF metadata. Skips merges, keys that describe the file, and tokens, which
+// are compared separately. Keeps the architecture, because it determines the order of rows.
 Fields fields_of(const Metadata& metadata) {
   Fields fields;
   for (const auto& [key, value] : metadata) {
@@ -114,7 +115,8 @@ std::string value_in(const Fields& fields, const std::string& name) {
   return field == fields.end() ? "absent" : field->second;
 }
 
-// "rope_theta (500000.0, and 10000.0 in the output)" for each field that differs.
+// Returns a text such as "rope_theta (500000.0, and 10000.0 in the output)" for each field that
+// differs.
 std::vector<std::string> differences(const Fields& first, const Fields& other) {
   Fields all = first;
   all.insert(other.begin(), other.end());
@@ -130,7 +132,7 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
   return found;
 }
 
-// The parts of a tokenizer's file that assign ids to tokens.
+// Returns the `parts` of a tokenizer's file, which assign ids to tokens.
 std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts,
                       WritableStorage& storage) {
   dom::parser parser;
@@ -143,8 +145,8 @@ std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> 
   return text;
 }
 
-// Returns true for a file, next to a model, that assigns ids to tokens. In a module's folder all
-// files are compared.
+// Returns true for a file in the model's own folder that assigns ids to tokens. In folders of
+// modules all files are compared.
 bool is_token_file(std::string_view name) {
   constexpr std::string_view endings =
       "tokenizer.json tokenizer_config.json added_tokens.json tekken.json .model .spm .tiktoken "
@@ -152,14 +154,15 @@ bool is_token_file(std::string_view name) {
   return name.find('/') == std::string_view::npos && ends_with_word(name, endings);
 }
 
-// The text after the line that names the program that wrote it.
+// Returns the merges without the first line, which names the program that wrote the file.
 std::string merges_in(const ExtraFile& file, WritableStorage& storage) {
   const std::string text = text_of(file, storage);
   return text.starts_with("#version") ? text.substr(std::min(text.find('\n'), text.size())) : text;
 }
 
-// Returns true if tokens have different ids. Ignores settings, such as truncation, and the merges
-// of tokenizer.json, whose form depends on the release.
+// Returns true if the files assign different ids to tokens. Ignores settings, such as truncation,
+// and the merges in tokenizer.json, because their format depends on the tokenizer library's
+// version.
 bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other,
                            WritableStorage& storage) {
   if (have_same_bytes(first, other, storage)) return false;
@@ -176,7 +179,7 @@ bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other,
   return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"}, storage);
 }
 
-// A model, or an adapter, and the files next to it.
+// A model or an adapter, with the files next to it.
 struct DescribedModel {
   const Catalog& catalog;
   const std::string& config;
@@ -208,7 +211,7 @@ Finding warning(const char* code, std::vector<std::string> sources, std::string 
           .suggestion = std::move(suggestion)};
 }
 
-// "a, b and 3 more"
+// Joins the first names to a text such as "a, b and 3 more".
 std::string first_of(const std::vector<std::string>& found) {
   constexpr std::size_t shown_max = 5;
   const std::size_t shown = std::min(shown_max, found.size());
@@ -231,7 +234,7 @@ void tell_fields(const DescribedModel& first, const DescribedModel& other,
       "check which values fit the merged tensors; the first model (or the base) gives them"));
 }
 
-// Returns true for fields that name the program that wrote a file, and its classes.
+// Returns true for fields that name the program that wrote a file, or its classes.
 bool is_of_writer(std::string_view name) {
   constexpr std::string_view names =
       "_from_model_config backend feature_extractor_type image_processor_type is_local model_type "
@@ -241,15 +244,15 @@ bool is_of_writer(std::string_view name) {
   return is_word(name, names) || starts_with_word(name, beginnings);
 }
 
-// Returns true for fields whose absence in the output matters. Other settings have defaults, which
-// only some releases write.
+// Returns true for fields whose absence in the output matters. Other fields have defaults, which
+// only some versions of the libraries write.
 bool counts_alone(std::string_view file, std::string_view name) {
   const bool is_token = name.ends_with("_token") || name.ends_with("_tokens");
   return (is_token && !name.starts_with("add_")) || name == template_key ||
          name.starts_with("prompts.") || file == generation_name || file == modules_name;
 }
 
-// Parts of tokenizer.json that determine how a text becomes tokens.
+// Returns true for parts of tokenizer.json that determine how a text becomes tokens.
 bool is_part_of_tokenizer(std::string_view name) {
   return is_word(name.substr(0, name.find('.')), "normalizer pre_tokenizer post_processor");
 }
@@ -270,13 +273,14 @@ Fields settings_of(const ExtraFile& file, WritableStorage& storage) {
                                        : is_of_writer(field.first);
   });
   if (auto tokens = fields.extract("extra_special_tokens")) {
-    tokens.key() = "additional_special_tokens";  // in older releases
+    tokens.key() = "additional_special_tokens";  // name in older versions
     fields.insert(std::move(tokens));
   }
   return fields;
 }
 
-// By file; all files of a tokenizer under one name, because releases divide them differently.
+// Settings by file. All files of a tokenizer share one name, because versions divide settings
+// differently among them.
 using Settings = std::map<std::string, Fields, std::less<>>;
 
 bool has_settings(std::string_view name) {
@@ -302,7 +306,7 @@ Settings all_settings(const DescribedModel& of) {
     Fields& fields = belongs_to_tokenizer(file.name) ? tokenizer : all[file.name];
     for (auto& [name, json] : settings_of(file, of.storage())) {
       if (name == template_key) {
-        tokenizer.try_emplace(name, std::move(json));  // the template's own file comes first
+        tokenizer.try_emplace(name, std::move(json));  // the template's own file takes precedence
       } else {
         fields.insert_or_assign(name, std::move(json));
       }
@@ -311,7 +315,8 @@ Settings all_settings(const DescribedModel& of) {
   return all;
 }
 
-// "generation_config.json: eos_token_id (2, and 1 in the output)", in files of these names.
+// Differences in settings as texts, such as "generation_config.json: eos_token_id (2, and 1 in the
+// output)", and the names of their files.
 struct Found {
   std::vector<std::string> texts;
   std::vector<std::string> names;
@@ -338,8 +343,8 @@ void add_differences(const std::string& name, Fields ours, Fields theirs,
   }
 }
 
-// The output has the first model's files. Releases write a vocabulary into several files; the one
-// that all of them read decides.
+// Warns of files that differ from the first model's files, which the output has. If versions write
+// a vocabulary into several files, the file that all versions read decides.
 void tell_files(const DescribedModel& first, const Settings& settings, const DescribedModel& other,
                 std::vector<Finding>& findings) {
   if (other.is_gguf()) return;
@@ -348,7 +353,7 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
   for (auto& [name, theirs] : all) {
     const auto ours = settings.find(name);
     if (ours == settings.end()) continue;
-    if (first.is_gguf()) {  // tokens are in its metadata
+    if (first.is_gguf()) {  // a GGUF file has the tokens in its metadata
       std::erase_if(theirs, [](const auto& field) { return field.first != template_key; });
     }
     add_differences(name, ours->second, theirs, other, found);
@@ -374,7 +379,7 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
           other.what())));
 }
 
-// Rows of embeddings belong to tokens.
+// Warns of different vocabularies, because each row of an embedding belongs to a token.
 void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
                        std::vector<Finding>& findings) {
   std::vector<std::string> names;
@@ -404,13 +409,13 @@ void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
           : "merge models with the same tokens"));
 }
 
-// Returns true for equal bytes, and for JSON with equal values.
+// Returns true if both files have equal bytes, or are JSON with equal values.
 bool are_alike(const ExtraFile& ours, const ExtraFile& theirs, WritableStorage& storage) {
   if (have_same_bytes(ours, theirs, storage)) return true;
   return ours.name.ends_with(".json") && fields_of(ours, storage) == fields_of(theirs, storage);
 }
 
-// The output has the modules of the first model.
+// Warns of modules that differ from the first model's modules, which the output has.
 void tell_modules(const DescribedModel& first, const DescribedModel& other,
                   std::vector<Finding>& findings) {
   const ExtraFile* const list = other.file(modules_name);
@@ -454,7 +459,8 @@ void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const 
   for (std::size_t input = 1; input < inputs.size(); ++input) {
     const Catalog& each = *inputs[input];
     const bool is_added = input >= merge.weights.size();
-    if (is_added && !is_adapter(each)) continue;  // one more file
+    // This adapter is not in a PEFT folder, so it has no companion files to compare.
+    if (is_added && !is_adapter(each)) continue;
     const ModelFolder files = read_model_folder(each, each.root());
     const DescribedModel other = {each, files.config, files.files, is_added};
     const std::string_view claim = claiming_file(files);

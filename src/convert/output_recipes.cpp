@@ -38,7 +38,7 @@ namespace {
 // Turns the results of rules into recipes. Not thread-safe.
 class OutputPlanner {
  public:
-  // `values` replace the caller's recipes.
+  // `values`: recipes that replace the caller's recipes.
   OutputPlanner(const Catalog& catalog, const ConvertOptions& options, Recipes values,
                 const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
@@ -56,7 +56,7 @@ class OutputPlanner {
     for (Produced& item : production_.items()) {
       if (item.recipe != Produced::none) continue;
       note_matches(item);
-      // Components keep their own names, so values under other names are not in the output.
+      // Components keep their own names, so the decoded values are not part of the output.
       if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
       if (std::ranges::any_of(item.members, &Member::is_numbers)) {
         fail(item, "plan.dtype", {"is made of quantized weights and of plain tensors"});
@@ -78,14 +78,14 @@ class OutputPlanner {
     return plan;
   }
 
-  // Returns the output dtype for this dtype.
+  // Returns the output dtype for a source's dtype. `is_plain`: the source is FP8 without scales.
   [[nodiscard]] Dtype wanted(Dtype dtype, bool is_plain) const {
     if (is_plain && options_.dequantize) return options_.dtype.value_or(options_.block_dtype);
     return options_.dtype && (is_plain || is_wide_float(dtype)) ? *options_.dtype : dtype;
   }
 
   void cast_to_wanted(TargetRecipe& recipe) const {
-    // Constants of repacked tensors are scales.
+    // A constant of a repacked tensor is a scale, which must stay exact.
     if (has_component(catalog_, recipe) || (repacks(options_) && recipe.constant != nullptr))
       return;
     const bool is_plain = is_plain_fp8(catalog_, recipe);
@@ -94,7 +94,8 @@ class OutputPlanner {
     recipe.constant = cast_constant(*recipe.constant, before, recipe.dtype);
   }
 
-  // Codes that are kept, and their scales, are exact.
+  // Returns the output dtype of a source. Kept codes and their scales keep their dtype, because
+  // they must stay exact.
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
@@ -102,7 +103,8 @@ class OutputPlanner {
     return wanted(encoding.dtype(), is_plain_fp8(catalog_, source));
   }
 
-  // Joined sources need one dtype; different floats become F32, which represents all of them.
+  // Returns the dtype of joined sources. Different float dtypes become F32, which can represent
+  // them all.
   [[nodiscard]] std::optional<Dtype> common_dtype(const Produced& item) const {
     Dtype common = dtype_of(item.members.front().source);
     for (const Member& member : item.members) {
@@ -133,8 +135,8 @@ class OutputPlanner {
     }
   }
 
-  // A gap that the header reveals is reported once, and as an error, because a rule needs the
-  // tensor.
+  // Reports missing tensors of numbered series. If the catalog has already reported a gap, that
+  // finding becomes an error, because a rule needs the tensor.
   void report_lacking() {
     for (Finding& finding : lacking_.findings()) {
       const auto known = std::ranges::find_if(findings_, [&](const Finding& other) {
@@ -162,7 +164,8 @@ class OutputPlanner {
     }
   }
 
-  // A rule without a match may be mistyped, or name a weight whose codes have a different name.
+  // Warns of rules without a match: their pattern may be mistyped, or name a weight whose codes
+  // have a different name.
   void report_idle_rules() {
     std::vector<std::string> idle;
     std::vector<std::string> passed;
@@ -198,7 +201,7 @@ class OutputPlanner {
     for (Member& member : item.members) {
       member.is_numbers = !catalog_.tensors()[member.source].encoding.is_dtype();
     }
-    // No model declares the expected count.
+    // The expected count is unknown, because no model declares it.
     const SeriesGaps gaps = production_.source_gaps(item, Shape());
     if (!gaps.ok()) return lacking_.add(item.name, gaps);
     View view;
@@ -214,7 +217,7 @@ class OutputPlanner {
     TargetRecipe recipe = {
         .target = item.name, .shape = view.shape, .dtype = *dtype, .boxes = boxes_of(view)};
     for (Box& box : recipe.boxes) {
-      // The planner decodes blocks.
+      // Copy from the blocks themselves: the planner decodes them.
       if (box.source >= production_.numbers_begin()) box.source -= production_.numbers_begin();
     }
     recipes_.targets.push_back(std::move(recipe));
@@ -228,13 +231,15 @@ class OutputPlanner {
   Production production_;
   LackingSeries lacking_;
   std::vector<Finding>& findings_;
-  using PatternId = std::pair<std::uint32_t, std::uint32_t>;  // rule and pattern
+  // Index of a rule, index of its pattern.
+  using PatternId = std::pair<std::uint32_t, std::uint32_t>;
   std::set<PatternId> taking_;
-  // By pattern: the first matching weight whose codes no rule matches, and the codes' name.
+  // By pattern: the first matching weight whose codes no rule matches, and the name of its codes.
   std::map<PatternId, std::pair<std::string, std::string>> passed_;
 };
 
-// Lets each shard of the output consist of neighbours in the source.
+// Sorts recipes by the position of their source, so that a shard of the output reads neighbouring
+// bytes.
 void sort_by_source(const Catalog& catalog, Recipes& recipes) {
   const auto place = [&](const TargetRecipe& recipe) {
     const std::uint32_t source = recipe.boxes.empty() ? 0 : recipe.boxes.front().source;
@@ -252,7 +257,7 @@ bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
          });
 }
 
-// Returns true for integers that look like codes. Position ids are I64 too, but one row.
+// Returns true for integers that look like codes. Position ids are also I64, but have only one row.
 bool is_array_of_integers(const TensorInfo& tensor) {
   if (is_dtype(tensor, {Dtype::i64, Dtype::u64})) {
     const auto is_several = [](std::uint64_t extent) { return extent > 1; };
@@ -288,8 +293,8 @@ std::string digest_of(const std::shared_ptr<const Catalog>& catalog,
   return digest.hex();
 }
 
-// Warns of constants of recipes that were computed for a different checkpoint. nullopt if
-// config.json and their sources are the same, or recipes have no digest of them.
+// Warns if constants in the recipes were computed for a different checkpoint. Returns nullopt if
+// config.json and the constants' sources are the same, or if the recipes have no digest of them.
 std::optional<Finding> foreign_values(const std::shared_ptr<const Catalog>& catalog,
                                       const Recipes& recipes) {
   std::vector<std::string> names;
@@ -320,7 +325,7 @@ std::vector<std::string> tensor_names(const Catalog& catalog,
 Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                       bool is_decoded, std::vector<Finding>& findings) {
   std::set<std::string, std::less<>> broken;
-  // Recipes determine the experts that they need.
+  // If recipes are given, they determine which experts are needed.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
   Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
                   : options.merge  ? merged_values(catalog, options, findings)

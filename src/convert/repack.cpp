@@ -26,7 +26,7 @@ namespace loadstone {
 
 namespace {
 
-// All positive values of F8_E4M3.
+// Returns all positive values of F8_E4M3.
 std::array<float, 126> positive_scales() noexcept {
   std::array<std::byte, 126> codes{};
   std::array<float, 126> values{};
@@ -42,7 +42,8 @@ bool are_same(float factor, float divisor) noexcept {
                              [&](float scale) { return scale * factor == scale / divisor; });
 }
 
-// Returns the reciprocal, or the neighbouring float for which `is_same` is true.
+// Returns the reciprocal, or one of the two neighbouring floats, if `is_same` is true for it;
+// otherwise nullopt.
 template <typename IsSame>
 std::optional<float> inverse(float number, IsSame is_same) noexcept {
   constexpr float most = std::numeric_limits<float>::max();
@@ -53,7 +54,7 @@ std::optional<float> inverse(float number, IsSame is_same) noexcept {
   return std::nullopt;
 }
 
-// Returns the extents without dims of 1, in which styles differ.
+// Returns the extents that are not 1, because styles differ in dims of 1.
 std::vector<std::uint64_t> squeezed(const Shape& shape) {
   auto extents = shape.extents();
   std::erase(extents, std::uint64_t{1});
@@ -95,7 +96,7 @@ class Repacker {
 
  private:
   using Value = RecipeBuilder::Value;
-  // The reason why the style cannot store a tensor; empty if it was added.
+  // Reason why the style cannot store a tensor; empty if the tensor was added.
   using Reason = std::string;
 
   void repack(const QuantizedTensor& quantized) {
@@ -107,7 +108,7 @@ class Repacker {
     made_.dropped.insert(made_.dropped.end(), quantized.unneeded.begin(), quantized.unneeded.end());
   }
 
-  // GGUF's blocks, whose scale precedes the codes.
+  // Repacks a tensor of GGUF blocks, in which a scale precedes the codes.
   void repack_blocks(std::uint32_t tensor) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     constexpr std::string_view encoding = "mxfp4";
@@ -129,7 +130,7 @@ class Repacker {
     made_.dropped.push_back(tensor);
   }
 
-  // Checks that the style can store the tensor, and in which form.
+  // Returns the reason why the style cannot store the tensor, if there is one; sets the layout.
   [[nodiscard]] Reason prepare(const WrittenEncoding* encoding, std::string_view target,
                                const Shape& shape, QuantizedLayout& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
@@ -203,7 +204,7 @@ class Repacker {
     return kernel != nullptr && kernel->divides_by_outer;
   }
 
-  // nullopt: a reciprocal would change a value.
+  // Returns the reciprocal of a scale; nullopt if it would change a decoded value.
   std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     auto& file = files_[info.shard];
@@ -254,7 +255,7 @@ class Repacker {
   }
 
   struct Lossy {
-    Reason problem;  // of the first tensor
+    Reason problem;  // problem of the first tensor
     std::vector<std::string> targets;
   };
 
@@ -264,8 +265,9 @@ class Repacker {
   RecipeBuilder builder_;
   std::vector<std::shared_ptr<ByteSource>> files_;
   Values made_;
-  std::map<std::string, std::uint32_t> inverted_;               // by target: the original scale
-  std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and folded name
+  std::map<std::string, std::uint32_t> inverted_;  // indices of the original scales, by target
+  // By encoding and name with * for numbers.
+  std::map<std::pair<std::string, std::string>, Lossy> lossy_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Codes that are kept, in the components of a different style.
+// Copies quantized tensors to the components of a different style without encoding them again.
 #pragma once
 
 #include <memory>
@@ -11,19 +11,20 @@
 
 namespace loadstone {
 
-// Returns true if quantized tensors get the components of a different style and no value changes:
-// the options have a style and no encoding.
+// Returns true if the options have a style and no encoding: quantized tensors then get the
+// components of the style, and no value changes.
 [[nodiscard]] bool repacks(const ConvertOptions& options) noexcept;
-// Returns the style's components for each quantized tensor, and for blocks of codes that it
-// supports. Errors "convert.lossy" name those that would change a value. Throws Error
+// Returns the style's components for each quantized tensor, and for GGUF blocks that the style
+// supports. Adds errors "convert.lossy" for tensors whose values would change. Throws Error
 // "plan.options" if there is nothing to repack.
 [[nodiscard]] Values repacked_values(const std::shared_ptr<const Catalog>& catalog,
                                      QuantizeStyle style, std::vector<Finding>& findings);
-// Returns the targets that contain the components.
+// Returns the names of the targets that contain the components.
 [[nodiscard]] std::set<std::string_view> repacked_targets(
     const std::vector<RepackedTensor>& repacked);
-// same_divisor() returns the divisor that gives the same F32 as multiplication by `factor`, for
-// every scale in F8_E4M3; nullopt if there isn't one. same_factor() is the inverse.
+// same_divisor() returns a divisor for which, for every scale in F8_E4M3, division gives the same
+// F32 as multiplication by `factor`; nullopt if there is no such divisor. same_factor() is its
+// inverse.
 [[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
 [[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
 

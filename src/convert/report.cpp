@@ -1,4 +1,4 @@
-// Text and JSON of conversions and their reports.
+// Formats conversions and their reports as text and JSON.
 #include <fmt/format.h>
 
 #include <map>
@@ -27,7 +27,7 @@ struct Total {
   std::uint64_t bytes = 0;
 };
 
-// Returns the encodings of the target's sources: "Q4_K", "BF16, F32".
+// Returns the encodings of the target's sources as text: "Q4_K", or "BF16, F32".
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::set<std::string_view> names;
@@ -49,7 +49,8 @@ struct RepackedRow {
   std::size_t tensors = 0;
 };
 
-// Similar repacked tensors: their count, by names, shape and encoding.
+// Returns one row per group of repacked tensors with similar names, equal shapes and equal
+// encodings.
 std::vector<RepackedRow> repacked_rows(const Conversion& conversion) {
   std::map<std::tuple<std::string, std::string, std::string>, std::size_t> counts;
   for (const RepackedTensor& tensor : conversion.repacked) {
@@ -72,7 +73,7 @@ std::string repacked_text(const Conversion& conversion) {
   return text;
 }
 
-// Old and new encodings, and unchanged tensors with the reason.
+// Lists old and new encodings, and unchanged tensors with the reason.
 std::string rows_text(const Conversion& conversion) {
   Total before;
   Total after;

@@ -20,7 +20,7 @@ constexpr std::string_view head_name = "lm_head.weight";
 constexpr std::string_view composite = "EncoderDecoderModel";
 constexpr std::string_view decoder = "decoder";
 
-// The "model_type" of each config class of transformers 5.23 with tie_word_embeddings true by
+// Values of "model_type" whose config classes in transformers 5.23 have tie_word_embeddings true by
 // default: save_pretrained() then omits the member.
 constexpr std::string_view tied_types =
     "albert aya_vision bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot "
@@ -48,8 +48,9 @@ constexpr std::string_view tied_types =
     "voxtral_realtime whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso youtu zamba "
     "zamba2 zaya";
 
-// Classes of models without a head over the vocabulary, by suffixes of transformers' names; and
-// exceptions that have one, or that tie the words of an encoder and a decoder.
+// Suffixes of names of classes in transformers. `headless`: models without a head over the
+// vocabulary. `headed`: exceptions that have a head, or that tie the embeddings of an encoder and a
+// decoder.
 constexpr std::string_view headless =
     "Model Encoder Classification ForQuestionAnswering ForMultipleChoice ForNextSentencePrediction";
 constexpr std::string_view headed =
@@ -58,18 +59,19 @@ constexpr std::string_view headed =
 
 constexpr std::string_view gguf_embedding = "token_embd.weight";
 
-// Architectures to which llama.cpp gives no head, or only the embedding: it rejects files of the
-// latter with a head. From its models/*.cpp (llama-cpp-python 0.3.36).
+// Architectures for which llama.cpp builds no head (`gguf_encoders`), or always uses the embedding
+// as the head (`gguf_always_tied`): it rejects files with a separate head for these. Source:
+// llama.cpp's models/*.cpp (llama-cpp-python 0.3.36).
 constexpr std::string_view gguf_encoders =
     "bert modern-bert neo-bert eurobert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 "
     "gemma-embedding t5encoder wavtokenizer-dec clip";
 constexpr std::string_view gguf_always_tied =
     "bitnet cohere2 command-r gemma gemma2 gemma4-assistant openelm";
 
-// Layouts of names: the embedding, and the prefix that it shares with the head.
+// Name of an embedding, and whether its head's name has the same prefix.
 struct Layout {
   std::string_view embedding;
-  bool keeps_prefix;  // "language_model.model.embed_tokens" has "language_model.lm_head"
+  bool keeps_prefix;  // true: "language_model.model.embed_tokens" has "language_model.lm_head"
 };
 constexpr auto layouts = std::to_array<Layout>({
     {"model.language_model.embed_tokens.weight", false},
@@ -80,7 +82,7 @@ constexpr auto layouts = std::to_array<Layout>({
     {"backbone.embeddings.weight", false},
 });
 
-// Heads with a name other than "lm_head", of models that tie them and give them no bias.
+// Heads with a name other than "lm_head", in models that tie the head and give it no bias.
 struct OtherHead {
   std::string_view model_type;
   std::string_view module;
@@ -97,12 +99,13 @@ constexpr auto other_heads = std::to_array<OtherHead>({
     {"ultrabert", "head.decoder"},
 });
 
-// Encoders and decoders share one embedding with this name, in any class of model.
+// Returns true for the embedding that encoder and decoder share under this name in all model
+// classes.
 bool is_shared_embedding(std::string_view name) {
   return name == "shared.weight" || name.ends_with(".shared.weight");
 }
 
-// "h" in "h.0.attn.weight" is a list of layers.
+// Returns true if the name contains a numbered layer, such as "h.0" in "h.0.attn.weight".
 bool is_in_layer(std::string_view name) {
   for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
     const std::string_view rest = name.substr(dot + 1);
@@ -116,7 +119,7 @@ std::string first_architecture(std::string_view config) {
   return value_at<std::string>(config, "/architectures/0").value_or("");
 }
 
-// Returns the config, and those of its members with these names that are objects.
+// Returns the config, and its members with these names that are objects.
 std::vector<std::string_view> with_parts(std::string_view config, std::string_view names) {
   std::vector<std::string_view> parts = {config};
   for_each_word(names, [&](std::string_view name) {
@@ -131,7 +134,7 @@ TiedHead::TiedHead(std::string_view config) {
   if (config.empty() || !is_json_object(config)) return;
   const std::string architecture = first_architecture(config);
   auto parts = with_parts(config, "text_config llm_config language_config");
-  // A decoder with a separate class is tied by its own config.
+  // A decoder with its own class is tied by its own config.
   if (architecture.ends_with(composite)) parts = {object_member(config, decoder)};
   for (const std::string_view part : parts) {
     if (!is_tied_) is_tied_ = value_at<bool>(part, "/tie_word_embeddings");
@@ -166,7 +169,7 @@ std::optional<std::string> TiedHead::head_of(
     const std::string_view before = embedding.substr(0, embedding.size() - layout.embedding.size());
     if (!before.empty() && (!layout.keeps_prefix || !before.ends_with('.'))) continue;
     std::string head = std::string(before) + std::string(head_name);
-    // Unless the config ties them, a file that has both has two tensors.
+    // If the config declares no tie, a file with both names has two separate tensors.
     if (!is_tied_ && has(head)) return std::nullopt;
     return head;
   }

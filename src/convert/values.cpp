@@ -85,7 +85,7 @@ class ValueDecoder {
     }
   }
 
-  // Returns a value by its name, decoded or as stored.
+  // Returns a value by its name: decoded if the tensor is quantized, otherwise as stored.
   [[nodiscard]] std::optional<BuiltValue> value(const std::string& name) {
     if (const auto known = decoded_.find(name); known != decoded_.end()) return known->second;
     if (plain_.contains(name)) return builder_.source(name);
@@ -122,8 +122,8 @@ class ValueDecoder {
   struct Experts {
     std::map<std::uint64_t, std::array<std::string, 3>> names;
     ExpertWords words = ExpertWords::usual;
-    std::string first;  // the name that came first
-    std::string other;  // a name with Mixtral's words if that has the usual ones, or the reverse
+    std::string first;  // first expert tensor of the layer that was found
+    std::string other;  // first tensor that uses the other ExpertWords
   };
 
   void fuse() {
@@ -176,8 +176,9 @@ class ValueDecoder {
     }
   }
 
-  // Codes are meaningless without their scales, which do not move with them. `block_of_name`:
-  // returns the experts that a tensor belongs to; nullopt for other tensors.
+  // Rejects experts that are stored as codes, because codes are meaningless without their scales,
+  // which would not move with them. `block_of_name`: returns the experts that a tensor belongs to;
+  // nullopt for other tensors.
   template <typename BlockOfName>
   void refuse_codes(BlockOfName block_of_name) {
     std::set<std::string> told;
@@ -196,7 +197,8 @@ class ValueDecoder {
     }
   }
 
-  // Experts of an incomplete layer are never joined, even if the rest is elsewhere.
+  // Returns true for an incomplete layer, whose experts are never joined, and turns its finding
+  // into an error.
   [[nodiscard]] bool refuse_broken(const std::string& prefix) {
     if (!broken_.contains(prefix)) return false;
     const auto known = std::ranges::find(findings_, prefix, &Finding::target);
@@ -204,7 +206,8 @@ class ValueDecoder {
     return true;
   }
 
-  // The layer's numbering has no gaps, so a missing tensor means a missing projection.
+  // Joins the experts of a layer. Their numbering has no gaps, so a missing tensor means a missing
+  // projection.
   void fuse_block(const std::string& prefix, const Experts& experts) {
     SeriesGaps missing;
     for (std::uint64_t e = 0; e < experts.names.size(); ++e) {
@@ -236,7 +239,8 @@ class ValueDecoder {
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
   }
 
-  // Experts that have the requested layout already stay unchanged.
+  // Adds an error if nothing changed and no tensor is an expert with the requested layout: such
+  // experts may stay unchanged.
   void require_experts() {
     if (!used_.empty() || has_errors(findings_)) return;
     const bool is_fused = options_.experts == ExpertLayout::fused;
@@ -292,12 +296,12 @@ class ValueDecoder {
     if (builder_.shape(gate_up).numel() == 0u || builder_.shape(down).numel() == 0u) {
       throw Error("plan.shape", "experts without elements");
     }
-    // Only one of the two layouts can have these sizes.
+    // Only the layout [experts, hidden, inner] can have these sizes.
     if (builder_.shape(gate_up)[2] == 2 * builder_.shape(down)[1]) {
       gate_up = builder_.transpose(gate_up, 1, 2);
       down = builder_.transpose(down, 1, 2);
     }
-    const Shape wide = builder_.shape(gate_up);  // copies: the builder moves its own as it grows
+    const Shape wide = builder_.shape(gate_up);  // copies, because the builder may move its shapes
     const Shape narrow = builder_.shape(down);
     if (wide[0] != narrow[0] || wide[1] != 2 * narrow[2] || wide[2] != narrow[1]) {
       throw Error("plan.shape", "the sizes of its two tensors do not fit each other: " +

@@ -1,5 +1,5 @@
-// The values of an output before rules rename them: decoded tensors, experts in another layout,
-// merged models, and codes that are kept.
+// Makes the values of an output before rules rename them: decoded tensors, experts in a different
+// layout, merged models, and codes that are kept.
 #pragma once
 
 #include <memory>
@@ -15,25 +15,26 @@
 namespace loadstone {
 
 struct Values {
-  Recipes recipes{};                     // of decoded, fused, separated, merged or repacked tensors
+  Recipes recipes{};  // recipes of decoded, fused, separated, merged or repacked tensors
   std::vector<std::uint32_t> dropped{};  // sources that are deliberately unused
-  std::vector<RepackedTensor> repacked{};  // tensors whose components the recipes yield
+  // True if the output has two values for names that the source's config ties.
+  std::vector<RepackedTensor> repacked{};
   bool unties = false;  // the output has two values for names that the source's config ties
 };
 
 // Returns true if rules or recipes determine the names of the output.
 [[nodiscard]] bool names_are_given(const ConvertOptions& options) noexcept;
 
-// Returns true if quantized tensors are decoded: by the options, or because tensors are quantized
-// by their names in the file.
+// Returns true if quantized tensors are decoded: if the options request it, or if tensors are to be
+// quantized and no rules or recipes rename them.
 [[nodiscard]] bool decodes(const Catalog& catalog, const ConvertOptions& options);
 
-// Returns true if codes that the output can store as blocks are kept: until that is decided, their
-// recipes yield values.
+// Returns true if codes that the output can store as blocks may be kept. Until loadstone decides
+// which, their recipes yield values.
 [[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
 
-// Decodes and changes layouts as `is_decoded` and `options.experts` request. `broken`: the result
-// of check_expert_series().
+// Decodes tensors and changes the layout of experts, as `is_decoded` and `options.experts` request.
+// `broken`: the result of check_expert_series().
 [[nodiscard]] Values decoded_values(const std::shared_ptr<const Catalog>& catalog,
                                     const ConvertOptions& options, bool is_decoded,
                                     const std::set<std::string, std::less<>>& broken,

@@ -28,7 +28,7 @@ std::optional<std::uint64_t> number_in(std::string_view text) {
   return problem == std::errc{} ? std::optional(number) : std::nullopt;
 }
 
-// The number on the line that begins with `key`.
+// Returns the number that follows `key` at the start of a line.
 std::optional<std::uint64_t> number_of(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -37,12 +37,12 @@ std::optional<std::uint64_t> number_of(const std::string& path, std::string_view
   return std::nullopt;
 }
 
-// Files of a memory control group, in the first and second version of the kernel's interface.
+// Files of a memory control group (cgroup) in version 1 or 2 of the kernel's interface.
 struct GroupFiles {
   const char* folder;
   const char* limit;
   const char* usage;
-  const char* reclaimable;  // a key of memory.stat
+  const char* reclaimable;  // key in memory.stat
 };
 
 constexpr GroupFiles version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
@@ -50,7 +50,8 @@ constexpr GroupFiles version_2 = {"/sys/fs/cgroup", "memory.max", "memory.curren
 constexpr GroupFiles version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                   "memory.usage_in_bytes", "total_inactive_file "};
 
-// Returns the memory that the group may still use; nullopt if it has no limit or does not exist.
+// Returns the memory that the group may still use; nullopt if the group has no limit or does not
+// exist.
 std::optional<std::uint64_t> left_in_group(const GroupFiles& files, const std::string& group) {
   const std::string folder = files.folder + group + "/";
   const auto limit = number_of(folder + files.limit, "");
@@ -61,8 +62,8 @@ std::optional<std::uint64_t> left_in_group(const GroupFiles& files, const std::s
   return *limit - std::min(*limit, held);
 }
 
-// Returns the minimum over the group and those around it. In a container the group's path is often
-// not visible, and the root of the mount is the container's group.
+// Returns the minimum over the group and its parent groups. In a container the group's own path is
+// often not visible; the root of the mount is then the container's group.
 std::optional<std::uint64_t> left_in_groups(const GroupFiles& files, std::string group) {
   std::optional<std::uint64_t> least;
   for (;;) {

@@ -33,7 +33,7 @@ class Xxh3 final : public BlockHash {
   [[nodiscard]] BlockDigest finish() override { return bytes_of(XXH3_128bits_digest(&state_)); }
 
  private:
-  XXH3_state_t state_;  // needs 64 bytes of alignment, which C++20's new provides
+  XXH3_state_t state_;  // must be aligned to 64 bytes, which C++20's new does
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// Null if planning could not read it either.
+// Opens a config; returns null if it cannot be read, because planning could not read it either.
 std::shared_ptr<ByteSource> opened(const FileOpener& opener, const std::string& folder,
                                    std::string_view name) {
   try {

@@ -1,4 +1,4 @@
-// Rows of a receipt for files without tensors.
+// Makes a receipt's entries for files without tensors.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace loadstone {
 
-// Returns a row with one digest of all bytes.
+// Returns an entry with one digest of the whole file.
 [[nodiscard]] ReceiptFile whole_file(DigestKind kind, std::string path, ByteSource& file);
 
-// Adds the configs that decided values: of each source checkpoint those that describe its
+// Adds the configs that affected values: for each source checkpoint, the configs that describe its
 // quantization, and adapter_config.json.
 void add_configs(Receipt& receipt, const Catalog& catalog, Storage& storage);
 

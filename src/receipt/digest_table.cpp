@@ -8,19 +8,20 @@
 
 namespace loadstone {
 
-// A block of an item: its index among all blocks, and its bytes.
+// A block of an item: its index among all blocks of the item, and its byte range.
 struct DigestTable::Block {
   std::uint64_t index = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-// A block whose bytes have arrived in part.
+// A block of which only some bytes have arrived.
 struct DigestTable::OpenBlock {
-  std::mutex mutex;                 // taken behind the item's, and guards all that follows
-  std::unique_ptr<BlockHash> hash;  // of all up to `at`
+  std::mutex mutex;                 // guards all members below; lock the item's mutex first
+  std::unique_ptr<BlockHash> hash;  // hash of all bytes before `at`
   std::uint64_t at = 0;
-  std::map<std::uint64_t, std::vector<std::byte>> waiting;  // by their first byte
+  // Parts that arrived early, by their first byte.
+  std::map<std::uint64_t, std::vector<std::byte>> waiting;
   bool is_given_up = false;
 };
 
@@ -28,11 +29,12 @@ struct DigestTable::Item {
   std::vector<ByteRange> ranges;
   std::vector<std::uint64_t> first_blocks;  // by range
   std::uint64_t block_count = 0;
-  std::string digest;  // when all blocks are there
+  std::string digest;  // set when all blocks have digests
   std::mutex mutex;
-  // Guarded by mutex, as all that follows.
+  // `mutex` guards all members below.
   std::uint64_t bytes_left = 0;
-  std::vector<BlockDigest> blocks;  // empty before the first block and after the last
+  // Empty before the first block arrives and after the digest is made.
+  std::vector<BlockDigest> blocks;
   std::vector<bool> is_there;
   std::map<std::uint64_t, std::shared_ptr<OpenBlock>> open;
 };
@@ -58,7 +60,7 @@ std::uint32_t DigestTable::add(std::vector<ByteRange> ranges) {
   return static_cast<std::uint32_t>(items_.size() - 1);
 }
 
-// Visits the item's blocks with bytes of [begin, end) until `visit` returns false.
+// Calls `visit` with each block that has bytes in [begin, end), until `visit` returns false.
 template <typename Visit>
 bool DigestTable::visit_blocks(const Item& item, std::uint64_t begin, std::uint64_t end,
                                const Visit& visit) {
@@ -148,7 +150,7 @@ std::optional<BlockDigest> DigestTable::append(OpenBlock& open, const Block& blo
     open.waiting.erase(first);
   }
   if (open.at != block.end) return std::nullopt;
-  open.is_given_up = true;  // further bytes are ignored
+  open.is_given_up = true;  // update() ignores further bytes
   return open.hash->finish();
 }
 

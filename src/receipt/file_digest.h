@@ -1,4 +1,4 @@
-// Digests of files that are read for them.
+// Computes digests of files by reading them.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@
 
 namespace loadstone {
 
-// Returns the digest of ranges relative to `begin`; empty if it was cancelled. Takes 1 MiB of
-// memory.
+// Returns the digest of the ranges, which are relative to `begin`; empty if it was cancelled. Uses
+// 1 MiB of memory.
 [[nodiscard]] std::string file_digest(DigestKind kind, ByteSource& file, std::uint64_t begin,
                                       const std::vector<ByteRange>& ranges,
                                       const GoesOn& goes_on = {});
 
-// Returns all bytes of a tensor as a range, if the receipt has no ranges for it.
+// Returns the receipt's ranges for a tensor. Without ranges in the receipt, returns all bytes of
+// the tensor as one range.
 [[nodiscard]] std::vector<ByteRange> ranges_of(const ReceiptTensor& tensor);
 
 }  // namespace loadstone

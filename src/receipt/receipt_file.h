@@ -1,4 +1,4 @@
-// Names of files that hold receipts, and the longest that is read.
+// Names of receipt files, and the largest size that loadstone reads.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,16 @@
 
 namespace loadstone {
 
-// File name in an output folder; next to a single file, or a set of parts, it follows that name.
+// Name of the receipt in an output folder. For a single file, or a set of parts, the suffix is
+// appended to the file's name.
 inline constexpr std::string_view receipt_file_name = "receipt.json";
 inline constexpr std::string_view receipt_suffix = ".receipt.json";
 
-// A longer one is rejected before it is read. A receipt of a million tensors has about 700 MB.
+// A larger receipt is rejected before it is read. A receipt of a million tensors has about 700 MB.
 inline constexpr std::uint64_t receipt_json_bytes_max = std::uint64_t{1} << 30;
 
-// Returns true for a relative path that stays in its folder: a receipt may be anybody's, and its
-// paths are opened.
+// Returns true for a relative path that stays in its folder. loadstone opens the paths of a
+// receipt, which may come from an untrusted source.
 [[nodiscard]] bool is_inside(std::string_view path);
 
 }  // namespace loadstone

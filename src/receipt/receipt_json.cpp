@@ -21,10 +21,10 @@ constexpr std::string_view format_name = "loadstone-receipt";
 constexpr std::uint64_t format_version = 1;
 constexpr const char* json_code = "receipt.json";
 
-// Limits that a reader checks.
+// Limits that the reader of a receipt checks.
 struct Limits {
-  std::size_t digits = 0;   // of a digest
-  std::uint64_t bytes = 0;  // of the file
+  std::size_t digits = 0;   // length of a digest
+  std::uint64_t bytes = 0;  // size of the file
 };
 
 template <typename Visitor>
@@ -41,7 +41,7 @@ void visit_digest(Visitor& visitor, std::string_view field, auto& digest, const 
 constexpr const char* no_range =
     "an invalid range: ranges ascend, do not touch, and are inside of the bytes";
 
-// Ascending, disjoint, inside of `bytes`.
+// Visits ranges, which must be ascending, disjoint and inside of `bytes`.
 template <typename Visitor>
 void visit_ranges(Visitor& visitor, std::string_view field, auto& ranges, std::uint64_t bytes) {
   visitor.member(field, ranges);
@@ -129,8 +129,8 @@ void visit_fields(Visitor& visitor, Like<ReceiptFile> auto& file, const Limits& 
                 "one digest for each byte of an output");
 }
 
-// A changed byte of an output must change a digest, so header and tensors cover each byte exactly
-// once.
+// Requires that the header and the tensors of each output cover each byte exactly once. Otherwise a
+// changed byte might change no digest.
 static void require_whole(const JsonReader& reader, const std::vector<ReceiptFile>& outputs,
                           const JsonPlace& place) {
   std::set<std::string_view> paths;
@@ -161,7 +161,7 @@ static void require_whole(const JsonReader& reader, const std::vector<ReceiptFil
   }
 }
 
-// Each source of an output is listed with its digest, once a set of ranges.
+// Requires that the receipt lists the digest of each source of an output, once per set of ranges.
 static void require_sources(const JsonReader& reader, const Receipt& receipt,
                             const JsonPlace& place) {
   std::set<std::pair<std::uint32_t, std::string_view>> paths;
@@ -172,7 +172,7 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
     if (!paths.insert({file.checkpoint, file.path}).second) {
       reader.refuse({&at, "path"}, "two sources have this path", printable(file.path));
     }
-    // Outputs that read different ranges of a tensor have separate digests.
+    // Outputs that read different ranges of a tensor list it with separate digests.
     std::map<std::string_view, ByteRange> places;
     std::set<std::tuple<std::string_view, const std::vector<ByteRange>&>> own;
     for (const ReceiptTensor& tensor : file.tensors) {
@@ -187,7 +187,7 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
   }
   const auto require = [&](const std::vector<ReceiptTensor>& made) {
     for (const ReceiptTensor& tensor : made) {
-      if (tensor.byte_count() == 0) continue;  // nothing was read
+      if (tensor.byte_count() == 0) continue;  // such a tensor needs no bytes of its sources
       for (const std::string& source : tensor.sources) {
         if (known.contains(source)) continue;
         reader.refuse(place, "no source lists a tensor that another was made of", printable(source),

@@ -21,7 +21,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t hole_bytes_max = 64 << 10;
-// A tensor with more ranges gets one from its first byte to its last.
+// A tensor with more ranges gets a single range instead, from its first needed byte to its last.
 constexpr std::size_t ranges_max = 256;
 
 void join(std::vector<ByteRange>& ranges) {
@@ -39,7 +39,7 @@ void join(std::vector<ByteRange>& ranges) {
   ranges = std::move(joined);
 }
 
-// The bytes that a box needs of a source, which may have fewer.
+// Returns the byte ranges of a source that a box needs. They may extend past the source's end.
 std::vector<ByteRange> needed_ranges(const ValueSet& values, const Box& box) {
   if (box.decoding != no_decoding) return {{0, UINT64_MAX}};
   if (is_empty(box)) return {};
@@ -131,7 +131,7 @@ ReceiptRecorder::ReceiptRecorder(const ValueSet& values, const OpenShards& shard
 void ReceiptRecorder::need(std::size_t group, const Value& value) {
   const auto need_of = [&](std::uint32_t tensor, const std::vector<ByteRange>& ranges) {
     const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
-    if (ranges.empty() && bytes > 0) return;  // an empty box reads nothing
+    if (ranges.empty() && bytes > 0) return;  // an empty box needs no bytes
     auto& known = groups_[group].needed[tensor].ranges;
     for (const ByteRange& range : ranges) {
       known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});

@@ -1,4 +1,4 @@
-// SHA-256 and SHA-1 by OpenSSL, which uses the instructions that the machine has for them.
+// Computes SHA-256 and SHA-1 with OpenSSL, which uses the machine's instructions for them.
 #include <fmt/format.h>
 #include <openssl/evp.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void fail() { throw Error("receipt.digest", "OpenSSL cannot compute the digest"); }
 
-// Looked up once: it costs more than a small block.
+// Looks up the method once, because a lookup takes longer than hashing a small block.
 const EVP_MD* sha256() {
   static EVP_MD* const method = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   return method;

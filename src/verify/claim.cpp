@@ -39,14 +39,15 @@ bool is_of_library(std::string_view config) {
   return has(config, "\"model_type\"") || has(config, "\"_class_name\"");
 }
 
-// Anywhere in it: models of several parts have configs within configs.
+// Returns true if the config, or a nested config, mentions quantization. Models of several parts
+// have nested configs.
 bool mentions_quantization(std::string_view config) {
   return std::ranges::any_of(quantization_members, [&](std::string_view member) {
     return has(config, fmt::format("\"{}\"", member));
   });
 }
 
-// Older tools and other programs declare it in other files.
+// Returns true for files in which older tools and other programs declare quantization.
 bool has_other_config(const FileOpener& opener, const std::string& folder) {
   const auto has_file = [&](std::string_view name) {
     return !config_text(opener, folder, name).empty();
@@ -54,7 +55,8 @@ bool has_other_config(const FileOpener& opener, const std::string& folder) {
   return has_file("params.json") || std::ranges::any_of(own_configs, has_file, &OwnConfig::name);
 }
 
-// A single shard lacks some tensors, and a GGUF file does not depend on the config next to it.
+// Returns true if config.json may not match the catalog: a single shard lacks some tensors, and a
+// GGUF file does not depend on a config.
 bool is_described_elsewhere(const Catalog& catalog) {
   const std::string_view path = catalog.shards().front().path;
   const std::string_view name = path.substr(path.find_last_of('/') + 1);
@@ -63,15 +65,15 @@ bool is_described_elsewhere(const Catalog& catalog) {
   return is_a_part || name.ends_with(".gguf");
 }
 
-// Nothing that could be codes of a layout that loadstone does not know.
+// Returns true if no tensor can be codes of a layout that loadstone does not know.
 bool has_plain_matrices_only(const Catalog& catalog) {
   return std::ranges::all_of(catalog.tensors(), [](const TensorInfo& tensor) {
     return tensor.shape.rank() < 2 || is_dtype(tensor, {Dtype::f16, Dtype::bf16, Dtype::f32});
   });
 }
 
-// True if the config claims quantized weights, not only a quantized cache or rounding during a
-// load.
+// Returns true if the config declares quantized weights. A quantized cache, or rounding during a
+// load, does not count.
 bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
   if (claim.method == "compressed-tensors") return claim.bits && claim.layout != "dense";
   if (claim.method == "fp8") return claim.block.has_value();

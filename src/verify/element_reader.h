@@ -1,4 +1,4 @@
-// Elements of a catalog's tensors, and of values that are made of some, as bytes in C order.
+// Reads elements of tensors, and of values made from tensors, as bytes in C order.
 #pragma once
 
 #include <atomic>
@@ -15,28 +15,28 @@
 
 namespace loadstone {
 
-// Not owning: the catalog must outlive all copies.
+// Returns a pointer that does not own the catalog, which must outlive all copies.
 [[nodiscard]] inline std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
   return {std::shared_ptr<const Catalog>(), &catalog};
 }
 
-// All elements of a tensor in C order, as a box of them.
+// Returns a box of all elements of a tensor in C order.
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);
 
-// Reads the elements of a tensor, in C order or in file order, or of a value made from tensors.
-// `stop`: read() then returns early, and its bytes are undefined. Not thread-safe.
+// Reads the elements of a tensor, in C order or in file order, or of a value made from tensors. If
+// `stop` becomes true, read() returns early, and its bytes are undefined. Not thread-safe.
 class ElementReader {
  public:
   ElementReader(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file,
                 std::atomic<bool>& stop);
-  // Reads in this dtype.
+  // Reads values as `dtype`.
   ElementReader(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype,
                 std::atomic<bool>& stop);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  // Returns the finite values, read since the last call, that overflow the dtype.
+  // Returns the finite values that overflowed the dtype since the last call.
   [[nodiscard]] Overflow take_overflow() { return reader_ ? reader_->take_overflow() : Overflow(); }
-  // Reads whole elements.
+  // Reads whole elements: `begin` and the size are multiples of the element's bytes.
   void read(std::uint64_t begin, std::span<std::byte> into);
 
  private:
@@ -46,7 +46,7 @@ class ElementReader {
   std::atomic<bool>& stop_;
   const TensorInfo* tensor_ = nullptr;
   std::uint64_t size_;
-  std::uint64_t element_bytes_ = 0;  // 0: as in the file
+  std::uint64_t element_bytes_ = 0;  // 0: in file order
   TensorRecipe value_;
   std::unique_ptr<ValueReader> reader_;
 };

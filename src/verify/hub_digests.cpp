@@ -1,4 +1,4 @@
-// Files of a hub's cache against the digests that are their names there.
+// Compares files in a Hugging Face cache with the digests in their names.
 #include <algorithm>
 #include <filesystem>
 #include <span>
@@ -19,7 +19,7 @@ constexpr std::size_t sha256_digits = 64;
 constexpr std::size_t git_digits = 40;
 constexpr int folders_max = 16;  // nested
 
-// MODEL/blobs/DIGEST: the SHA-256 of a file in Git LFS, under which the hub stores it, or the SHA-1
+// Returns the digest in MODEL/blobs/DIGEST. It is the SHA-256 of a file in Git LFS, or the SHA-1
 // that git computes for other files.
 std::string published_digest(const std::string& real_path) {
   const std::filesystem::path path = real_path;
@@ -31,7 +31,7 @@ std::string published_digest(const std::string& real_path) {
 }
 
 struct HubFile {
-  std::string name;  // in the folder
+  std::string name;  // path in the model's folder
   std::string path;
   std::string expected{};
   std::string found{};
@@ -60,7 +60,7 @@ std::string digest_of(const HubFile& file, ByteSource& source, Jobs& jobs,
   return hexadecimal(std::span(digest).first(file.expected.size() / 2));
 }
 
-// Adds all files of a folder: the meaning of tensors depends on the other files.
+// Adds all files of a folder, because the meaning of tensors depends on the other files.
 void add_files(Storage& storage, const std::string& root, const std::string& folder, int depth,
                std::vector<HubFile>& files) {
   for (const std::string& entry : storage.list(join_path(root, folder))) {

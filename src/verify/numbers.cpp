@@ -16,11 +16,11 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t staging_bytes = 4 << 20;
-// Scales are as small as the values allow, so the largest code is less than twice the largest
-// value: codes that overflow F32 have at most this magnitude.
+// Scales are as small as the values allow, so the largest code represents less than twice the
+// largest value. Codes that overflow F32 therefore have at most this magnitude.
 constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
 
-// A shard whose filled tensors are not read.
+// A shard in which some tensors have filled bytes instead of the bytes of the file.
 class FilledSource final : public ForwardingSource {
  public:
   FilledSource(std::shared_ptr<ByteSource> source, std::uint32_t shard,
@@ -63,7 +63,7 @@ std::vector<std::shared_ptr<ByteSource>> filled_sources(
   return made;
 }
 
-// Returns null if the kernel has no bound for such data.
+// Returns the bound on rounding errors; null if the kernel has no bound for these tensors.
 const ErrorBound* bound_of(const Decoding& decoding, const Catalog& catalog) {
   const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
   if (kernel == nullptr || kernel->error == nullptr) return nullptr;
@@ -88,12 +88,14 @@ const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
   return bound;
 }
 
-// Returns the limit for all values together if no bound per value is known.
+// Returns the limit for the relative error of all values together, for encodings without a bound
+// per value.
 double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
   // GPTQ and AWQ do not choose the nearest code, and loadstone cannot encode E5M2 and zero points.
   // Codes in a wrong order have an error of about 1.4, doubled scales one of 1.
   constexpr double usual = 0.5;
-  // Blocks of two bits a number and less know little but signs: weights have up to 0.8 there.
+  // Blocks with at most two bits per value keep little but signs: weights have errors of up to 0.8
+  // there.
   constexpr double of_few_bits = 0.95;
   const auto has_few_bits = [&](const Decoding& decoding) {
     const Encoding encoding = catalog.tensors()[decoding.sources[0]].encoding;
@@ -146,7 +148,7 @@ std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
   if (bound_->of_outer > 0) {
     bool has_outer = false;
     for (const Decoding& decoding : value_->decodings) {
-      if (decoding.sources.size() <= 2) continue;  // no scales of scales
+      if (decoding.sources.size() <= 2) continue;  // this tensor has no scales of scales
       fill(decoding.sources[1], bound_->top_scale);
       has_outer = true;
     }
@@ -157,8 +159,8 @@ std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
 }
 
 double Numbers::tolerance_max(double of_group, double of_tensor) const noexcept {
-  // Tensors that share a scale have the largest one's; power-of-two scales reach up to twice as far
-  // as the values.
+  // Tensors that share a scale use the largest tensor's scale, and scales that are powers of two
+  // may be up to twice as large as needed.
   constexpr double shared = 4;
   if (bound_ == nullptr) return 0;
   return bound_->constant + shared * (bound_->of_reach * of_group + bound_->of_outer * of_tensor);

@@ -16,7 +16,8 @@ namespace loadstone {
 
 namespace {
 
-// Blocks whose codes are components in other layouts have the codes' name.
+// Returns the name of the codes in blocks of this encoding. MXFP4 blocks have the name of the
+// layout that stores the same codes as components.
 std::string codes_of(Encoding encoding) {
   if (encoding.is_dtype()) return {};
   return encoding == Encoding(BlockFormat::mxfp4) ? "mxfp4" : std::string(encoding.name());
@@ -26,14 +27,15 @@ bool is_numbers(Encoding encoding) {
   return !encoding.is_dtype() || kind(encoding.dtype()) == DtypeKind::floating;
 }
 
-// Floats with a cast between them: one is the other, rounded or not.
+// Returns true for two float dtypes that can be cast to each other, so that one value can be the
+// other one rounded.
 bool are_floats(Encoding first, Encoding second) {
   return first.is_dtype() && second.is_dtype() && is_numbers(first) && is_numbers(second) &&
          can_cast(first.dtype(), second.dtype());
 }
 
-// Returns true if the components have the same names and shapes, so that they can be compared in
-// pairs.
+// Returns true if the components have the same names, shapes and encodings, so that they can be
+// compared in pairs.
 bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& second,
                  const QuantizedTensor& b) {
   return std::ranges::equal(
@@ -48,14 +50,14 @@ bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& 
 Side side_of(const Catalog& catalog, const TargetRecipe& target,
              const std::vector<Decoding>& decodings) {
   Side side = {.value = {target.shape, target.dtype, target.boxes, {}}, .encoding = {}};
-  std::map<std::uint32_t, std::uint32_t> taken;  // decodings of the layout
+  std::map<std::uint32_t, std::uint32_t> taken;  // index in the value's decodings, by key
   const QuantizedTensor* stored = nullptr;
   Encoding encoding = target.dtype;
   for (Box& box : side.value.boxes) {
     encoding = catalog.tensors()[box.source].encoding;
     if (const auto* const found = catalog.quantized().find(box.source)) stored = found;
     if (box.decoding == no_decoding && encoding.is_dtype()) continue;
-    // Blocks have no decoding in the layout, so their source identifies them.
+    // Blocks are not decoded in the layout, so the key is derived from their source.
     const bool is_block = box.decoding == no_decoding;
     const std::uint32_t key =
         is_block ? static_cast<std::uint32_t>(decodings.size()) + box.source : box.decoding;
@@ -90,7 +92,8 @@ Pairs::Pairs(const Catalog& first, const Catalog& second)
   add_layouts(first_names, second_names);
 }
 
-// Returns quantized tensors that can be decoded, and tensors that are not components.
+// Returns the names of quantized tensors that can be decoded, and of tensors that are not
+// components.
 Pairs::Names Pairs::names_of(const Catalog& catalog) {
   Names names;
   std::vector<bool> is_component(catalog.tensors().size(), false);
@@ -156,7 +159,7 @@ void Pairs::add_layouts(const Names& first, const Names& second) {
   }
 }
 
-// Adds values that the second checkpoint has under other names.
+// Adds pairs of values that the second checkpoint stores under the layout's names.
 void Pairs::add_layout(const Recipes& layout, const Names& first, const Names& second) {
   std::set<std::uint32_t> taken;
   const auto is_free = [&](std::uint32_t tensor) {

@@ -14,41 +14,41 @@
 
 namespace loadstone {
 
-// A value of one checkpoint: a tensor, a quantized tensor, or a conversion of some.
+// A value of one checkpoint: a tensor, a quantized tensor, or a value converted from tensors.
 struct Side {
   TensorRecipe value;
   std::string encoding;  // "BF16", "nvfp4", "Q4_K"
-  // The codes' encoding in any layout; empty: plain values.
+  // Encoding of the codes, with one name for all layouts; empty for plain values.
   std::string codes{};
-  std::vector<std::uint32_t> tensors{};  // with all components
+  std::vector<std::uint32_t> tensors{};  // tensors of the value, with all components
 
   [[nodiscard]] bool is_quantized() const noexcept { return !codes.empty(); }
 };
 
 struct Pair {
-  std::string name;  // in the second checkpoint
+  std::string name;  // name in the second checkpoint
   Side first;
   Side second;
-  // Values must be equal when both are read as `dtype` (the second one's if both are plain).
-  // Otherwise samples are compared, with the tolerance of the codes.
+  // True if the values must be equal when both are read as `dtype`, which is the second value's
+  // dtype if both are plain. Otherwise samples are compared with the tolerance of their codes.
   bool is_exact = false;
   Dtype dtype = Dtype::f32;
 };
 
-// Not thread-safe while it is made.
+// Pairs of corresponding values. The constructor is not thread-safe.
 class Pairs {
  public:
   Pairs(const Catalog& first, const Catalog& second);
 
-  // Returns true if the tensor is in a pair, and so has no partner of the same name.
+  // Returns true if the tensor is part of a pair, so it need not have a partner of the same name.
   [[nodiscard]] bool covers_first(std::uint32_t tensor) const { return in_first_[tensor]; }
   [[nodiscard]] bool covers_second(std::uint32_t tensor) const { return in_second_[tensor]; }
   [[nodiscard]] const std::vector<Pair>& all() const noexcept { return pairs_; }
-  // Differences that headers reveal, for values that a conversion rearranged.
+  // Differences that headers reveal between values that a conversion rearranged.
   [[nodiscard]] const std::vector<Difference>& differences() const noexcept { return differences_; }
 
  private:
-  // The name of a value and its place.
+  // A value's tensor, and its quantized tensor if there is one.
   struct Named {
     const QuantizedTensor* stored = nullptr;
     std::uint32_t tensor = 0;

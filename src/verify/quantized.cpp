@@ -18,11 +18,12 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t scale_chunk_bytes = 1 << 20;
-// Enough to distinguish a wrong scale or order of bytes from rounding, and little to read. Tensors
-// with no more elements than all samples are compared whole.
+// Sizes of samples, which suffice to distinguish a wrong scale or byte order from rounding. Tensors
+// that are not larger than all samples together are compared completely.
 constexpr std::uint64_t samples = 16;
 constexpr std::uint64_t sample_elements = 4096;
-// Rounding of the bounds, which are computed in double precision from decoded F32.
+// Relative rounding error of the bounds, which are computed in double precision from values decoded
+// to F32.
 constexpr double rounding = 0x1p-20;
 
 struct Counts {
@@ -40,7 +41,7 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source, const std::ato
   for (std::uint64_t at = 0; at < tensor.byte_count() && !stop; at += scale_chunk_bytes) {
     bytes.resize(std::min(scale_chunk_bytes, tensor.byte_count() - at));
     source.read(tensor.offset_begin + at, bytes);
-    if (dtype == Dtype::u8) {  // powers of two
+    if (dtype == Dtype::u8) {  // U8 scales are powers of two
       counts.not_finite += static_cast<std::uint64_t>(std::ranges::count(bytes, std::byte{0xff}));
       continue;
     }
@@ -56,15 +57,16 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source, const std::ato
 
 // The result of comparing samples of two sides.
 struct Comparison {
-  double difference = 0;  // sums of squares: of differences, of the first side's numbers,
+  double difference = 0;  // sum of squares of the differences
+  // Sum of squares of the first side's values.
   double power = 0;
-  double allowed = 0;    // and of what each difference can be
-  double error_max = 0;  // if that is unknown
+  double allowed = 0;    // sum of squares of the largest possible differences
+  double error_max = 0;  // limit if `allowed` is unknown
   bool is_bounded = true;
   std::uint64_t numbers = 0;
-  std::uint64_t unexplained = 0;   // differ by more than their codes explain
-  std::uint64_t first_number = 0;  // of those
-  std::string scale;               // one that is larger than the values need
+  std::uint64_t unexplained = 0;   // number of values that differ by more than their codes explain
+  std::uint64_t first_number = 0;  // index of the first of these values
+  std::string scale;               // describes a scale that is larger than the values need
 
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
@@ -82,9 +84,9 @@ struct Comparison {
   }
 };
 
-// Scales much larger than the values would make bounds so wide that any code passes. So if values
-// lost most of their magnitude, their scale must be one that they need. Values with the same
-// tolerance have the same scale.
+// Finds scales that are too large: these would make the bounds so wide that any code passes. If
+// values lost most of their magnitude, the check requires that the values need their scale. Values
+// with the same tolerance share a scale.
 class ScaleCheck {
  public:
   void add(const std::vector<float>& numbers, const std::vector<float>& decoded,
@@ -105,7 +107,7 @@ class ScaleCheck {
     }
   }
 
-  // Describes the first wrong scale; empty if all are valid.
+  // Describes the first scale that is too large; empty if all scales are valid.
   std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements,
                       const std::atomic<bool>& stop) {
     if (largest_.empty()) return {};
@@ -137,7 +139,7 @@ class ScaleCheck {
     double number = 0;
     std::uint64_t element = 0;
   };
-  static constexpr double lost = 0.25;  // as a part of the sum of squares
+  static constexpr double lost = 0.25;  // as a share of the sum of squares
   // Values near the least F32 would need smaller scales than F32 has.
   static constexpr double least = 0x1p-120;
   static constexpr std::uint64_t part_elements = 1 << 18;
@@ -145,8 +147,8 @@ class ScaleCheck {
   std::map<double, Largest> largest_;  // by tolerance
 };
 
-// Both sides represent the same real values: those of an exact side, or else values within the
-// bounds of both sides.
+// Compares samples whose sides represent the same original values: the values of an exact side,
+// otherwise any values within the bounds of both sides.
 void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
                      Comparison& made, std::array<ScaleCheck, 2>& scales) {
   const std::vector<float> a = first.read(begin, end);
@@ -173,7 +175,7 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
     const double bound =
         (first.relative() + second.relative()) * real + a_tolerance[i] + b_tolerance[i];
     made.allowed += bound * bound;
-    // Skip non-finite values.
+    // This is false for NaN, so a NaN counts as unexplained.
     const bool is_explained = std::abs(step) <= bound * (1 + rounding);
     if (!is_explained && made.unexplained++ == 0) made.first_number = begin + i;
   }
@@ -186,7 +188,7 @@ Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elemen
   if (elements <= samples * sample_elements) {
     compare_samples(first, second, 0, elements, made, scales);
   } else {
-    for (std::uint64_t i = 0; i < samples; ++i) {  // the last one reaches the end
+    for (std::uint64_t i = 0; i < samples; ++i) {  // the last sample reaches the end
       const bool is_last = i + 1 == samples;
       std::uint64_t begin = (elements - sample_elements) / (samples - 1) * i;
       if (is_last) begin = elements - sample_elements;

@@ -1,4 +1,4 @@
-// Checks of quantized weights: their scales, and the distance of decoded values from the originals.
+// Checks quantized weights: their scales, and the distance of decoded values from the originals.
 #pragma once
 
 #include <atomic>
@@ -14,19 +14,19 @@
 
 namespace loadstone {
 
-// Reports scales that are not finite ("q.nan"), or divisors that are not positive
+// Reports scales that are not finite ("q.nan"), and divisors that are not positive
 // ("q.scale_value").
 [[nodiscard]] std::vector<Finding> check_scales(const OpenShards& shards,
                                                 const QuantizedTensors& stored,
                                                 const std::atomic<bool>& stop);
 
-// Samples of two values, at least one of them quantized. Not thread-safe.
+// Compares samples of two values, at least one of which is quantized. Not thread-safe.
 class Samples {
  public:
   Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop);
 
-  // Adds the pair's error to `report`, and a difference if the error exceeds what the encoding
-  // explains.
+  // Compares a pair and adds its error to `report`. Also adds a difference if the encoding does not
+  // explain the error.
   void compare(const Pair& pair, VerifyReport& report);
   [[nodiscard]] std::uint64_t bytes_read() const noexcept;
 

@@ -7,7 +7,8 @@ namespace loadstone {
 
 namespace {
 
-// Tensors of one group can share ranges: they cut the shard into the same units.
+// Returns the key of a group of tensors that can share ranges, because they divide the shard into
+// the same units.
 auto group_of(const TensorInfo& tensor) {
   const Encoding encoding = tensor.encoding;
   const auto code = encoding.is_dtype() ? static_cast<std::uint32_t>(encoding.dtype())
@@ -37,7 +38,8 @@ DistinctRanges::DistinctRanges(const Catalog& catalog)
   }
 }
 
-// Sorted by start. Every start and end of a tensor is one of a range.
+// Adds the ranges of a group, sorted by start. Each start and end of a tensor is the start or end
+// of a range.
 void DistinctRanges::add_group(std::span<const std::uint32_t> group) {
   const auto& tensors = catalog_.tensors();
   std::vector<std::uint64_t> cuts;
@@ -48,7 +50,7 @@ void DistinctRanges::add_group(std::span<const std::uint32_t> group) {
   std::ranges::sort(cuts);
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   const std::size_t first = ranges_.size();
-  std::vector<std::uint64_t> begins;  // of the new ranges
+  std::vector<std::uint64_t> begins;  // offsets at which the new ranges begin
   std::size_t next = 0;
   std::uint32_t farthest = group.front();
   for (std::size_t c = 0; c + 1 < cuts.size(); ++c) {
@@ -71,7 +73,8 @@ void DistinctRanges::add_group(std::span<const std::uint32_t> group) {
 }
 
 std::vector<ValueCounts> DistinctRanges::of_tensors(std::span<const ValueCounts> counts) const {
-  std::vector<ValueCounts> sums(counts.size() + 1);  // of all ranges before
+  // Sums of the counts of all ranges before an index.
+  std::vector<ValueCounts> sums(counts.size() + 1);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     sums[i + 1] = sums[i];
     sums[i + 1] += counts[i];

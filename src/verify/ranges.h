@@ -1,4 +1,5 @@
-// The bytes of a catalog's tensors, each once: views that torch saved may overlap.
+// Divides the bytes of a catalog's tensors into ranges that do not overlap. Views that torch saved
+// may overlap.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +12,23 @@
 
 namespace loadstone {
 
-// Bytes of a shard that belong to the same tensors all of them.
+// A range of a shard whose bytes all belong to the same tensors.
 struct DistinctRange {
-  std::uint32_t tensor = 0;  // one of them, for errors
-  std::uint64_t begin = 0;   // from the tensor's first byte on
+  std::uint32_t tensor = 0;  // one of the tensors, for error messages
+  std::uint64_t begin = 0;   // relative to the tensor's first byte
   std::uint64_t end = 0;
 };
 
-// Tensors of different encodings over the same bytes are read once for each encoding. Thread-safe.
+// Ranges of all tensors. If tensors of different encodings share bytes, these are read once per
+// encoding. Thread-safe.
 class DistinctRanges {
  public:
-  // The catalog must live as long.
+  // The catalog must outlive the object.
   explicit DistinctRanges(const Catalog& catalog);
 
   [[nodiscard]] std::span<const DistinctRange> ranges() const noexcept { return ranges_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  // One for each tensor, from one for each range.
+  // Returns the counts of each tensor, computed from the counts of each range.
   [[nodiscard]] std::vector<ValueCounts> of_tensors(std::span<const ValueCounts> counts) const;
 
  private:
@@ -39,7 +41,7 @@ class DistinctRanges {
 
   const Catalog& catalog_;
   std::vector<DistinctRange> ranges_;
-  std::vector<Span> spans_;  // of each tensor
+  std::vector<Span> spans_;  // ranges of each tensor
   std::uint64_t bytes_ = 0;
 };
 

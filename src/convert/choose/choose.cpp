@@ -38,7 +38,8 @@ void part_groups(const Recipes& recipes, Choices& choices) {
     QuantizedLayout form;
     static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
     Quantization& quantization = found->second;
-    // ModelOpt's export of FP8 gives each its own scale, except experts that it exports as one.
+    // ModelOpt's export of FP8 gives each tensor its own scale, except experts that it exports as
+    // one tensor.
     const bool is_alone = form.dialect == QuantizeDialect::exported &&
                           recipe.target.find(".experts.") == std::string::npos;
     if (!form.needs_amax || is_alone) {
@@ -54,8 +55,8 @@ void part_groups(const Recipes& recipes, Choices& choices) {
   }
 }
 
-// Cuts a dimension that spans several rows into one of rows and one of columns. Returns false if a
-// row ends in the middle of its steps.
+// Cuts a dimension that spans several rows into a dimension of rows and a dimension of columns.
+// Returns false if a row is not a whole number of the dimension's steps.
 bool add_cut(const BoxDim& dim, std::uint64_t columns, std::vector<BoxDim>& cut) {
   if (dim.target_stride % columns == 0 || dim.extent * dim.target_stride <= columns) {
     cut.push_back(dim);
@@ -74,7 +75,7 @@ bool add_cut(const BoxDim& dim, std::uint64_t columns, std::vector<BoxDim>& cut)
   return true;
 }
 
-// The element [row, column] becomes [column, row].
+// Changes a box so that element [row, column] of its target becomes [column, row].
 bool transpose(Box& box, std::uint64_t rows, std::uint64_t columns) {
   std::vector<BoxDim> dims;
   for (const BoxDim& dim : box.dims) {
@@ -129,8 +130,8 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
        .suggestion = "write the merged model without --quantize, and convert it"});
 }
 
-// Returns true if readers of the style find the components by their names. A stack in the style
-// compressed-tensors is a separate error.
+// Returns true if readers of the style find the components by their names. Also returns true for
+// stacks in the style compressed-tensors, which are reported as a separate error.
 bool names_components(NamingStyle style, const TargetRecipe& recipe) {
   if (recipe.target.ends_with(".weight")) return true;
   const bool is_stack = recipe.shape.rank() > 2;
@@ -148,7 +149,8 @@ class MixedExperts {
     return all;
   }
 
-  // transformers joins each role alone, but decodes only FP8 without looking at the others.
+  // Returns true if transformers cannot join the layer's experts. It joins each role alone, but
+  // only FP8 can be decoded without knowing the encodings of the other roles.
   [[nodiscard]] bool is_mixed() const {
     const auto is_apart = [](const std::string& kind) {
       const WrittenEncoding* const written = find_written_encoding(kind);
@@ -243,7 +245,7 @@ class Choosing {
     }
   }
 
-  // Warns of plain tensors that a library does not find in a folder with codes.
+  // Warns of plain tensors that a library does not find next to quantized tensors.
   void report_lost(const Recipes& recipes) {
     if (!has_reader_) return;
     std::map<const PlainRule*, std::vector<std::string>> lost;
@@ -335,7 +337,8 @@ class Choosing {
         .add(recipe.target);
   }
 
-  // `unread`: the reason why readers of the style take codes for values.
+  // Sets `unread` to the reason why readers of the style take the codes for values, if there is
+  // one.
   void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
     if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
@@ -369,11 +372,11 @@ class Choosing {
   const bool has_conv1d_;
   const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
-  std::vector<std::string> stacks_;  // that the style cannot name
-  bool has_reader_ = false;          // transformers reads codes of the style
-  // Shapes that an encoding cannot take: by name, shape, encoding and reason.
+  std::vector<std::string> stacks_;  // stacks that the style has no layout for
+  bool has_reader_ = false;          // true if transformers reads the codes of the style
+  // Tensors whose shape an encoding cannot take, by name, shape, encoding and reason.
   std::map<std::tuple<std::string, std::string, std::string, std::string>, Alike> misfits_;
-  // Names of quantized tensors by the kind of their layer, if that is not linear.
+  // Quantized tensors whose codes libraries would not recognise, by the reason.
   std::map<std::string_view, Unread> unread_;
 };
 
@@ -395,7 +398,7 @@ std::string folded_name(std::string_view name) {
   std::string folded;
   bool in_number = false;
   for (std::size_t i = 0; i < name.size(); ++i) {
-    // Only whole components: "w1" stays.
+    // Only a component that consists of digits becomes *: "w1" stays.
     const bool begins = i == 0 || name[i - 1] == '.';
     if (is_digit(name[i]) && (begins || in_number)) {
       if (!in_number) folded += '*';
@@ -427,7 +430,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
   }
   Choosing(options, chooser, choices, findings).run(recipes);
   part_groups(recipes, choices);
-  // The names include stacks that were cut and chosen: their experts replace them.
+  // `names` still contains stacks that were cut, but the recipes contain their experts instead.
   const std::vector<std::string> left = names_of(recipes);
   const std::set<std::string_view> present(left.begin(), left.end());
   names.insert(names.end(), left.begin(), left.end());

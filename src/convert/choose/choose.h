@@ -26,17 +26,17 @@ struct Choices {
   std::set<std::string, std::less<>> kept;
 };
 
-// Chooses, after cutting stacks of experts to quantize into the weights of single experts, which
-// servers' formats expect. Throws Error "plan.options" for an invalid regular expression, for
-// formats that exclude each other, and for stacks that must stay whole. `cut_max`: the maximum
-// number of tensors after cutting.
+// Chooses the tensors to quantize. First cuts stacks of experts that would be quantized into the
+// weights of single experts, which servers expect. Throws Error "plan.options" for an invalid
+// regular expression, for formats that exclude each other, and for stacks that must stay whole.
+// `cut_max`: the maximum number of tensors after cutting.
 [[nodiscard]] Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max,
                                        Recipes& recipes, std::vector<Finding>& findings);
 
 // Returns the targets' names, in their order.
 [[nodiscard]] std::vector<std::string> names_of(const Recipes& recipes);
 
-// Similar tensors, for one common finding.
+// Similar tensors that share one finding.
 struct Alike {
   std::size_t count = 0;
   std::string first;
@@ -44,7 +44,7 @@ struct Alike {
   void add(const std::string& name) {
     if (count++ == 0) first = name;
   }
-  // "'a.0.b' and 3 like it"
+  // Returns a text such as "'a.0.b' and 3 like it".
   [[nodiscard]] std::string text() const;
 };
 

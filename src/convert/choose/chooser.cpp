@@ -147,14 +147,15 @@ std::string Chooser::group_of(const std::string& name) const {
   return {};
 }
 
-// The format "none" excludes, so it warns as --exclude does.
+// Format "none" excludes tensors. If its pattern finds no tensor, that is a warning, as for
+// --exclude.
 void Chooser::report_format(const Format& format, bool finds_name,
                             std::vector<Finding>& findings) const {
   const std::string& encoding = format.quantization->encoding;
   if (format.made > 0 || (encoding == no_encoding && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
-  // Earlier formats took all of its tensors.
+  // True if earlier formats took all tensors of this format.
   const bool is_left_out =
       format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
@@ -179,7 +180,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
 void Chooser::report(const std::vector<std::string>& names,
                      const std::function<bool(const std::string&)>& is_made,
                      std::vector<Finding>& findings) const {
-  if (has_errors(findings)) return;  // these explain it
+  if (has_errors(findings)) return;  // those errors explain why patterns have no effect
   const auto found_by = [&](const Pattern& pattern) {
     return std::ranges::find_if(names,
                                 [&](const std::string& name) { return is_in(*pattern, name); });

@@ -29,8 +29,8 @@ class Chooser {
   struct Format {
     Pattern pattern;
     const Quantization* quantization;
-    std::size_t tensors = 0;  // that match it
-    std::size_t made = 0;     // that get it
+    std::size_t tensors = 0;  // number of tensors that match the pattern
+    std::size_t made = 0;     // number of tensors that get the format
   };
 
   // Throws Error "plan.options" for an invalid regular expression.
@@ -40,24 +40,25 @@ class Chooser {
   [[nodiscard]] bool is_included(const std::string& name) const;
   // Returns the reason to keep the tensor unchanged; nullopt if it is quantized.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
-  // Returns the kind of layer that the name implies ("embedding", or none); nullopt for a linear
-  // layer.
+  // Returns the kind of layer that the name implies, such as "embedding", or a text for a tensor
+  // that is not a weight; nullopt for the weight of a linear layer.
   [[nodiscard]] std::optional<std::string_view> other_layer(const std::string& name) const;
   // Returns the reason why transformers has no bitsandbytes layer for the tensor; nullopt if it has
   // one. `has`: returns true if the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Returns the first rule for this use that matches; null if no rule matches, or if it is of a
-  // kind that readers support.
+  // Returns the first rule for this use that matches; null if no rule matches, or if the rule's
+  // reason is PlainRule::is_read.
   [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
   // Returns the first format whose pattern matches the name, or null.
   [[nodiscard]] Format* format_for(const std::string& name);
-  // The same, but null for "none".
+  // Returns the same format as format_for(), but null for the format "none".
   [[nodiscard]] Format* encoding_for(const std::string& name);
-  // Returns the same text for all tensors that share a scale; empty for a tensor with its own.
+  // Returns a key that all tensors that share a scale have in common; empty if the tensor has its
+  // own scale.
   [[nodiscard]] std::string group_of(const std::string& name) const;
-  // Reports patterns without a match, and requests that the output does not fulfil. `names`: all
-  // candidate tensors. `is_made`: returns true if a tensor gets the requested encoding.
+  // Reports patterns without a match, and formats that no tensor gets. `names`: all candidate
+  // tensors. `is_made`: returns true if a tensor gets the requested encoding.
   void report(const std::vector<std::string>& names,
               const std::function<bool(const std::string&)>& is_made,
               std::vector<Finding>& findings) const;
@@ -65,7 +66,8 @@ class Chooser {
  private:
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
-  // Layers after the model's last one belong to multi-token prediction.
+  // Returns true if the tensor belongs to a layer after the model's last one: such layers are for
+  // multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 
   Pattern layer_;
@@ -75,12 +77,11 @@ class Chooser {
   std::vector<Format> formats_;
   std::vector<Pattern> include_;
   std::vector<Pattern> exclude_;
-  std::vector<std::pair<Pattern, const PlainRule*>> rules_;  // for the model's type
+  std::vector<std::pair<Pattern, const PlainRule*>> rules_;  // rules for the model's type
   std::vector<Pattern> partners_;
 };
 
-// Returns the reason why no encoder accepts the value ("its numbers are no F32, F16 or BF16",
-// "constant"), or nullopt.
+// Returns the reason why no encoder accepts the recipe's values, or nullopt.
 [[nodiscard]] std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe);
 
 }  // namespace loadstone

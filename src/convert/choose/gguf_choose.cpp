@@ -22,19 +22,19 @@ namespace loadstone {
 
 namespace {
 
-// The version of blocks that ggml writes today.
+// Value of "general.quantization_version" that ggml currently writes.
 constexpr std::uint64_t quantization_version = 2;
 
-// Types that need no encoding.
+// Returns the dtype that a name requests; nullopt for block formats.
 std::optional<Dtype> plain_type(std::string_view name) {
   const Mix* const mix = find_mix(name);
   return mix && mix->type.is_dtype() ? std::optional(mix->type.dtype()) : std::nullopt;
 }
 
-// Returns the blocks that an encoding writes; nullopt for other codecs.
+// Returns the block format that an encoding writes; nullopt if it does not write GGUF blocks.
 std::optional<BlockFormat> block_format_of(const WrittenEncoding& encoding) {
   if (!encoding.is_gguf()) return std::nullopt;
-  constexpr std::uint64_t columns = 256;  // whole blocks of every format
+  constexpr std::uint64_t columns = 256;  // a multiple of every format's block size
   static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
   Quantization quantization;
   quantization.encoding = encoding.name;
@@ -64,7 +64,8 @@ std::optional<Encoding> asked_type(const std::string& name) {
                 "a block format such as q8_0, bf16, f16 or f32");
 }
 
-// Returns the mix of this name, or the one whose tensors mostly have the encoding.
+// Returns the file type of the mix with this name, or of the mix that gives most tensors the
+// encoding with this name.
 std::optional<std::uint32_t> file_type_of(const std::string& name) {
   for (const std::string& mix : {name, name + "_s", name + "_moe"}) {
     if (const Mix* const found = find_mix(mix)) return found->file_type;
@@ -72,7 +73,7 @@ std::optional<std::uint32_t> file_type_of(const std::string& name) {
   return std::nullopt;
 }
 
-// llama-quantize stores a text in 128 bytes, with a NUL.
+// llama-quantize stores a string in 128 bytes, including the final NUL.
 constexpr std::size_t importance_text_bytes_max = 127;
 
 Finding finding(Severity severity, const std::string& target, std::string message) {
@@ -84,7 +85,8 @@ Finding finding(Severity severity, const std::string& target, std::string messag
 
 std::uint64_t columns_of(const Shape& shape) noexcept { return shape.extents().back(); }
 
-// Each matrix of a stack has separate columns.
+// Returns the number of matrices in a stack: an importance matrix has separate values for the
+// columns of each matrix.
 std::uint64_t matrices_of(const Shape& shape) noexcept {
   std::uint64_t matrices = 1;
   for (std::size_t i = 0; i + 2 < shape.rank(); ++i) matrices *= shape.extents()[i];
@@ -98,7 +100,7 @@ std::string size_text(const Shape& shape) {
   return fmt::format("{} columns of {} matrices", columns, matrices);
 }
 
-// "'blk.0.attn_q.weight' and 6 others"
+// Returns a text such as "'blk.0.attn_q.weight' and 6 others".
 std::string others_of(const Alike& some) {
   const std::string name = fmt::format("'{}'", printable(some.first));
   return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
@@ -112,7 +114,8 @@ class Importances {
 
   [[nodiscard]] bool are_given() const noexcept { return matrix_ != nullptr; }
 
-  // Returns the entry for a tensor that becomes such blocks; null if no entry fits.
+  // Returns the matrix's entry for a tensor that becomes blocks of this type; null if no entry
+  // fits.
   [[nodiscard]] std::shared_ptr<const std::vector<float>> take(const Mix* mix,
                                                                const TargetRecipe& recipe,
                                                                BlockFormat type) {
@@ -133,8 +136,8 @@ class Importances {
     return nullptr;
   }
 
-  // Reports errors for blocks that need an entry and have none and for entries that fit no tensor,
-  // and lists unused entries and tensors without an entry.
+  // Reports errors for tensors that need an entry but have none, and for entries whose size does
+  // not fit their tensor. Also lists unused entries and tensors without an entry.
   void report(const Recipes& recipes, std::vector<Finding>& findings) const {
     for (const auto& [type, tensors] : needing_) {
       Finding& made = findings.emplace_back(finding(
@@ -160,7 +163,7 @@ class Importances {
     if (matrix_ != nullptr) report_unused(recipes, findings);
   }
 
-  // Sets the keys that llama-quantize sets.
+  // Sets the metadata keys with which llama-quantize describes an importance matrix.
   void describe(Metadata& metadata) const {
     if (matrix_ == nullptr) return;
     const auto set_text = [&](const char* key, const std::string& text) {
@@ -177,11 +180,11 @@ class Importances {
   }
 
  private:
-  // Count in an entry, count in its tensor.
+  // Number of values in an entry, and a text with the size that its tensor needs.
   using Sizes = std::pair<std::size_t, std::string>;
 
-  // Entries of unchanged tensors are expected; entries without a tensor may belong to a different
-  // model.
+  // Warns of entries that match no tensor, because the matrix may belong to a different model.
+  // Entries of tensors that stay unchanged are expected.
   void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
     std::set<std::string_view> names;
     for (const TargetRecipe& recipe : recipes.targets) names.insert(recipe.target);
@@ -204,7 +207,7 @@ class Importances {
   }
 
   const ImportanceMatrix* matrix_;
-  std::map<std::string_view, Alike> needing_;  // by type name
+  std::map<std::string_view, Alike> needing_;  // tensors that lack a required entry, by type name
   std::map<Sizes, Alike> misfits_;
   Alike without_;
 };
@@ -276,7 +279,7 @@ class BlockChooser {
     return std::move(choices_);
   }
 
-  // Sets the keys that declare a file's types.
+  // Sets the metadata keys that declare the file's types.
   void describe(Metadata& metadata) const {
     const auto set = [&](const char* key, std::uint64_t number) {
       metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
@@ -302,8 +305,8 @@ class BlockChooser {
     return "llama.cpp does not quantize it";
   }
 
-  // llama.cpp adds and multiplies vectors and norms in F32 only. ComfyUI-GGUF does so too, except
-  // for tensors that are F16 in the source.
+  // Widens vectors and norms to F32, because llama.cpp and ComfyUI-GGUF add and multiply them in
+  // F32 only. ComfyUI-GGUF also accepts tensors that are F16 in the source.
   void widen(TargetRecipe& recipe) const {
     if (recipe.constant != nullptr) return;
     const bool is_bf16 = recipe.dtype == Dtype::bf16;
@@ -353,7 +356,7 @@ class BlockChooser {
                                 printable(recipe.target)),
                     printable(usual_), "another format");
     }
-    // Blocks are decoded exactly as their kernels compute.
+    // F32 keeps the exact values that the source's blocks decode to.
     if (source) {
       recipe.dtype = options_.dtype.value_or(Dtype::f32);
       ++rounded_twice_;
@@ -391,17 +394,17 @@ class BlockChooser {
   const ConvertOptions& options_;
   const Catalog& catalog_;
   Chooser chooser_;
-  std::optional<MixModel> model_;  // a language model with llama.cpp's names
-  const ImageModel* image_;        // a model of images or video; null: a different model
+  std::optional<MixModel> model_;  // null if this is not a language model with llama.cpp's names
+  const ImageModel* image_;        // null if this is not an image or video model
   const Mix* mix_ = nullptr;
-  std::string usual_;  // the format without a pattern; may be empty
+  std::string usual_;  // format of tensors that match no pattern; may be empty
   Importances importances_;
   Choices choices_;
-  const std::vector<Decoding>* decodings_ = nullptr;  // during a run
+  const std::vector<Decoding>* decodings_ = nullptr;  // valid only during run()
   std::vector<Finding>& findings_;
-  // By shape and types.
+  // Tensors that get a fallback type, by shape, requested type and fallback type.
   std::map<std::tuple<std::string, std::string_view, std::string_view>, Alike> fallbacks_;
-  std::set<std::string_view> met_;  // types that some tensor can have as requested
+  std::set<std::string_view> met_;  // requested types that at least one tensor gets
   std::size_t rounded_twice_ = 0;
 };
 

@@ -7,10 +7,11 @@
 
 namespace loadstone {
 
-// Also sets general.file_type and general.quantization_version, and the dtypes of recipes with a
-// plain type: for language models with llama.cpp's names and image models by these rules, for
-// others by those of quantize_rules.h. Throws Error "plan.options" for invalid patterns, and for
-// formats that a GGUF file or this version lacks.
+// Chooses the type of each tensor: by the rules of mixes for language models with llama.cpp's names
+// and for image models, otherwise by quantize_rules.h. Also sets general.file_type and
+// general.quantization_version, and the dtypes of recipes with a plain type. Throws Error
+// "plan.options" for invalid patterns, and for formats that a GGUF file cannot store or this
+// version cannot write.
 [[nodiscard]] Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog,
                                     Metadata& metadata, Recipes& recipes,
                                     std::vector<Finding>& findings);

@@ -22,7 +22,7 @@ constexpr std::string_view unet_plain =
     "class_embedding. time_embedding. add_embedding. time_embed. label_emb. conv_in. conv_out. "
     "input_blocks.0.0.weight";
 
-// The first match wins.
+// The first model whose marks match wins.
 constexpr ImageModel image_models[] = {
     {"flux", {"double_blocks.0.img_attn.proj.weight"}, in_and_out, {}},
     {"sd3",
@@ -82,21 +82,21 @@ constexpr ImageModel image_models[] = {
      {}},
 };
 
-// Whole names, because a part would match too much.
+// Whole names, because a part of a name would match too many tensors.
 constexpr std::string_view plain_image_names = "proj_out.weight out.2.weight";
 
-// diffusers' names for models whose original checkpoints fuse queries, keys and values.
+// Tensor names of diffusers for models whose original checkpoints fuse queries, keys and values.
 constexpr std::string_view unfused_marks =
     "transformer_blocks.0.attn.norm_added_k.weight transformer_blocks.0.attn.add_q_proj.weight "
     "joint_transformer_blocks.3.ff_context.out_projection.weight";
 
-// ComfyUI strips it.
+// Prefix that ComfyUI removes from tensor names.
 constexpr std::string_view comfy_prefix = "model.diffusion_model.";
 
-// Matrices with fewer elements are not worth a block.
+// Tensors with at most this many elements stay F32.
 constexpr std::uint64_t small_elements_max = 1024;
 
-// Dims without leading ones, which ggml does not count.
+// Returns the number of dims without leading dims of 1, which ggml does not count.
 std::ptrdiff_t ggml_dims(const Shape& shape) noexcept {
   const auto& extents = shape.extents();
   const auto first = std::ranges::find_if(extents, [](std::uint64_t each) { return each != 1; });
@@ -128,7 +128,7 @@ Part part_of(std::string_view name) noexcept {
 struct PartRule {
   Part part;
   std::string_view mixes;
-  std::uint64_t first;  // number of tensors of this part
+  std::uint64_t first;  // the rule applies to the first `first` tensors of the part
   BlockFormat type;
 };
 constexpr std::uint64_t all_tensors = std::numeric_limits<std::uint64_t>::max();

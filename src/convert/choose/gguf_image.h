@@ -1,5 +1,5 @@
-// Types of the tensors of image and video models, which keep the checkpoint's names: the rules of
-// ComfyUI-GGUF.
+// Chooses the types of the tensors of image and video models by the rules of ComfyUI-GGUF. The
+// tensors keep the names of the checkpoint.
 #pragma once
 
 #include <array>
@@ -13,33 +13,34 @@
 
 namespace loadstone {
 
-// Texts are space-separated lists.
+// All strings except `architecture` are space-separated lists.
 struct ImageModel {
-  std::string_view architecture;          // "wan"
-  std::array<std::string_view, 3> marks;  // all tensors of one of these identify the model
-  std::string_view plain;                 // parts of names that are never quantized
-  std::string_view wide;                  // parts of names that stay F32
+  std::string_view architecture;  // "wan"
+  // Lists of tensor names. A checkpoint with all names of one list is this model.
+  std::array<std::string_view, 3> marks;
+  std::string_view plain;  // parts of names that are never quantized
+  std::string_view wide;   // parts of names that stay F32
 };
 
 // Returns null for an unknown model.
 [[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
-// Returns the model that the metadata name; null if it is unknown or absent.
+// Returns the model that the metadata's architecture names; null if it is unknown or absent.
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
-// Returns the model by the tensor names of its original checkpoint.
+// Recognises the model by the tensor names of its original checkpoint; null if it is unknown.
 [[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
-// Returns true if diffusers' names are used for one of these models; ComfyUI-GGUF does not read
-// them.
+// Returns true if the tensors have diffusers' names for one of these models, which ComfyUI-GGUF
+// does not read.
 [[nodiscard]] bool has_unfused_names(const Catalog& catalog);
 
-// Returns true if the tensor becomes blocks: a matrix outside of embeddings and output.
+// Returns true if the tensor becomes blocks: a matrix that is not an embedding or an output layer.
 [[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
                                   const Shape& shape) noexcept;
-// Returns true if it is F32 in a quantized file: vectors, small tensors, and tensors that the model
-// adds directly.
+// Returns true if the tensor stays F32 in a quantized file: vectors, small tensors, and tensors
+// that the model adds directly.
 [[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
                            const Shape& shape) noexcept;
 
-// Returns the type of each tensor, all of which must be mixed; see mixed_types().
+// Returns the type of each tensor; see mixed_types(). Each tensor must satisfy is_image_mixed().
 [[nodiscard]] std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors);
 
 }  // namespace loadstone

@@ -76,12 +76,13 @@ constexpr std::string_view glm5_plain_parts =
     "hc_ indexer.attn_q_b indexer.attn_k indexer.proj indexer_compressor_gate "
     "indexer_compressor_ape ssm_f_a.weight ssm_f_b.weight ssm_g_a.weight ssm_g_b.weight "
     "ssm_beta.weight attn_kv_a_mqa.weight attn_k_b.weight attn_v_b.weight";
-// Never below Q8_0.
+// Parts of the names of GLM tensors that never become smaller than Q8_0.
 constexpr std::string_view glm5_wide_parts = "attn_q_a attn_q_b nextn.eh_proj";
 
 // ---- Types
 
-// Roles that exist in all architectures. Attention values have the same role in any layout.
+// Roles of tensors. Attention values have the role attn_v, also if they are fused with other
+// weights.
 enum class Role : std::uint8_t {
   token_embd,
   output,
@@ -117,16 +118,16 @@ Role role_of(std::string_view name) noexcept {
 // Facts about a tensor that rules test.
 enum Facts : unsigned {
   always = 0,
-  // Its position among the layers that have a tensor of this role.
+  // Position of the tensor's layer among the layers that have a tensor of this role.
   first_two = 1,
   first_four = 2,
   first_sixteenth = 4,
   first_eighth = 8,
   middle = 16,     // neither the first nor the last eighth
-  more_bits = 32,  // the first and the last eighth, and each third of the others
+  more_bits = 32,  // the first eighth, the last eighth, and every third layer between them
   // Properties of the model.
-  grouped = 64,        // at least four heads share one of keys and values
-  four_experts = 128,  // at least
+  grouped = 64,        // at least four query heads share one head of keys and values
+  four_experts = 128,  // at least four experts
   eight_experts = 256,
   other_experts = 512,  // not eight
   falcon = 1024,
@@ -138,7 +139,7 @@ enum Facts : unsigned {
 struct MixRule {
   Role role;
   std::string_view mixes;
-  unsigned when;  // all of these facts must hold
+  unsigned when;  // the rule applies if all of these facts are true
   BlockFormat type;
 };
 
@@ -225,7 +226,7 @@ constexpr Fallback fallbacks[] = {
     {BlockFormat::q6_k, BlockFormat::q8_0},
 };
 
-// Models of 70B, whose attention values are small compared to the rest.
+// Returns true for 70B models, whose attention values are small compared to their other weights.
 bool is_70b(const MixModel& model) noexcept {
   constexpr std::pair<std::string_view, std::uint64_t> sizes[] = {
       {"llama", 80}, {"qwen2", 80}, {"deci", 80}, {"olmo", 80}, {"jais2", 68}};
@@ -275,7 +276,7 @@ class Mixer {
   }
 
  private:
-  // Layers by number; llama.cpp counts in this order.
+  // Returns the indices of the tensors, sorted by layer: llama.cpp counts tensors in this order.
   [[nodiscard]] std::vector<std::size_t> in_order() const {
     std::vector<std::size_t> order(tensors_.size());
     std::iota(order.begin(), order.end(), 0);
@@ -308,7 +309,7 @@ class Mixer {
     if (role == Role::ffn_down || role == Role::ffn_gate || role == Role::ffn_up) {
       std::uint64_t& counter = counters_[static_cast<std::size_t>(role)];
       index = counter++;
-      // Experts of a layer are separate tensors, so their number is in the name.
+      // Each expert may be a separate tensor, so the layer's number in the name replaces the count.
       if (model_.experts > 1 && !is_lowest(mix_)) {
         index = layer_of(tensor.name).value_or(index);
       }
@@ -330,7 +331,7 @@ class Mixer {
     const auto& extents = shape.extents();
     const bool is_stack = extents.size() >= 3 && extents[extents.size() - 3] > 1;
     const bool is_role = role == Role::ffn_up || role == Role::ffn_gate || role == Role::ffn_down;
-    // Its attention projections are stacks, too.
+    // In this architecture attention projections are stacks too, but they do not become MXFP4.
     if (model_.architecture == "bailingmoe3" && !is_role) return BlockFormat::q8_0;
     return is_stack ? BlockFormat::mxfp4 : BlockFormat::q8_0;
   }
@@ -373,13 +374,14 @@ class Mixer {
   const MixModel& model_;
   bool has_importance_;
   std::span<const MixTensor> tensors_;
-  std::uint64_t values_ = 0;  // tensors of Role::attn_v
-  std::uint64_t value_ = 0;   // index of the next one
-  bool is_tied_ = true;       // the output head is the embedding
+  std::uint64_t values_ = 0;  // number of tensors of Role::attn_v
+  std::uint64_t value_ = 0;   // index of the next tensor of Role::attn_v
+  bool is_tied_ = true;       // the output head shares the embedding's tensor
   std::array<std::uint64_t, static_cast<std::size_t>(Role::other) + 1> counters_ = {};
 };
 
-// Returns an integer, or the first layer's if the value is a list.
+// Returns an integer of the metadata, or its first element if it is a list with one element per
+// layer.
 std::optional<std::uint64_t> first_number(const Metadata& metadata, const std::string& key) {
   const auto found = metadata.find(key);
   if (found == metadata.end()) return std::nullopt;

@@ -1,5 +1,5 @@
-// Types of a language model's tensors in a quantized GGUF file: llama.cpp's rules, for tensors with
-// llama.cpp's names, as data. docs/convert.md
+// Chooses the types of a language model's tensors in a quantized GGUF file by llama.cpp's rules,
+// which apply to llama.cpp's tensor names. See docs/convert.md.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace loadstone {
 struct Mix {
   std::string_view name;    // "q4_k_m"
   std::uint32_t file_type;  // value of general.file_type
-  Encoding type;            // of most tensors
+  Encoding type;            // type of most tensors
 };
 [[nodiscard]] std::span<const Mix> mixes() noexcept;
 // Returns null for an unknown name; ignores case.
@@ -32,8 +32,8 @@ struct MixModel {
   std::string architecture;
   std::uint64_t layers = 0;
   std::uint64_t experts = 0;
-  std::uint64_t heads = 0;     // of the first layer
-  std::uint64_t kv_heads = 0;  // the same
+  std::uint64_t heads = 0;     // number of the first layer's attention heads
+  std::uint64_t kv_heads = 0;  // number of the first layer's key and value heads
 };
 // Reads GGUF metadata; nullopt if they do not describe a language model (no number of layers).
 [[nodiscard]] std::optional<MixModel> mix_model(const Metadata& metadata);
@@ -41,28 +41,29 @@ struct MixModel {
 struct MixTensor {
   std::string_view name;
   const Shape* shape;
-  std::optional<Encoding> asked;  // requested by the caller, instead of the rules
+  std::optional<Encoding> asked;  // type that the caller requested, which overrides the rules
 };
 
 // Returns true if llama.cpp quantizes the tensor at all.
 [[nodiscard]] bool is_mixed(std::string_view name, const Shape& shape,
                             std::string_view architecture) noexcept;
 
-// Returns the type of each tensor, all of which must be mixed. If rows are not whole blocks of the
-// type, they get a fallback: see fitting_type().
+// Returns the type of each tensor. Each tensor must satisfy is_mixed(). A tensor whose rows are not
+// whole blocks of its type gets a fallback: see fitting_type().
 [[nodiscard]] std::vector<Encoding> mixed_types(const Mix& mix, const MixModel& model,
                                                 bool has_importance,
                                                 std::span<const MixTensor> tensors);
 
-// Returns true if llama.cpp rejects such blocks without an importance matrix: those of the fewest
-// bits, except for the token embedding and the output head.
+// Returns true if llama.cpp rejects blocks of this type without an importance matrix. It rejects
+// the types with the fewest bits, except for the token embedding and the output head.
 [[nodiscard]] bool mix_needs_importance(const Mix* mix, std::string_view name,
                                         BlockFormat type) noexcept;
-// Returns true for a tensor that is indexed by tokens, for which no importance is measured.
+// Returns true for a tensor whose rows are looked up by token: llama-imatrix measures no importance
+// for it.
 [[nodiscard]] bool is_token_embedding(std::string_view name) noexcept;
 
-// Returns the type or, if rows are not whole blocks of it, llama.cpp's substitute: a type of
-// smaller blocks, or F16.
+// Returns the type or, if the rows are not whole blocks of the type, llama.cpp's substitute: a type
+// with smaller blocks, or F16.
 [[nodiscard]] Encoding fitting_type(Encoding type, const Shape& shape) noexcept;
 
 }  // namespace loadstone

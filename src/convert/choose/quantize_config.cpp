@@ -43,8 +43,8 @@ namespace loadstone {
 
 namespace {
 
-// "model.layers.0.mlp.experts" for its stack "model.layers.0.mlp.experts.gate_up_proj"; nullopt for
-// single experts and other tensors.
+// Returns the module of a stack of experts ("model.layers.0.mlp.experts" for
+// "model.layers.0.mlp.experts.gate_up_proj"); nullopt for single experts and other tensors.
 std::optional<std::string> stack_module(const PlannedTarget& target) {
   constexpr std::string_view infix = ".experts.";
   const auto at = target.name.rfind(infix);
@@ -55,7 +55,7 @@ std::optional<std::string> stack_module(const PlannedTarget& target) {
   return target.name.substr(0, at + infix.size() - 1);
 }
 
-// Returns true if a different pattern matches a prefix of the name.
+// Returns true if `sums` contains a pattern with * that covers the name.
 bool is_covered(const std::set<std::string>& sums, std::string_view name) {
   if (name.ends_with('*')) return false;
   for (std::size_t size = name.size(); size > 0; --size) {
@@ -76,8 +76,9 @@ bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix
   return found != prefixes.end() && found->starts_with(prefix);
 }
 
-// A server builds one layer for a stack of experts, and looks it up by the stack's module or by the
-// names that its experts' weights would have. `plain`: tensors without codes.
+// Adds stacks of experts without codes. A server builds one layer for a stack of experts, and looks
+// the layer up by the stack's module or by the names that its experts' weights would have. `plain`:
+// tensors without codes.
 void add_stacks(const std::vector<const PlannedTarget*>& plain, QuantizedModules& modules) {
   std::set<std::string> quantized;
   for (const auto& [name, quantization] : modules.quantized) quantized.insert(name);
@@ -113,11 +114,13 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
   }
 }
 
-// Returns the config with this section, or without one if it is empty. Everything that
-// quantization_claim() takes for a claim is removed, in the configs of the model's parts too.
+// Returns the config with `section` as "quantization_config"; an empty section adds none. Removes
+// everything else that quantization_claim() takes for a claim, also in the configs of the model's
+// parts.
 std::string with_section(const std::string& config, const std::string& section) {
   constexpr std::string_view ours = "quantization_config";
-  bool is_kept = !section.empty();  // written once, at the old place
+  // the first one is kept, so that the section replaces it in place
+  bool is_kept = !section.empty();
   const auto drops = [&](std::string_view key, unsigned level) {
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
     return key != ours || level > 0 || !std::exchange(is_kept, false);
@@ -133,7 +136,8 @@ bool keeps(const Plan& plan, Dtype narrow) {
   });
 }
 
-// nullopt: the plan has no such tensor.
+// Returns the dtype of most values in unquantized floating-point tensors of 16 bits or more;
+// nullopt if the plan has no such tensor.
 std::optional<Dtype> main_dtype(const Plan& plan) {
   std::array<std::uint64_t, dtype_count> counts = {};
   for (const PlannedTarget& target : plan.targets) {
@@ -165,15 +169,15 @@ bool changes_dtype(const Plan& plan) {
   });
 }
 
-// Returns the config with the output's dtype as "dtype" and "torch_dtype", in configs of the
-// model's parts too: the dtype of most values in unquantized floating-point tensors of 16 bits or
-// more. If there is no such tensor or no such member, the config is unchanged.
+// Returns the config with main_dtype() as "dtype" and "torch_dtype", also in the configs of the
+// model's parts. The config is unchanged if the plan has no such dtype or the config has no such
+// member.
 std::string with_dtype_of(const Plan& plan, std::string_view config) {
   const auto dtype = main_dtype(plan);
   if (!dtype) return std::string(config);
   return with_changes(
       config, [&](std::string_view key, std::string_view value) -> std::optional<std::string> {
-        // A quantization scheme's own dtype has another meaning.
+        // A quantization scheme's own dtype has a different meaning, so it stays.
         const bool is_scheme =
             std::ranges::find(quantization_members, key) != quantization_members.end();
         if (is_scheme) return std::string(value);
@@ -229,7 +233,7 @@ std::vector<std::string> summed_up(const QuantizedModules& modules) {
   for (const auto& [name, quantization] : modules.quantized) taken.insert(name);
   std::set<std::string> sums;
   for (const std::string& name : modules.plain) {
-    // The shortest prefix, up to a dot, that no quantized module has.
+    // Find the shortest prefix, up to a dot, that no quantized module has.
     std::string sum = name;
     for (std::size_t dot = name.find('.'); dot != std::string::npos;
          dot = name.find('.', dot + 1)) {

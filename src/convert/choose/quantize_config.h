@@ -1,5 +1,5 @@
-// Quantized tensors in files: names, shapes and configs for the libraries that read them, and the
-// other files of a model's folder.
+// Declares the names and shapes of quantized tensors in files, the configs for the libraries that
+// read them, and the other files of a model's folder.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace loadstone {
 
-// Returns the tensors of a target in a file, without offsets; the target itself if it is not
-// quantized.
+// Returns the tensors that a file stores for a target, without offsets. For a target that is not
+// quantized, this is the target itself.
 [[nodiscard]] std::vector<OutputTensor> output_tensors(const Conversion& conversion,
                                                        const PlannedTarget& target,
                                                        QuantizeStyle style);
@@ -22,11 +22,12 @@ namespace loadstone {
 // Returns the naming style of components. bitsandbytes' encodings have one style only.
 [[nodiscard]] NamingStyle naming_style(const WrittenEncoding& encoding,
                                        QuantizeStyle style) noexcept;
-// Throws Error "internal" if the style has no such component.
+// Returns the style's name for a component. Throws Error "internal" if the style has no such
+// component.
 [[nodiscard]] const ComponentName& component_of(const WrittenEncoding& encoding,
                                                 QuantizeStyle style, std::string_view component);
-// Returns the name of component number `part` of a target. If the parameter is not ".weight", its
-// name is part of the result.
+// Returns the name in files of the component with index `part`. The name contains the parameter's
+// name, unless that is ".weight".
 [[nodiscard]] std::string component_name(const std::string& target, std::size_t part,
                                          std::string_view suffix);
 
@@ -38,7 +39,7 @@ void check_style(const QuantizeOptions& options);
 
 // ---- configs
 
-// Content of an output's config: names of modules, in the plan's order.
+// Modules that an output's config lists, in the plan's order.
 struct QuantizedModules {
   std::vector<std::string> plain;  // modules that a server could quantize and that are unchanged
   // Modules with unquantized stacks of experts; `plain` has their parts.
@@ -46,7 +47,7 @@ struct QuantizedModules {
   // Quantized modules with their quantization.
   std::vector<std::pair<std::string, const Quantization*>> quantized;
 
-  // Includes their usual names, if these differ.
+  // Returns the names of the quantized modules, and their usual names if these differ.
   [[nodiscard]] std::vector<std::string> quantized_names() const;
 };
 
@@ -54,16 +55,17 @@ struct QuantizedModules {
 [[nodiscard]] QuantizedModules quantized_modules(const Plan& plan,
                                                  const std::vector<RepackedTensor>& repacked);
 
-// Returns prefixes with * that cover the plain modules and no quantized one, as ModelOpt does.
+// Returns patterns PREFIX* that match all plain modules and no quantized module, as ModelOpt writes
+// them.
 [[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
 
 struct ConfigChanges {
   bool is_decoded = false;  // a quantized tensor of the source is decoded
-  bool is_untied = false;   // tensors that the source ties have separate values
+  bool is_untied = false;   // tensors that are tied in the source have separate values
 };
 
-// Sets the output's config and, for a folder, the files next to the model: those of `folder`, with
-// config.json edited. Adds findings for files that cannot be written.
+// Sets the output's config. For a folder, also sets the files next to the model: the files of
+// `folder`, with config.json edited. Adds findings for files that cannot be written.
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes);
 

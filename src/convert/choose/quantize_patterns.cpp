@@ -15,12 +15,12 @@ namespace loadstone {
 
 namespace {
 
-// Names without a numeric part: modules outside of the blocks of layers.
+// Matches names without a numeric component, which are modules outside of the blocks of layers.
 constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
 
 constexpr std::size_t pattern_bytes_max = 4000;
 
-// Heads of encoders, whose weights are tied to an embedding and so in no file.
+// Matches heads of encoders, which no file contains because their weights are tied to an embedding.
 constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
 
 Pattern compile_module_pattern(std::string_view text) {
@@ -33,7 +33,8 @@ bool matches_any(const std::string& pattern, const std::vector<std::string>& mod
                              [&](std::string_view each) { return is_in(*compiled, each); });
 }
 
-// Returns the name from its first block of layers, or else its first numbered list, or all of it.
+// Returns the part of the name that begins at its first block of layers, or else at its first
+// numbered list, or the whole name.
 std::string_view from_layers(std::string_view module) {
   static const Pattern layers = compile_module_pattern(layer_pattern);
   static const Pattern list = compile_module_pattern(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
@@ -46,7 +47,7 @@ std::string_view from_layers(std::string_view module) {
   return module;
 }
 
-// Replaces `layer.0` by `layers.0`: transformers renames it in some models.
+// Replaces `layer.0` by `layers.0`, because transformers renames it in some models.
 std::string with_layers(std::string_view module) {
   static const Pattern layer = compile_module_pattern(R"((^|\.)layer\.(\d))");
   std::string name(module);
@@ -54,8 +55,8 @@ std::string with_layers(std::string_view module) {
   return name;
 }
 
-// Returns an expression that matches the text, and `layers.0` for `layer.0`; optionally any number
-// in place of its numbers.
+// Returns an expression that matches the name, and `layers.0` for `layer.0`. With `any_number`,
+// each number in the name matches any number.
 std::string escaped(std::string_view module, bool any_number) {
   std::string pattern;
   bool is_layer = false;
@@ -72,8 +73,8 @@ std::string escaped(std::string_view module, bool any_number) {
   return pattern;
 }
 
-// Returns the parts of a name's prefix, each with its number, without `model`, which libraries add
-// and drop.
+// Splits a name's prefix into components, each with the number after it. Omits `model`, which
+// libraries add and drop.
 std::vector<std::string_view> parts_of(std::string_view before) {
   std::vector<std::string_view> parts;
   for (std::size_t begin = 0; begin < before.size();) {
@@ -111,7 +112,7 @@ class Patterns {
   Patterns(const Patterns&) = delete;
   Patterns& operator=(const Patterns&) = delete;
 
-  // Returns true if a pattern is in the module under any prefix.
+  // Returns true if another module's name begins with this module, under any prefix.
   [[nodiscard]] bool is_inside(std::string_view module) const {
     const std::string_view name = from_layers(module);
     for (const std::string& each : {std::string(name), with_layers(name)}) {
@@ -159,7 +160,7 @@ class Patterns {
  private:
   struct Group {
     std::set<std::string> layers;
-    std::vector<std::string_view> names;  // beginning with the layers
+    std::vector<std::string_view> names;  // module names that begin at the block of layers
   };
 
   static std::string with_any_prefix(std::string_view pattern) {
@@ -173,7 +174,8 @@ class Patterns {
     return true;
   }
 
-  // Adds one with a part of the prefix, or all parts, and any names in between.
+  // Adds a pattern with one component of the prefix, or with all of them, and any names between
+  // them.
   bool push_by_part(std::string_view before, std::string_view pattern) {
     constexpr std::string_view between = R"(\.(.*\.)?)";
     std::string all;
@@ -185,7 +187,7 @@ class Patterns {
     return !all.empty() && push_if_free(with_any_prefix(all + std::string(pattern)));
   }
 
-  // Names that are too long for a pattern are listed unchanged.
+  // Skips patterns that are too long: the caller's list contains the module's name anyway.
   void push(std::string pattern) {
     if (pattern.size() > pattern_bytes_max || !added_.insert(pattern).second) return;
     patterns_.push_back(std::move(pattern));
@@ -200,10 +202,11 @@ class Patterns {
     return is_free;
   }
 
-  std::vector<std::string> others_;      // and their other names
-  std::set<std::string_view> endings_;   // of their names, starting at each dot
+  std::vector<std::string> others_;      // names that no pattern may match, and their renamed forms
+  std::set<std::string_view> endings_;   // each of others_, and its parts after each dot
   std::map<std::string, bool> is_free_;  // true if a pattern matches no other module
-  // By the name before the layers, the word for layers, and the rest of the name.
+  // Modules by their prefix before the layers, the name of the list of layers, and the rest of the
+  // name.
   std::map<std::tuple<std::string_view, std::string_view, std::string>, Group> groups_;
   std::set<std::string> added_;
   std::vector<std::string> patterns_;
@@ -223,7 +226,8 @@ std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain
   };
   Patterns single(quantized);
   if (matches_any(std::string(outside_blocks), quantized)) {
-    // Rules apply to blocks: they could match a quantized module under another name.
+    // The rules below are meant for blocks: for modules outside of blocks they could match a
+    // quantized module under a different name, so these modules get single patterns.
     const Pattern outside = compile_module_pattern(fmt::format("^(?:{})", outside_blocks));
     const auto is_outside = [&](const std::string& each) { return is_in(*outside, each); };
     for (const std::string& each : plain) {

@@ -11,7 +11,7 @@ constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
 constexpr std::string_view sequential_types = "llama4|llama4_text";
 
-// For each use, the first match gives the reason that is shown.
+// For each use, the first matching rule gives the reason that loadstone reports.
 constexpr PlainRule layer_rules[] = {
     {RuleUse::plain,
      R"((^|\.)(embed_tokens|word_embeddings|wte|wpe|embed_in|tok_embeddings|embeddings?|)"

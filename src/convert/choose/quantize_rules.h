@@ -1,5 +1,5 @@
-// The tensors to quantize, those that share a scale, and those that stay plain: as data, to be
-// extended.
+// Tables of the tensors to quantize, the tensors that share a scale, and the tensors that stay
+// plain.
 #pragma once
 
 #include <cstdint>
@@ -17,25 +17,27 @@ namespace loadstone {
 enum class RuleUse : std::uint8_t {
   plain,  // do not quantize
   bnb,    // do not quantize with bitsandbytes' encodings
-  // transformers takes the layer's codes for values, except with WrittenEncoding::decodes_experts,
-  // in any style it reads.
+  // transformers takes the layer's codes for values, except in the style compressed-tensors with an
+  // encoding that has WrittenEncoding::decodes_experts.
   joined,
+  // transformers takes the layer's codes for values in every style that it reads.
   split,
   lost,  // transformers does not find the plain tensor if other tensors of the folder are quantized
 };
 
-// A name that should stay plain. Rules for linear layers match the module as well as its weight,
-// because configs list modules.
+// A name that should stay plain. Rules for linear layers match the module's name as well as its
+// weight's name, because configs list modules.
 struct PlainRule {
-  // The reason of a rule for names to which no later rule applies.
+  // Reason of a rule that ends the search: readers support the names that it matches.
   static constexpr std::string_view is_read = "";
 
   RuleUse use;
   std::string_view pattern;
   std::string_view reason;
-  std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
-  bool is_linear = true;         // a layer that readers of quantized linear layers may replace
-  std::string_view advice = "--exclude leaves them as numbers";  // if such a name was quantized
+  std::string_view model_types;  // pattern for "model_type" in config.json; empty: any type
+  bool is_linear = true;  // true if readers may replace the layer by a quantized linear layer
+  // Suggestion if a matching tensor is quantized.
+  std::string_view advice = "--exclude leaves them as numbers";
 };
 
 // Servers load weights as one matrix, with one scale, if their names agree in the first group and
@@ -50,10 +52,10 @@ inline constexpr std::string_view partner_patterns[] = {
     R"(^(.*)\.(?:w1|w3)\.weight$)",
 };
 
-// A tensor [experts, rows, columns] as the weights of single experts.
+// Cuts a tensor [experts, rows, columns] into the weights of single experts.
 struct StackRule {
-  std::string_view pattern;          // group 1: the module of the experts
-  ExpertRole first;                  // role of an expert's rows
+  std::string_view pattern;          // role of an expert's first half of rows, or of all rows
+  ExpertRole first;                  // role of the second half; nullopt if all rows are one weight
   std::optional<ExpertRole> second;  // role of the second half; nullopt: all rows are one weight
 };
 inline constexpr StackRule stack_rules[] = {
@@ -73,10 +75,11 @@ inline constexpr std::string_view weight_pattern =
 
 // Model types with stacks of experts [experts, columns, rows], or with interleaved rows.
 inline constexpr std::string_view turned_stack_types = "gpt_oss|llama4|llama4_text";
-// Model types published with Mixtral's names of experts, and those of them whose block of experts
-// has the same name whether or not the experts are one tensor.
+// Model types whose checkpoints name experts as Mixtral does, and whose block of experts is renamed
+// if the experts are one tensor.
 inline constexpr std::string_view mixtral_word_types =
     "kimi_linear|mixtral|minimax|minimax_m2|phimoe";
+// Model types that also name experts as Mixtral does, but never rename the block of experts.
 inline constexpr std::string_view kept_block_types =
     R"(deepseek_v4|lfm2_moe|(minimax_m3_vl|mistral_large4)(_text)?)";
 

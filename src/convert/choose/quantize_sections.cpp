@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-struct Absent {};  // for a member to omit
+struct Absent {};  // value of a member to omit
 struct Raw {
   std::string_view json;
 };
@@ -66,7 +66,7 @@ std::string text_of_config(const Members& members, unsigned indent) {
   return json.take();
 }
 
-// In the plan's order.
+// Returns the encodings of the quantized modules, in the plan's order.
 std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
   std::vector<const WrittenEncoding*> encodings;
   for (const auto& [name, quantization] : modules.quantized) {
@@ -76,8 +76,8 @@ std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules
   return encodings;
 }
 
-// Returns the targets of a group of modules: names and patterns, or all linear layers if there is
-// only one group.
+// Returns the targets of the group of modules with this encoding: names and patterns, or all linear
+// layers if there is only one group.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
@@ -96,7 +96,8 @@ std::vector<std::string> targets_of(const QuantizedModules& modules,
 
 // ---- ModelOpt
 
-// The version of ModelOpt with this layout. Servers require the producer's name.
+// Version of ModelOpt that writes this layout. It is written with the producer's name, which
+// servers require.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view mixed_precision = "MIXED_PRECISION";
 
@@ -105,7 +106,7 @@ Members algorithm_rows(const UnifiedConfig& algorithm, bool with_kv_cache) {
           {"kv_cache_quant_algo", only_if(with_kv_cache, nullptr)},
           {"group_size", only_if(algorithm.group_size != 0, algorithm.group_size)},
           {"has_zero_point", only_if(algorithm.is_awq, false)},
-          {"pre_quant_scale", only_if(algorithm.is_awq, false)}};  // needs a calibration
+          {"pre_quant_scale", only_if(algorithm.is_awq, false)}};  // true would need a calibration
 }
 
 Members number_rows(const WrittenEncoding& encoding, bool is_weight) {
@@ -127,7 +128,7 @@ Members layer_rows(const QuantizedModules& modules) {
   return layers;
 }
 
-// One group of modules per encoding.
+// Returns one group of modules per encoding.
 Json unified_groups(const QuantizedModules& modules) {
   const auto encodings = encodings_of(modules);
   const bool is_mixed = encodings.size() > 1;
@@ -187,7 +188,7 @@ Members compressed_groups(const QuantizedModules& modules) {
   return groups;
 }
 
-// Returns the plain modules, and patterns (Python's re) for the names that a library gives them.
+// Returns the plain modules, and patterns (Python's re) that match the names a library gives them.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
   const auto quantized = modules.quantized_names();
@@ -204,11 +205,13 @@ std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
 
 // Returns the plain modules in the form that transformers matches: a suffix of a module's name, or
 // a pattern for its prefix up to a dot. If a quantized module matches such a name, a pattern for
-// the full name replaces it. More patterns match the names that the library gives the modules.
+// the full name replaces it. Additional patterns match the names that the library gives the
+// modules.
 //
-// Adds the outermost module around each that contains no quantized module, because the library may
-// rename submodules (Mimi's "decoder_transformer" becomes a part of its "decoder"). Readers look
-// for the name anywhere in a module's name, so no quantized module may contain it.
+// Adds the outermost module around each plain module that contains no quantized module, because the
+// library may rename submodules (Mimi's "decoder_transformer" becomes a part of its "decoder").
+// Readers search for the added name anywhere in a module's name, so no quantized module may contain
+// it.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
   const std::vector<std::string> quantized = modules.quantized_names();
   std::map<std::string, bool> is_plain;

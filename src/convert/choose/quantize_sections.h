@@ -1,4 +1,4 @@
-// Sections of configs about quantized tensors, one row per member.
+// Writes the sections of configs that describe quantized tensors.
 #pragma once
 
 #include <string>

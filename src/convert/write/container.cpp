@@ -23,7 +23,7 @@ std::span<const Container* const> containers() noexcept {
   return all;
 }
 
-// Returns true for keys that determine what a model computes.
+// Returns true for metadata keys that affect what a model computes.
 static bool is_of_model(std::string_view key) {
   return !starts_with_word(key, "general. tokenizer. quantize.");
 }

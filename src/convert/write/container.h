@@ -1,4 +1,4 @@
-// The formats of files that conversions write. To add one, write one class and add it to
+// Declares the file formats that conversions write. To add a format, write a class and add it to
 // containers().
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// One format: its names, metadata and layout. Immutable, so thread-safe.
+// A file format: its names, metadata and layout. Immutable, so thread-safe.
 class Container {
  public:
   Container(const Container&) = delete;
@@ -25,31 +25,33 @@ class Container {
   [[nodiscard]] virtual FileFormat format() const noexcept = 0;
   // Suffix of file names: ".safetensors".
   [[nodiscard]] virtual std::string_view suffix() const noexcept = 0;
-  // Suffix of the file that lists shards; empty: there is no such file.
+  // Suffix of the file that lists shards; empty if the format has no such file.
   [[nodiscard]] virtual std::string_view index_suffix() const noexcept { return {}; }
   // Returns true if files store GGUF blocks unchanged.
   [[nodiscard]] virtual bool holds_blocks() const noexcept = 0;
 
-  // Returns the header's metadata: the part of the sources' metadata that the format supports, with
-  // the options' entries added or replaced. Adds findings for keys that are omitted or missing.
-  // Throws Error "plan.options" for entries of the options that it does not support.
+  // Returns the header's metadata: the entries of the sources' metadata that the format supports,
+  // with the options' entries added or replaced. Adds findings for keys that are omitted or
+  // missing. Throws Error "plan.options" for entries of the options that the format does not
+  // support.
   [[nodiscard]] virtual Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                           std::vector<Finding>& findings) const = 0;
-  // Returns an error for a tensor that files cannot store: its name, shape or encoding.
+  // Returns an error for a tensor whose name, shape or encoding files cannot store.
   [[nodiscard]] virtual std::optional<Finding> refuse(const OutputTensor& tensor,
                                                       const ConvertOptions& options) const = 0;
-  // Returns true for a lower-case name that selects encodings without being one: a mix, a dtype.
+  // Returns true for a lower-case name that selects several encodings, such as a mix, or a dtype.
   [[nodiscard]] virtual bool is_format(std::string_view) const { return false; }
-  // Chooses the tensors to quantize, if the options request it; may change recipes and add
-  // metadata. Throws Error "plan.options" for formats that files cannot store.
+  // Chooses the tensors to quantize, if the options request it. May change recipes and add
+  // metadata. Throws Error "plan.options" for encodings that files of this format cannot store.
   [[nodiscard]] virtual Choices choose(const ConvertOptions& options, const Catalog& catalog,
                                        Metadata& metadata, Recipes& recipes,
                                        std::vector<Finding>& findings) const = 0;
   // Returns the naming style of components.
   [[nodiscard]] virtual QuantizeStyle style(const ConvertOptions& options) const noexcept = 0;
-  // Sorts a file's tensors, whose `end` is their size, and assigns offsets.
+  // Sorts a file's tensors and assigns their offsets. Before the call, `end` of each tensor is its
+  // size.
   virtual void place(const Conversion& conversion, OutputFile& file) const = 0;
-  // Returns all bytes before the data of a file whose tensors have offsets.
+  // Returns all bytes before the data of a file. The file's tensors must have offsets.
   [[nodiscard]] virtual std::string header(const Conversion& conversion,
                                            std::size_t file) const = 0;
   // Returns an error for a header that readers reject.
@@ -57,11 +59,12 @@ class Container {
   // Returns the text of the file that lists shards.
   [[nodiscard]] virtual std::string index(const Conversion&) const { return {}; }
 
-  // Returns true if the name is that of a model's shard or index.
+  // Returns true if the name is that of a shard or an index of any model.
   [[nodiscard]] bool is_model_name(std::string_view name) const noexcept;
-  // Returns true if a conversion with this stem writes the file: the file, a shard or the index.
+  // Returns true if a conversion with this stem may write a file of this name: the only file, a
+  // shard or the index.
   [[nodiscard]] bool is_output_name(std::string_view name, std::string_view stem) const;
-  // "model.safetensors", or "model-00001-of-00003.safetensors".
+  // Returns the name of a shard: "model.safetensors", or "model-00001-of-00003.safetensors".
   [[nodiscard]] std::string shard_name(const std::string& stem, std::size_t index,
                                        std::size_t count) const;
 
@@ -78,14 +81,15 @@ extern const Container& gguf_container;
 // Returns the formats that loadstone writes.
 [[nodiscard]] std::span<const Container* const> containers() noexcept;
 
-// Text has no types, so safetensors metadata keep those of numbers and bools under this key:
-// "llama.block_count=u32 llama.use_parallel_residual=bool".
+// Key under which safetensors metadata stores the types of numbers and bools, because its values
+// are always text: "llama.block_count=u32 llama.use_parallel_residual=bool".
 inline constexpr const char* types_key = "loadstone.gguf_types";
-// Returns that text for the entries of `source` in `texts`; empty if all of these are text.
+// Returns the value for `types_key`: the types of the entries of `source` that are in `texts`.
+// Empty if all these entries are text.
 [[nodiscard]] std::string types_text(const Metadata& source, const Metadata& texts);
 
-// Reports entries of the sources that a header cannot store, as one finding; none if `keys` is
-// empty.
+// Adds one finding for entries of the sources that a header cannot store. Adds no finding if `keys`
+// is empty.
 void report_left_out(std::vector<std::string> keys, std::string_view reason,
                      std::vector<Finding>& findings);
 

@@ -37,7 +37,7 @@ constexpr std::uint64_t copy_bytes = 1 << 20;
               {.path = std::move(path), .found = std::move(found)});
 }
 
-// Opens the file with the content; null if that is text. Does not follow a link.
+// Opens the file that is to be copied; returns null if the content is text. Does not follow a link.
 std::shared_ptr<ByteSource> source_of(const ExtraFile& extra, WritableStorage& storage) {
   if (extra.copy_of.empty() || extra.source) return extra.source;
   std::shared_ptr<ByteSource> file;
@@ -208,7 +208,8 @@ ModelFolder claims_beside(const Catalog& catalog) {
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
   const FileOpener opener{catalog.storage(), true};
-  const bool must_read = may_hold_codes(catalog);  // else another program may own the file
+  // Otherwise a different program may have written the config.
+  const bool must_read = may_hold_codes(catalog);
   const auto text = [&](std::string_view name) -> std::optional<std::string> {
     try {
       return find_config(opener, catalog.root(), name);
@@ -253,7 +254,8 @@ Finding unread_claim(std::string_view file, std::string_view root) {
           .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }
 
-// Moves adapters out of the remaining weights; other formats of an adapter stay.
+// Removes the merged adapters from `others` and returns them. Adapters in other formats stay in
+// `others`.
 static std::vector<std::string> take_adapters(std::vector<std::string>& others,
                                               const Catalog& catalog) {
   const auto& inputs = catalog.checkpoints();
@@ -279,7 +281,8 @@ static std::vector<std::string> take_adapters(std::vector<std::string>& others,
   return adapters;
 }
 
-// Returns true for "auto_map", and for classes of sentence-transformers that the folder defines.
+// Returns true if the folder's configs refer to code: by "auto_map", or by classes of
+// sentence-transformers that the folder defines.
 static bool names_code(const ModelFolder& folder, WritableStorage& storage) {
   if (folder.config.find("\"auto_map\"") != std::string::npos) return true;
   const auto modules = std::ranges::find(folder.files, modules_name, &ExtraFile::name);

@@ -47,11 +47,12 @@ constexpr std::string_view usual_companion_names =
     "feature_extractor_config.json audio_tokenizer_config.json modules.json "
     "sentence_bert_config.json config_sentence_transformers.json scheduler_config.json dtypes.json "
     "hf_quant_config.json quantize_config.json quant_config.json";
-// Tokenizers and templates have special names.
+// Endings and beginnings of the names of files that are copied without being JSON.
 constexpr std::string_view usual_endings = ".model .tiktoken .codes .jinja";
 constexpr std::string_view usual_texts = "README LICENSE LICENCE NOTICE USE_POLICY MODEL_CARD";
 
-// "model.safetensors.index.json", and "model.safetensors.index.fp16.json" of a variant.
+// Returns true for "model.safetensors.index.json", and for "model.safetensors.index.fp16.json" of a
+// variant.
 bool is_index(std::string_view name) {
   return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
 }

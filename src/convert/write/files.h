@@ -1,4 +1,4 @@
-// Names and kinds of files next to a model and at a target.
+// Classifies the files next to a model and at a target by their names and kinds.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,30 @@
 namespace loadstone {
 
 [[nodiscard]] bool same_file(const FileStatus& a, const FileStatus& b) noexcept;
-// Returns true if both exist and are one file.
+// Returns true if both paths exist and are the same file.
 [[nodiscard]] bool same_file(WritableStorage& storage, const std::string& a, const std::string& b);
 [[nodiscard]] bool is_plain_folder(WritableStorage& storage, const std::string& path);
-// Returns true if a conversion wrote the file: other programs write files of that name too.
+// Returns true if a conversion wrote the file, because other programs also write files with this
+// name.
 [[nodiscard]] bool is_receipt_file(WritableStorage& storage, const std::string& path);
 
-// ---- Folders below a model's own that its configs name
+// ---- Subfolders of a model's folder that its configs name
 
 inline constexpr std::string_view modules_name = "modules.json";  // of sentence-transformers
 inline constexpr std::string_view pipeline_name = "model_index.json";
 
-// Returns true for a relative path of plain names, which stays below its folder.
+// Returns true for a relative path of plain names, which cannot leave its folder.
 [[nodiscard]] bool is_path_below(std::string_view path);
 // Returns paths of the modules in modules.json except the model's own folder; empty for other text.
 [[nodiscard]] std::vector<std::string> module_folders(std::string_view modules);
 // Names of the components in model_index.json.
 [[nodiscard]] std::vector<std::string> component_folders(std::string_view pipeline);
-// Returns relative paths of everything in a folder except folders, sorted. Does not follow links;
-// folders below the eighth level are listed like files.
+// Returns the sorted relative paths of everything in a folder except subfolders. Does not follow
+// links, and lists folders below the eighth level like files.
 [[nodiscard]] std::vector<std::string> paths_below(WritableStorage& storage,
                                                    const std::string& folder);
-// Removes the folder and those below it. Returns false if it has a file, or one cannot be removed.
+// Removes the folder and its subfolders. Returns false if there is a file, or if a folder cannot be
+// removed.
 bool remove_empty_folders(WritableStorage& storage, const std::string& folder);
 
 // ---- Files of a model's folder that a conversion copies, by name
@@ -43,9 +45,9 @@ enum class FileRole : std::uint8_t {
   weights,    // tensors and archives in any format; a conversion reads or ignores these
   skipped,    // rewritten by each conversion, or useless to a reader: indexes, caches, locks
 };
-// `name`: without folders.
+// `name`: the file's name without its folders.
 [[nodiscard]] FileRole file_role(std::string_view name);
-// Returns true for texts and images: a folder with nothing else is copied as a whole.
+// Returns true for texts and images. A folder that contains nothing else is copied as a whole.
 [[nodiscard]] bool is_text_or_image(std::string_view name);
 // Returns true for files that libraries read with a model.
 [[nodiscard]] bool is_usual_companion(std::string_view name);

@@ -1,4 +1,4 @@
-// The other files in the folder of a checkpoint.
+// Finds the other files in the folder of a checkpoint.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::string_view config_name = "config.json";
 
-// Returns true if the file belongs to the checkpoint, or has pieces of its tensors. Without a
-// catalog nothing is known.
+// Returns true if the file belongs to the checkpoint, or contains parts of its tensors. Returns
+// false without a catalog.
 bool is_own_file(const Catalog* catalog, std::string_view name) {
   if (catalog == nullptr) return false;
   const auto has_name = [&](const auto& file) { return file_name(file.path) == name; };
@@ -41,7 +41,7 @@ std::string path_in(const std::string& root, const std::string& name) {
   return root + (root.ends_with('/') ? "" : "/") + name;
 }
 
-// nullopt: the system does not report it.
+// Returns the status of a path; nullopt if the system does not report it.
 std::optional<FileStatus> status_of(Storage& storage, const std::string& path,
                                     bool follows_link = false) {
   FileStatus status;
@@ -61,8 +61,9 @@ bool is_link(Storage& storage, const std::string& path) {
 
 }  // namespace
 
-// Opens a file of the folder. Follows links like for shards: within the folder, or into the blobs
-// of a hub's cache. Null: a different link, or no file.
+// Opens a file of the folder. Follows the links that are allowed for shards: within the folder, or
+// into the blobs of a Hugging Face cache. Returns null if the file is missing or not a regular
+// file, or if a link leads elsewhere.
 static std::shared_ptr<ByteSource> file_in(Storage& storage, const std::string& root,
                                            const std::string& name) {
   try {
@@ -101,12 +102,13 @@ static void add_file(Storage& storage, ModelFolder& folder, const std::string& r
   }
 }
 
-// Selects all files of a module's folder: a library that opens the model reads the weights too.
+// Returns true for files of a module's folder to copy. These include weights, because a library
+// that opens the model reads them too.
 static bool is_of_module(std::string_view name, bool with_code) {
   return !name.starts_with('.') && (with_code || file_role(name) != FileRole::code);
 }
 
-// Returns true if a part of the path is a link, which leads out of the folder.
+// Returns true if a component of the path is a link, because links may lead out of the folder.
 static bool has_link(Storage& storage, const std::string& root, const std::string& path) {
   bool found = is_link(storage, path_in(root, path));
   for_each_folder(path, [&](const std::string& folder) {
@@ -119,7 +121,7 @@ static void add_module(Storage& storage, ModelFolder& folder, const std::string&
                        const std::string& path, bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
   if (has_link(storage, root, path)) return folder.links.push_back(path);
-  // A repository has no folder for modules without files.
+  // Modules without files have no folder in a repository.
   for (const std::string& name : paths_below(storage.writable(), path_in(root, path))) {
     const std::string below = path + "/" + name;
     if (is_of_module(file_name(name), with_code)) {
@@ -130,7 +132,7 @@ static void add_module(Storage& storage, ModelFolder& folder, const std::string&
   }
 }
 
-// A pipeline's models are converted separately.
+// Records a pipeline's models, which are converted separately.
 static void add_components(Storage& storage, ModelFolder& folder, const std::string& root) {
   for (std::string& name : component_folders(config_in(storage, root, pipeline_name))) {
     if (is_folder(storage, path_in(root, name), true)) folder.left.push_back(std::move(name));
@@ -146,7 +148,7 @@ static void sort_names(ModelFolder& folder) {
   std::ranges::sort(folder.others);
 }
 
-// Classifies one name of the model's folder. Returns true if the file is copied.
+// Classifies a file of the model's folder by its name. Returns true if the file is copied.
 static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string& name,
                   bool with_code) {
   const FileRole role = file_role(name);
@@ -157,7 +159,7 @@ static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string
          !(name == adapter_config_name && catalog != nullptr && !is_adapter(*catalog));
 }
 
-// Adds adapters, except those of a training's steps (checkpoint-500).
+// Records adapters, except checkpoints of a training run (checkpoint-500).
 static void add_adapters(ModelFolder& folder, const std::string& name,
                          const std::vector<std::string>& files) {
   if (name.starts_with("checkpoint-")) return;
@@ -168,7 +170,7 @@ static void add_adapters(ModelFolder& folder, const std::string& name,
   }
 }
 
-// Copies a folder of texts and images; only names a folder with other files.
+// Adds the files of a folder of texts and images. Records only the name of other folders.
 static void add_sub_folder(Storage& storage, ModelFolder& folder, const std::string& root,
                            const std::string& name) {
   const auto is_hidden = [](std::string_view path) {
@@ -219,7 +221,7 @@ static ModelFolder model_folder_at(Storage& storage, const std::string& root, bo
   return folder;
 }
 
-// Names to request from a host that cannot list a folder.
+// Returns the names to request from a host that cannot list a folder.
 static std::vector<std::string> names_to_request() {
   std::vector<std::string> names = usual_companions();
   names.emplace_back(config_name);

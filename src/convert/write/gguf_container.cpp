@@ -1,4 +1,4 @@
-// GGUF files: typed metadata and tensor infos before the data, tensors aligned.
+// Writes GGUF files: typed metadata and tensor infos before the data, and aligned tensors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ bool is_gguf(const Catalog& catalog) noexcept {
                              [](const Shard& shard) { return shard.format == FileFormat::gguf; });
 }
 
-// Returns true if some tensor has one of llama.cpp's names: "blk.0.attn_q.weight".
+// Returns true if at least one tensor has a name of llama.cpp's: "blk.0.attn_q.weight".
 bool has_llama_cpp_names(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
     const std::string_view name = tensor.name;
@@ -48,10 +48,10 @@ bool has_llama_cpp_names(const Catalog& catalog) {
   });
 }
 
-// Keys that identify one part of a split file.
+// Returns true for keys that describe one part of a split file.
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
 
-// Keys that describe only the source, not the output.
+// Returns true for keys that describe the source but not the output.
 bool is_of_source(std::string_view key) noexcept {
   return is_of_part(key) || key == "format" || key == types_key ||
          key.starts_with(gguf_shape_prefix);
@@ -71,12 +71,12 @@ std::uint64_t alignment_of(const Metadata& metadata) {
                .expected = "u32, a power of two"});
 }
 
-// ---- Types of metadata: fixed by the format, or lost in text
+// ---- Types of metadata that the format fixes, and types that were lost in text
 
 struct KeyType {
   std::string_view key;
   MetadataType type;
-  MetadataType items = MetadataType::u8;  // for an array
+  MetadataType items = MetadataType::u8;  // type of an array's elements
 };
 
 constexpr MetadataType text_type = MetadataType::string;
@@ -131,7 +131,8 @@ bool has_type(const MetadataValue& item, const KeyType& row) {
   return array == nullptr || array->item_type() == row.items;
 }
 
-// nullopt: the format does not fix the key's type, or the values are arrays.
+// Returns the type of a key; nullopt if the format does not fix the type, or if the values are
+// arrays.
 std::optional<MetadataType> fixed_type(std::string_view key) {
   const auto row = std::ranges::find(key_types, key, &KeyType::key);
   if (row == key_types.end() || row->type == list_type) return std::nullopt;
@@ -158,7 +159,7 @@ bool parse(std::string_view digits, MetadataValue& item) {
   return problem == std::errc() && stop == end;
 }
 
-// Parses the text of text_of(); nullopt if it is not a value of the type.
+// Parses text that text_of() wrote; nullopt if it is not a value of the type.
 std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) {
   MetadataValue item = {.value = digits == "true", .type = type};
   const std::string_view kind = name(type);  // "u8", "i64"
@@ -173,8 +174,8 @@ std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) 
   return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
 }
 
-// Restores the types of texts from a safetensors file, by `types_key` and the format. Returns the
-// keys of texts that do not fit their types and stay text.
+// Restores the types of texts from a safetensors file, by the value of `types_key` and the types
+// that GGUF fixes. Returns the keys of texts that do not fit their types, which stay text.
 std::vector<std::string> restore_types(std::string_view types, Metadata& metadata) {
   const auto kept = types_of(types);
   std::vector<std::string> failed;
@@ -192,8 +193,8 @@ std::vector<std::string> restore_types(std::string_view types, Metadata& metadat
   return failed;
 }
 
-// Throws Error "plan.options" for a caller's entry with the wrong type for its key: ggml would
-// reject the file, or treat the key as missing.
+// Throws Error "plan.options" if the caller gave an entry with the wrong type for its key: ggml
+// would reject the file, or treat the key as missing.
 void check_key_types(const Metadata& given) {
   for (const KeyType& row : key_types) {
     const auto found = given.find(std::string(row.key));
@@ -282,7 +283,7 @@ class GgufContainer final : public Container {
     return QuantizeStyle::gguf;
   }
 
-  // In the conversion's order, each aligned.
+  // Places tensors in the conversion's order, each aligned.
   void place(const Conversion& conversion, OutputFile& file) const override {
     const std::uint64_t alignment = alignment_of(conversion.metadata);
     std::uint64_t at = 0;
@@ -295,7 +296,7 @@ class GgufContainer final : public Container {
     file.data_bytes = at;
   }
 
-  // Splits like llama.cpp: the first file has the metadata, and each has its number.
+  // Splits like llama.cpp: the first file has all metadata, and each file has its own index.
   [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
     const std::size_t count = conversion.files.size();
     std::vector<GgufTensor> tensors;
@@ -324,7 +325,7 @@ class GgufContainer final : public Container {
   }
 
  private:
-  // GGUF sources already have types.
+  // Adds types to text metadata. Metadata of GGUF sources already has types.
   static void add_types(const Catalog& catalog, Metadata& metadata,
                         std::vector<Finding>& findings) {
     if (is_gguf(catalog)) return;
@@ -334,7 +335,8 @@ class GgufContainer final : public Container {
     report_left_out(failed, "do not fit their types", findings);
   }
 
-  // For image and video models, tensors determine the architecture if nothing else does.
+  // Sets the architecture of image and video models by their tensors, if the metadata does not
+  // contain it.
   static void settle_architecture(const Catalog& catalog, Metadata& metadata,
                                   std::vector<Finding>& findings) {
     const auto found = metadata.find(architecture_key);
@@ -358,8 +360,8 @@ class GgufContainer final : public Container {
     findings.push_back(std::move(finding));
   }
 
-  // Names that no rule changes must be known to readers of GGUF files. Returns false if the file
-  // cannot be written.
+  // Checks that readers of GGUF files know the tensors' names, if no rule changes them. Returns
+  // false if the file cannot be written.
   static bool check_names(const Catalog& catalog, const Metadata& metadata,
                           std::vector<Finding>& findings) {
     if (recognised_image_model(catalog) != nullptr) return true;
@@ -371,7 +373,8 @@ class GgufContainer final : public Container {
            .suggestion = "start from the model's own checkpoint, or rename with rules"});
       return false;
     }
-    const bool is_named = metadata.contains(architecture_key);  // otherwise there is an error
+    // If the metadata lacks the architecture, settle_architecture() has reported an error.
+    const bool is_named = metadata.contains(architecture_key);
     if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
     findings.push_back({.severity = Severity::warning,
                         .code = "convert.architecture",

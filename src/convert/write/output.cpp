@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t release_bytes = std::uint64_t{64} << 20;
 
-// Writes the format's zero padding between tensors. Returns the number of bytes.
+// Writes the zero padding between tensors that the format requires. Returns the number of bytes.
 std::uint64_t write_gaps(const OutputFile& file, FileSink& sink) {
   std::uint64_t written = 0;
   std::uint64_t at = 0;
@@ -52,8 +52,8 @@ void sync_folders(const Conversion& conversion, WritableStorage& storage, const 
   for (const std::string& folder : folders) clock.sync_folder(storage, root + "/" + folder);
 }
 
-// Gives finished files their names in the target, which is a folder: the last transitions of a work
-// folder. See docs/design/work-folder.md. Not thread-safe.
+// Moves finished files to their names in the target, which is a folder. This is the last transition
+// of a work folder; see docs/design/work-folder.md. Not thread-safe.
 class Commit {
  public:
   // The arguments must outlive the object.
@@ -61,11 +61,11 @@ class Commit {
          WritableStorage& storage, SyncClock& clock)
       : conversion_(conversion), work_(work), place_(place), storage_(storage), clock_(clock) {}
 
-  // Exchanges folders in one step if the file system and the target allow it; otherwise renames
-  // file by file, the index last. After an Error the target is the older one.
+  // Exchanges folders in one step if the file system and the target allow it. Otherwise renames
+  // file by file, the index last. After an Error the older target is unchanged.
   void run() {
     if (!place_.has_files) {
-      storage_.rename(work_.files(), place_.path);  // an empty folder is replaced
+      storage_.rename(work_.files(), place_.path);  // replaces an empty folder
       sync_folder(place_.parent);
     } else if (place_.is_exchangeable) {
       link_others();
@@ -87,14 +87,14 @@ class Commit {
  private:
   void sync_folder(const std::string& path) { clock_.sync_folder(storage_, path); }
 
-  // Files that stay are in both folders from here on.
+  // Links files that stay in the target into the new folder, so that both folders have them.
   void link_others() {
     for (const std::string& name : place_.others) {
-      // An older receipt does not describe this output.
+      // Skip an older receipt, because it does not describe this output.
       if (is_extra_name(conversion_, name) || name == receipt_name(conversion_, {})) continue;
       const std::string from = place_.path + "/" + name;
       const std::string to = work_.files() + "/" + name;
-      if (same_file(storage_, from, to)) continue;  // done by an interrupted run
+      if (same_file(storage_, from, to)) continue;  // an interrupted run has linked it
       storage_.remove(to);
       storage_.link(from, to);
     }
@@ -103,7 +103,8 @@ class Commit {
     }
   }
 
-  // Other files stay. The index comes last, so that no shard belongs to a complete model before.
+  // Moves files into the target, whose other files stay. The index comes last, because only an
+  // index makes shards a complete model.
   void name_files() {
     for (const OutputFile& file : conversion_.files) name_shard(file.name);
     for (const ExtraFile& extra : conversion_.extras) {
@@ -119,7 +120,7 @@ class Commit {
     if (storage_.status(work_.files() + "/" + receipt)) name_companion(receipt);
   }
 
-  // Replaces an older file, and can restore it.
+  // Moves a companion file to its name. An undo step can restore an older file of this name.
   void name_companion(const std::string& name) {
     const std::string from = work_.files() + "/" + name;
     const std::string to = place_.path + "/" + name;
@@ -132,7 +133,7 @@ class Commit {
     rename(from, to, [=, this] { storage_.rename(older, to); });
   }
 
-  // Adds a file; if the file system has no links, a shard never has two names.
+  // Gives a shard its name: by a link, or by a rename if the file system has no links.
   void name_shard(const std::string& name) {
     const std::string from = work_.files() + "/" + name;
     const std::string to = place_.path + "/" + name;
@@ -140,7 +141,7 @@ class Commit {
     const auto link = [&] { return (problem = storage_.try_link(from, to)) == 0; };
     if (step(link, [=, this] { storage_.remove(to); })) return;
     if (problem != EEXIST) return rename(from, to, [=, this] { storage_.rename(to, from); });
-    if (same_file(storage_, from, to)) return;  // done by an interrupted run
+    if (same_file(storage_, from, to)) return;  // an interrupted run has linked it
     fail_write(EEXIST, "cannot give the file its name", to);
   }
 
@@ -148,7 +149,7 @@ class Commit {
     step([&] { return storage_.rename(from, to), true; }, std::move(undo));
   }
 
-  // Returns true if the step succeeded, and records how to undo it.
+  // Returns true if the step succeeded, and then records how to undo it.
   template <typename Step>
   bool step(const Step& act, std::function<void()> undo) {
     undo_.reserve(undo_.size() + 1);
@@ -157,7 +158,7 @@ class Commit {
     return true;
   }
 
-  // Reports the first failure, and still undoes the other steps.
+  // Undoes all steps in reverse order. Ignores errors, so that run() reports the first failure.
   void take_back() noexcept {
     for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) {
       try {
@@ -173,7 +174,7 @@ class Commit {
   const TargetPlace& place_;
   WritableStorage& storage_;
   SyncClock& clock_;
-  std::vector<std::function<void()>> undo_;  // steps of name_files()
+  std::vector<std::function<void()>> undo_;  // undo functions of name_files()
 };
 
 }  // namespace
@@ -247,7 +248,7 @@ void Output::finish(std::uint32_t number) {
   File& file = files_[number];
   FileSink& sink = sink_of(number);
   syncs_.timed([&] { sink.sync(); });
-  check_sources_();  // a result from changed sources must not be handed out
+  check_sources_();  // an output from changed sources must not be completed
   if (recorder_ != nullptr) note_receipt(number);
   if (releases_cache_) sink.release();
   const std::lock_guard lock(mutex_);
@@ -257,7 +258,8 @@ void Output::finish(std::uint32_t number) {
   file.is_whole = true;
 }
 
-// Before the shard has its name: every complete shard has a receipt.
+// Writes a shard's receipt. Called before the shard gets its name, so that every complete shard has
+// a receipt.
 void Output::note_receipt(std::uint32_t number) {
   const std::string& name = conversion_.files[number].name;
   const auto written = reading_.open(files_[number].part_path);
@@ -280,7 +282,7 @@ Receipt Output::whole_receipt(DigestKind kind) {
   return receipt;
 }
 
-// Rewrites companion files: an interrupted run may have left some.
+// Writes companion files, the index and the receipt. Replaces files that an interrupted run left.
 void Output::write_beside(std::optional<DigestKind> receipt) {
   const auto place = [&](const std::string& name) {
     const std::string path = work_.files() + "/" + name;
@@ -305,11 +307,11 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
   if (receipt) {
     write_text(name, to_json(whole_receipt(*receipt)));
   } else {
-    static_cast<void>(place(name));  // from an interrupted run
+    static_cast<void>(place(name));  // remove the receipt of an interrupted run
   }
 }
 
-// Replaces an older receipt before the file that it describes.
+// Commits a single file. Replaces an older receipt before the file that the receipt describes.
 std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt) {
   const std::string name = receipt_name(conversion_, place.path);
   const std::string path = place.parent + "/" + name;
@@ -330,7 +332,8 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
 
 std::vector<std::string> Output::commit(const std::string& target,
                                         std::optional<DigestKind> receipt) {
-  const TargetPlace place = look_at_target(conversion_, target, storage_);  // it may have changed
+  // Other processes may have changed the target.
+  const TargetPlace place = look_at_target(conversion_, target, storage_);
   if (conversion_.one_file) {
     const std::string beside = commit_file(place, receipt);
     syncs_.sync_folder(storage_, place.parent);
@@ -347,7 +350,7 @@ std::vector<std::string> Output::commit(const std::string& target,
   return paths;
 }
 
-// Runs first, so that a file system without links fails before the work.
+// Called first, so that on a file system without links the conversion fails before its work.
 void Output::check_links(const TargetPlace& place) const {
   if (!place.is_exchangeable) return;
   for (const std::string& name : place.others) {
@@ -360,14 +363,15 @@ void Output::check_links(const TargetPlace& place) const {
 
 void Output::require_own_files(const std::string& target) const {
   if (conversion_.one_file) return;
-  // An interrupted run linked files of the target that stay. Its folder may be back only now.
+  // An interrupted run may have linked files of the target into the work folder. The target may
+  // have been restored only now, so look at it again.
   const TargetPlace place = look_at_target(conversion_, target, storage_);
   std::set<std::string> own(place.others.begin(), place.others.end());
   for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
   own.insert(receipt_name(conversion_, {}));
   std::vector<std::string> foreign = paths_below(storage_, work_.files());
   std::erase_if(foreign, [&](const std::string& name) {
-    return own.contains(name) || name.starts_with('.');  // left by systems
+    return own.contains(name) || name.starts_with('.');  // files that operating systems create
   });
   if (foreign.empty()) return;
   throw Error("convert.state",

@@ -1,4 +1,4 @@
-// The files of a conversion, under temporary names until all are complete.
+// Writes the files of a conversion, under temporary names until all files are complete.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,11 @@ namespace loadstone {
 class WorkFolder;
 struct TargetPlace;
 
-// Returns the name of an output's receipt; for one file it is in the same folder.
+// Returns the file name of an output's receipt. The receipt of a single file is in the same folder
+// as the file.
 [[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
 
-// Paths of all files of the target, the index last.
+// Returns the paths of all files of the target, the index last.
 [[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
                                                     const std::string& target);
 
@@ -44,7 +45,7 @@ class SyncClock {
   void sync_folder(WritableStorage& storage, const std::string& path) {
     timed([&] { storage.sync_folder(path); });
   }
-  // Call when no thread syncs.
+  // Call only when no thread syncs.
   [[nodiscard]] double seconds() const noexcept {
     return std::chrono::duration<double>(sum_).count();
   }
@@ -60,7 +61,7 @@ class SyncClock {
   }
 
   std::mutex mutex_;
-  int syncs_ = 0;  // in progress; guarded by mutex_, like the next two
+  int syncs_ = 0;  // number of syncs in progress; mutex_ guards it and the next two members
   Clock::time_point begin_;
   Clock::duration sum_{};
 };
@@ -75,31 +76,31 @@ class OutputFiles {
 
   virtual void write(std::uint32_t file, std::uint64_t offset,
                      std::span<const std::byte> bytes) = 0;
-  // Declares that all bytes of the file are written.
+  // Call after all bytes of the file are written.
   virtual void finish(std::uint32_t file) = 0;
 };
 
-// write() and finish() are thread-safe; commit() comes after them. The destructor removes
-// unfinished files.
+// Files of a conversion that writes to disk. write() and finish() are thread-safe. Call commit()
+// after all of them. The destructor removes unfinished files.
 class Output final : public OutputFiles {
  public:
-  // `check_sources` throws if a source has changed; thread-safe.
+  // `check_sources`: throws if a source has changed. Must be thread-safe.
   Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
          std::function<void()> check_sources);
   ~Output() override;
 
-  // Throws if files that stay in the target could not be kept at the end.
+  // Throws if the file system cannot keep the target's other files when folders are exchanged.
   void check_links(const TargetPlace& place) const;
 
-  // Throws Error "convert.state" for foreign files in the work folder: they would end up in the
-  // target.
+  // Throws Error "convert.state" for foreign files in the work folder, because they would become
+  // part of the target.
   void require_own_files(const std::string& target) const;
 
-  // The first bytes create the file, with its header.
+  // Writes bytes of a file. The first call for a file creates it and writes its header.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
-  // Lets pages of written bytes leave the system's cache.
+  // Makes written bytes leave the system's page cache.
   void release_cache() noexcept { releases_cache_ = true; }
-  // Syncs the file to disk, and gives a shard its name in the work folder.
+  // Syncs the file to disk. A shard then gets its name in the work folder.
   void finish(std::uint32_t file) override;
 
   // Sets the object that makes the receipt of each finished file; null: no receipts.
@@ -108,7 +109,7 @@ class Output final : public OutputFiles {
   void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
 
   // Gives all finished files their names in the target, the index last, and returns their paths.
-  // `receipt`: also writes one for all files.
+  // `receipt`: also writes a receipt for all files, with digests of this kind.
   std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
@@ -117,8 +118,8 @@ class Output final : public OutputFiles {
 
  private:
   struct File {
-    std::string part_path;           // until it is complete
-    std::unique_ptr<FileSink> sink;  // until it is finished
+    std::string part_path;           // path until the file is complete
+    std::unique_ptr<FileSink> sink;  // open until the file is finished
     std::uint64_t bytes_since_release = 0;
     bool is_made = false;
     bool is_whole = false;
@@ -137,7 +138,8 @@ class Output final : public OutputFiles {
   WritableStorage& storage_;
   FileReceipts* recorder_ = nullptr;
   bool releases_cache_ = false;
-  std::vector<Receipt> receipts_;  // by file; each belongs to its thread until all are finished
+  // By file; each is used by the thread that finishes the file until all are finished.
+  std::vector<Receipt> receipts_;
   const std::function<void()> check_sources_;
   std::mutex mutex_;
   std::vector<File> files_;          // guarded by mutex_ until all are finished

@@ -15,8 +15,8 @@ namespace loadstone {
 
 namespace {
 
-// compressed-tensors stores the reciprocal of a scale. The dialect "exact" has no scale with an
-// infinite one.
+// Replaces scales by their reciprocals, which compressed-tensors stores. With the dialect "exact",
+// no scale has an infinite reciprocal.
 void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
   for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
     float scale = 0;
@@ -34,7 +34,8 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
   }
 }
 
-// A source with a larger cached share is in use; smaller shares are headers and read-ahead.
+// If a larger share of a source is cached, other programs use the source. Smaller shares come from
+// headers and read-ahead.
 constexpr double cached_share_max = 0.05;
 
 std::uint64_t machine_memory_bytes() {
@@ -135,11 +136,11 @@ void OutputSink::finish(std::uint32_t target) {
       if (tensor->part == OutputTensor::no_part) write(file, *tensor, 0, *tensor->constant);
     }
   }
-  // Only after the last target is checked: it may still turn out wrong after its last byte.
+  // Finish the file only now: a target may turn out to be invalid after its last byte.
   if (--targets_left_[file] == 0) output_.finish(file);
 }
 
-// One file after the other, each in the order of its sources.
+// Returns one group of targets per file, in the order of their sources.
 GroupList OutputSink::groups() const {
   GroupList groups;
   for (std::uint32_t f = 0; f < conversion_.files.size(); ++f) {

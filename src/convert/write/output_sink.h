@@ -1,4 +1,4 @@
-// Files as a sink of the engine.
+// Connects the engine to the files of a conversion.
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,13 @@ namespace loadstone {
 // Prevents a conversion larger than memory from filling the system's page cache. Thread-safe.
 class CacheRelease {
  public:
-  // Records the sources that are already cached. The arguments must outlive the object.
+  // Determines which sources are already cached. The arguments must outlive the object.
   CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                PageCache wanted);
 
-  // Returns true if pages are released.
+  // Returns true if the pages of sources and outputs are released.
   [[nodiscard]] bool is_on() const noexcept { return is_on_; }
-  // Reports that all sources of the target have been read.
+  // Call after all sources of the target have been read.
   void made(std::uint32_t target) const;
 
  private:
@@ -36,28 +36,28 @@ class CacheRelease {
   std::vector<bool> is_released_;  // by shard
 };
 
-// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file after its last
-// target.
+// Sink of the engine that writes the files of a conversion. Finishes each file after its last
+// target. Thread-safe.
 class OutputSink final : public ValueSink {
  public:
   // Writes the `wanted` files from the plan's `values`. Finishes files without tensors at once.
-  // `cache` receives finished targets, `receipts` (may be null) the written bytes.
+  // Passes finished targets to `cache`, and written bytes to `receipts`, which may be null.
   OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
              OutputFiles& output, const CacheRelease& cache, FileReceipts* receipts = nullptr);
 
-  // Makes all of them from these sources, those of the shards. `memory` counts its buffers.
+  // Makes all targets from the shards' sources. `memory` counts its buffers.
   [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
                                MemoryCount& memory, Observer* observer = nullptr);
 
   [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
-  // Throws Error "q.scale_value" if a scale has no finite inverse, and errors of writing.
-  // Components come first among a target's output tensors, in their order.
+  // Throws Error "q.scale_value" if a scale has no finite reciprocal, and errors of writing. The
+  // first output tensors of a target are its components, in their order.
   void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
              std::span<std::byte> bytes) override;
   void finish(std::uint32_t target) override;
 
  private:
-  // The tensors of a target follow one another in tensors_.
+  // Position of a target's first tensor in tensors_, where its tensors are contiguous.
   struct Place {
     std::uint32_t file = 0;
     std::uint32_t begin = 0;

@@ -78,7 +78,7 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
   return receipt;
 }
 
-// Returns the first part of a file with changed bytes, or an empty text.
+// Returns a text about the first part of a file with changed bytes, or an empty string.
 static std::string changed_in(DigestKind kind, const ReceiptFile& file, ByteSource& source,
                               std::uint64_t bytes, const GoesOn& goes_on) {
   if (bytes != file.bytes) return fmt::format("has {} bytes, not {}", bytes, file.bytes);

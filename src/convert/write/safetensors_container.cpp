@@ -30,7 +30,8 @@ class SafetensorsContainer final : public Container {
   }
   [[nodiscard]] bool holds_blocks() const noexcept override { return false; }
 
-  // Text, numbers and bools become text. "format" defaults to "pt", because libraries require it.
+  // Converts text, numbers and bools to text. "format" defaults to "pt", because libraries require
+  // it.
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
     const Metadata& given = options.metadata;
@@ -43,7 +44,7 @@ class SafetensorsContainer final : public Container {
       return true;
     };
     for (const auto& [key, item] : catalog.metadata()) {
-      // Tensors have these shapes now, and the parts are those of the source.
+      // Skip original shapes, because tensors have them again, and keys about the source's parts.
       if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.")) continue;
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }

@@ -24,7 +24,7 @@ namespace {
 constexpr std::uint64_t state_version = 1;
 constexpr const char* state_code = "convert.state";
 
-// Adds numbers as eight bytes, texts and lists with their length.
+// Adds numbers as eight bytes, and strings and lists with their length.
 template <typename... Items>
 void add_all(Digest& digest, const Items&... items) {
   const auto add_one = [&](const auto& item) {
@@ -47,7 +47,7 @@ void add_all(Digest& digest, const Items&... items) {
   (add_one(items), ...);
 }
 
-// Adds the content of a vector; null differs from an empty one.
+// Adds the content of a vector. A null pointer and an empty vector give different digests.
 void add_vector(Digest& digest, const auto& vector) {
   add_all(digest, vector ? vector->size() + 1 : 0);
   if (vector) digest.update(std::as_bytes(std::span(*vector)));
@@ -79,7 +79,8 @@ void add_boxes(Digest& digest, const Catalog& catalog, const std::vector<Box>& b
   }
 }
 
-// Merged checkpoints have the same names: only shards distinguish them.
+// Adds boxes with the shards of their sources, because merged checkpoints have the same tensor
+// names.
 void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
   for (const Box& box : boxes) add_all(digest, catalog.tensors().at(box.source).shard);
   add_boxes(digest, catalog, boxes);
@@ -165,7 +166,8 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   }
   Digest tensors;
   Digest values;
-  std::vector<const PlannedTarget*> targets;  // by name: their order depends on the files
+  // Sorted by name, because the plan's order depends on the files.
+  std::vector<const PlannedTarget*> targets;
   for (const PlannedTarget& target : plan.targets) targets.push_back(&target);
   std::ranges::sort(targets, {},
                     [](const PlannedTarget* target) -> std::string_view { return target->name; });

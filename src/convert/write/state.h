@@ -1,5 +1,5 @@
-// The identity of a conversion, stored in a file and compared, so that no shard of a different
-// conversion is used.
+// Stores the identity of a conversion in a file and compares it, so that a run uses no shard of a
+// different conversion.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace loadstone {
 
 inline constexpr std::size_t state_bytes_max = 64u << 20;
 
-// Adds the length too, so that different lists of texts give different bytes.
+// Adds a string and its length, so that different lists of strings give different bytes.
 void add_text(Digest& digest, std::string_view text) noexcept;
 
 struct SourceState {
@@ -31,29 +31,30 @@ struct SourceState {
 
 struct WorkState {
   std::string program;
-  std::uint32_t parts = 0;  // number of parts of the work; 0: undivided
+  std::uint32_t parts = 0;  // number of parts that the work is divided into; 0: undivided
   std::string stem;
   std::vector<SourceState> sources;
   bool has_copies = false;  // a copy with another time, inode or version replaced a source
   // Digests.
   std::string metadata;
-  std::string tensors;  // names, shapes, dtypes and encodings
+  std::string tensors;  // sources and operations of the tensors' values
   std::string values;   // their sources and operations
   std::string files;    // the tensors of each file, and the headers
   std::string extras;
   std::vector<std::string> extra_names;
 };
 
-// `storage` reads companion files.
+// Returns the state of a conversion. `storage` reads companion files.
 [[nodiscard]] WorkState state_of(const Conversion& conversion, WritableStorage& storage);
 
 [[nodiscard]] std::string to_json(const WorkState& state);
-// Throws Error "convert.state" for an invalid text.
+// Parses a state. Throws Error "convert.state" if the text is invalid.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Compares a run's state with that of the work to continue, except `parts` and the time, inode and
-// version of sources, which differ between copies. Throws Error "convert.state" that names the
-// difference. Sets `has_copies`: the copy that a shard was made from is not recorded.
+// Compares a run's state with the state of the work to continue. Ignores `parts`, and the time,
+// inode and version of sources, because these differ between copies. Throws Error "convert.state"
+// that names the difference. Sets `has_copies` if sources were replaced by copies, because the work
+// does not record which copy a shard was made from.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

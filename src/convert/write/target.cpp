@@ -42,7 +42,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !relative.empty() && *relative.begin() != ".." && relative != ".";
 }
 
-// Rejects a source itself, and a place whose change would change the source.
+// Rejects a target that is a source, and a target whose change would change a source.
 void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
   const fs::path target = storage.real_path(place.path);
   const auto status = storage.status(place.path, true);
@@ -63,7 +63,8 @@ void check_not_source(WritableStorage& storage, const Catalog& catalog, const Ta
     if (target == folder) refuse_target(place.path, "the target is the folder of the source");
     in_source_folder = in_source_folder || is_inside(target, folder);
   }
-  // A single file does not depend on its neighbours; shards are found by listing their folder.
+  // A model with several shards is found by listing its folder, so no other files may be written
+  // there.
   if (catalog.shards().size() > 1 && in_source_folder) {
     refuse_target(place.path, "the target is in the folder of the source");
   }
@@ -76,7 +77,7 @@ void check_sources(WritableStorage& storage, const Conversion& conversion,
   for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
 }
 
-// Derived from the target's name only, so that every run finds it.
+// Returns the work folder's name. It depends only on the target's name, so that every run finds it.
 std::string work_name(const std::string& path) {
   constexpr std::size_t name_bytes_max = 255 - 16;
   std::string name = fs::path(path).filename().string();
@@ -89,7 +90,8 @@ std::string work_name(const std::string& path) {
   return ".loadstone-" + name + ".part";
 }
 
-// Excludes members of a config that do not concern values of tensors, or that have a check.
+// Returns false for members of a config that do not affect values of tensors, or that are checked
+// elsewhere.
 bool is_compared(const std::string& key) {
   constexpr std::string_view others =
       "_name_or_path _diffusers_version architectures dtype torch_dtype transformers_version";
@@ -116,8 +118,8 @@ void compare_configs(std::string_view found, const Conversion& conversion, Targe
        .suggestion = "copy the source's config.json there, or convert into a separate folder"});
 }
 
-// Requires that an older output's config, if the new output does not replace it, agrees with it on
-// encodings and ties. `folder`: of the output's files.
+// If the new output keeps an older output's config, requires that it agrees with the new output on
+// encodings and ties. `folder`: the folder of the output's files.
 void require_no_stale_config(WritableStorage& storage, const std::string& folder,
                              const Conversion& conversion, TargetPlace& place) {
   const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
@@ -168,7 +170,8 @@ void require_no_stale_config(WritableStorage& storage, const std::string& folder
   if (is_known) compare_configs(beside.config, conversion, place);
 }
 
-// Files that declare the older output's encoding, or that it is an adapter, are removed with it.
+// Returns true for files of an older output to remove with it, because they declare its encoding or
+// that it is an adapter.
 bool declares_other(const Conversion& conversion, std::string_view name) {
   return is_claim(name) || (name == adapter_config_name && !is_adapter(*conversion.plan.catalog));
 }
@@ -183,7 +186,7 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
          (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
 }
 
-// Warns of files of an older model that libraries read with the new one.
+// Warns of companion files of an older model that libraries would read with the new one.
 void tell_companions(const Conversion& conversion, TargetPlace& place) {
   const auto has_weights = [](const std::string& name) {
     return starts_with_word(name, "pytorch_model tf_model flax_model");
@@ -204,8 +207,9 @@ void tell_companions(const Conversion& conversion, TargetPlace& place) {
                             .suggestion = "remove them, if they belong to an older model"});
 }
 
-// An older output is removed when the new one is complete; a model from elsewhere stays. `inside`:
-// the folder in which shards wait to be moved one at a time.
+// Classifies the files in the target's folder. An older output is removed when the new one is
+// complete; a model from a different program stays. `inside`: the folder in which shards wait to be
+// moved one at a time.
 void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion& conversion,
                   const std::string& inside) {
   const Container& container = container_of(conversion.format);
@@ -219,7 +223,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
   for (const std::string& name : names) {
     place.has_files = true;
     const auto status = storage.status(place.path + "/" + name);
-    // Modules of an older output are removed with it.
+    // Folders of the output's modules belong to an older output and are removed with it.
     const bool is_folder = status && status->kind == EntryKind::folder;
     if (is_folder && is_extra_folder(conversion, storage, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
@@ -259,7 +263,8 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
   tell_companions(conversion, place);
 }
 
-// One file with a name that libraries look for in a folder becomes the folder's model.
+// Checks the folder of a single file, which becomes the folder's model if it has a name that
+// libraries look for.
 void check_parent(WritableStorage& storage, const Conversion& conversion, TargetPlace& place) {
   const std::string name = fs::path(place.path).filename().string();
   if (std::ranges::find(usual_files, name) == usual_files.end()) return;
@@ -273,7 +278,8 @@ void check_parent(WritableStorage& storage, const Conversion& conversion, Target
 
 }  // namespace
 
-// Shards next to each other under the target's name: the folder keeps all other files.
+// Checks a target whose shards get the target's name and a number, in a folder that keeps all other
+// files.
 static TargetPlace look_at_split(WritableStorage& storage, const Conversion& conversion,
                                  TargetPlace place) {
   const std::string work = place.parent + "/" + work_name(place.path);
@@ -315,13 +321,15 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     refuse_target(place.path, "there is something else than a folder under this name");
   }
   if (!conversion.one_file) {
-    // A link to a folder and the root of a file system are not replaced: files are moved into them.
+    // A link to a folder and the root of a file system cannot be replaced, so files are moved into
+    // them.
     place.is_fixed =
         status->kind == EntryKind::link || status->identity.device != parent->identity.device;
     place.has_files = place.is_fixed;
     const std::string inside = place.path + "/" + work_name(place.path);
     check_folder(storage, place, conversion, inside);
-    // Files that are moved one at a time wait inside, on the same file system.
+    // Files that are moved one at a time must be on the target's file system, so they wait inside
+    // it.
     if (place.has_files && !place.is_exchangeable) place.work = inside;
   }
   return place;

@@ -1,4 +1,4 @@
-// The place of a target.
+// Inspects the place where an output is written.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 namespace loadstone {
 
 struct TargetPlace {
-  std::string path;    // without a slash at its end
+  std::string path;    // without a slash at the end
   std::string parent;  // its folder
   std::string work;    // the folder for incomplete files
   bool exists = false;
-  bool is_fixed = false;   // a folder whose name another folder cannot take
-  bool has_files = false;  // a folder that is not empty
-  // A folder without subfolders: its other files can be linked into a new folder, which is then
-  // exchanged with it in one step.
+  bool is_fixed = false;   // true for a folder that cannot be replaced by another folder
+  bool has_files = false;  // true for a folder that is not empty
+  // True for a folder without subfolders. Its other files can be linked into a new folder, and then
+  // both folders can be exchanged in one step.
   bool is_exchangeable = false;
   std::vector<std::string> others;  // files that stay
   std::vector<std::string> older;   // files of an older output, which are removed
@@ -27,7 +27,7 @@ struct TargetPlace {
   std::vector<Finding> findings;  // warnings about files that stay next to the output
 };
 
-// Inspects the place. Throws Error "convert.target" if it must not be written, and "io.not_found"
+// Inspects the target. Throws Error "convert.target" if it must not be written, and "io.not_found"
 // if its parent folder does not exist.
 [[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
                                          WritableStorage& storage);

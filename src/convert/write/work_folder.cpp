@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::string_view unfinished_mark = ".unfinished-";
 
-// Returns "model-00001-of-00002.safetensors" for
-// "model-00001-of-00002.safetensors.unfinished-1f..."
+// Returns the name of the finished file, such as "model-00001-of-00002.safetensors" for
+// "model-00001-of-00002.safetensors.unfinished-1f...".
 std::string_view begun_name(std::string_view name) {
   const auto mark = name.rfind(unfinished_mark);
   return mark == std::string_view::npos ? std::string_view() : name.substr(0, mark);
@@ -93,7 +93,7 @@ WorkFolder::~WorkFolder() {
   try {
     if (!keeps_ || (is_begun_ && state_.parts == 0 && storage_.list(files_).empty())) remove();
   } catch (const std::exception&) {
-    return;  // the next run takes it over
+    return;  // the next run takes over the folder
   }
 }
 
@@ -113,7 +113,7 @@ void WorkFolder::refuse_nothing_done() const {
               {.path = place_.path});
 }
 
-// A run without `resume` never discards parts.
+// Rejects work that is divided into parts: a run without `resume` never discards parts.
 void WorkFolder::require_undivided() const {
   const std::uint32_t parts = known_state().parts;
   if (parts == 0) return;
@@ -159,7 +159,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
   remove_unfinished(wanted);
 }
 
-// Finished shards stay finished in any division; but no other process may work on a part.
+// Changes the number of parts, if no other process works on a part. Finished shards stay finished.
 void WorkFolder::divide_anew(std::uint32_t parts_before) {
   if (!locks_.exclude_parts()) {
     throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
@@ -204,8 +204,8 @@ bool WorkFolder::all_are_named() const {
   return !place_.named.empty() && place_.named.size() == static_cast<std::size_t>(count);
 }
 
-// Checks names that an interrupted run gave in a folder that cannot be exchanged. All of them are a
-// complete output; an incomplete set is removed.
+// Checks shards that an interrupted run moved into a folder that cannot be exchanged. A complete
+// set is an output, so it is an error; an incomplete set is removed.
 void WorkFolder::check_named() {
   if (place_.named.empty()) return;
   if (all_are_named()) {
@@ -224,7 +224,7 @@ bool WorkFolder::exchange_is_done() {
   return !is_as_before;
 }
 
-// Returns the inodes of both folders under their present names.
+// Returns the inodes of both folders as text. An exchange of the folders changes it.
 std::string WorkFolder::exchange_text() const {
   const auto inode = [&](const std::string& path) {
     const auto status = storage_.status(path);
@@ -233,7 +233,7 @@ std::string WorkFolder::exchange_text() const {
   return fmt::format("{} {}\n", inode(files_), inode(place_.path));
 }
 
-// If this process is killed in between, the next one finds the note.
+// Writes a note first. If this process is killed during the exchange, the next run finds the note.
 void WorkFolder::exchange() {
   storage_.write_whole(exchange_, unfinished("exchange"), exchange_text());
   storage_.sync_folder(path_);
@@ -244,8 +244,8 @@ void WorkFolder::exchange() {
     forget_exchange();
     throw;
   }
-  // The file system cannot exchange: for a moment the name does not exist. If this process is
-  // killed then, the next one first restores the old folder.
+  // The file system cannot exchange folders, so the target does not exist for a moment. If this
+  // process is killed now, the next run first restores the old folder.
   try {
     storage_.rename(files_, place_.path);
   } catch (...) {
@@ -253,7 +253,7 @@ void WorkFolder::exchange() {
     forget_exchange();
     throw;
   }
-  storage_.rename(old_, files_);  // where remove() deletes known files
+  storage_.rename(old_, files_);  // remove() deletes known files there
 }
 
 void WorkFolder::forget_exchange() noexcept { storage_.remove(exchange_); }
@@ -262,19 +262,18 @@ void WorkFolder::put_back_old() noexcept {
   try {
     storage_.rename(old_, place_.path);
   } catch (const std::exception&) {
-    return;  // the next run does it first
+    return;  // the next run restores it first
   }
 }
 
-// Continues a run that was killed between the two steps that replace the target without an
-// exchange.
+// Restores the target after a run that was killed between the two renames that replace an exchange.
 void WorkFolder::recover_old() {
   if (!is_plain_folder(storage_, old_)) return;
   if (!storage_.status(place_.path)) {
     storage_.rename(old_, place_.path);
     forget_exchange();
   } else if (!is_plain_folder(storage_, files_)) {
-    storage_.rename(old_, files_);  // the target is the new one
+    storage_.rename(old_, files_);  // the target is already the new folder
   }
 }
 
@@ -368,7 +367,8 @@ WorkState WorkFolder::read_state() const {
   }
 }
 
-// Empty without a state, or if it cannot be continued: its files are then set aside.
+// Returns the stored state. Returns an empty state if no state is stored, or if the work cannot be
+// continued; its files are then set aside.
 WorkState WorkFolder::known_state() const {
   try {
     return has_state() ? read_state() : WorkState();
@@ -412,7 +412,8 @@ bool WorkFolder::remove_modules(const WorkState& known) {
   return all_went;
 }
 
-// Removes files of this output and of older ones. Other files came into an exchanged folder.
+// Removes files of this output and of older outputs. Other files came from an exchanged folder, so
+// the folder that contains them is set aside.
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
   bool all_went = remove_modules(known);
@@ -426,7 +427,8 @@ void WorkFolder::empty_files(const WorkState& known) {
     }
   }
   if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
-  if (!all_went || storage_.list(files_).empty()) {  // a later run can remove and recognises it
+  // A later run recognises the files and can remove them.
+  if (!all_went || storage_.list(files_).empty()) {
     throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
   }
   storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));
@@ -449,11 +451,11 @@ void WorkFolder::remove() noexcept {
     for (const std::string& name : storage_.list(path_)) {
       if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);
     }
-    // The lock last: a waiting process sees that it is gone and creates a new one.
+    // Remove the lock last: a waiting process notices that it is gone and creates a new one.
     storage_.remove(path_ + "/lock");
     storage_.remove_folder(path_);
   } catch (const std::exception&) {
-    return;  // the next run takes over the rest
+    return;  // the next run removes the rest
   }
 }
 

@@ -28,11 +28,11 @@
 
 namespace loadstone {
 
-// The state that an interrupted run left, see docs/design/work-folder.md.
+// State that an interrupted run left; see docs/design/work-folder.md.
 enum class WorkStage : std::uint8_t {
   begun,      // finished shards wait in `files`
   committed,  // the target is complete: this folder must be removed
-  lost,       // `files` is missing or is the old target, and the target has changed
+  lost,       // `files` is missing or is the old target, and the target is a different folder
 };
 
 // Not thread-safe, except for const members.
@@ -49,28 +49,29 @@ class WorkFolder {
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const std::string& files() const noexcept { return files_; }
-  // Returns a unique path for an incomplete file.
+  // Returns a unique path for a file that is being written.
   [[nodiscard]] std::string unfinished(const std::string& name) const;
-  // Returns true if the shard is here: a plain file with the expected size and header.
+  // Returns true if `files` contains the shard: a plain file with the expected size and header.
   [[nodiscard]] bool has_finished(std::uint32_t file) const;
   // Returns the path of a finished shard's receipt.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
-  // Reads a finished shard; if any run or part used a copy of the source, also the shard's source
-  // tensors.
+  // Checks a finished shard by its digests. If any run or part used a copy of a source, also checks
+  // the source tensors that the shard was made of.
   [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage,
                               const GoesOn& goes_on) const;
   // Returns the paths of this part's finished shards.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
   // Returns true if an earlier run completed the target and left only this folder to remove.
   [[nodiscard]] bool was_committed() const noexcept { return stage_ == WorkStage::committed; }
-  // Throws Error "convert.incomplete" with the missing shards, or their parts. `left`: files that
-  // no run has finished.
+  // Throws Error "convert.incomplete" that names the missing shards, or their parts. `left`: for
+  // each file, true if no run has finished it.
   void require_finished(const std::vector<bool>& left) const;
 
-  // Exchanges `files` and the target: in one step or, if the file system cannot, in three with the
-  // old target in `old` for a moment. An Error leaves everything unchanged.
+  // Exchanges `files` and the target. This takes one step or, if the file system cannot exchange
+  // folders, three renames with the old target in `old` for a moment. If it throws an Error,
+  // nothing is changed.
   void exchange();
-  // Removes the folder when the target is complete. Unknown files are set aside.
+  // Removes the folder after the target is complete. Sets unknown files aside.
   void remove() noexcept;
 
  private:
@@ -106,17 +107,19 @@ class WorkFolder {
   WritableStorage& storage_;
   const std::string path_;
   WorkLocks locks_;
-  const std::string exchange_;  // a file; the path is allocated while there is memory
+  // Path of a file; allocated early, so that noexcept functions need no memory.
+  const std::string exchange_;
   const std::string files_;
   const std::string old_;
-  const bool keeps_;       // keep finished shards however the run ends
-  bool is_begun_ = false;  // this run created the contents
+  const bool keeps_;       // true if finished shards are kept even if the run fails
+  bool is_begun_ = false;  // true if this run created the contents
   bool is_removed_ = false;
   WorkStage stage_ = WorkStage::begun;
   WorkState state_;
 };
 
-// Returns the bytes in the folder that a run with these files would keep or remove.
+// Returns the bytes of the files in the work folder that a run with these files would keep or
+// remove.
 [[nodiscard]] std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
                                           const std::string& folder,
                                           const std::vector<bool>& wanted);

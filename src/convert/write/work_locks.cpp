@@ -14,7 +14,8 @@ namespace {
   throw Error("convert.locked", std::move(message), {.path = path});
 }
 
-// Returns false if another process has the lock. File systems without locks always succeed.
+// Returns false if a different process has the lock. On file systems without locks it always
+// succeeds.
 bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
   return lock.take(mode, waits) != LockResult::busy;
 }
@@ -27,7 +28,7 @@ void WorkLocks::take(const ConvertRun& run) {
   for (int i = 0; i < tries_max; ++i) {
     storage_.make_folder(path_);
     const auto status = storage_.status(path_);
-    if (!status) continue;  // its last owner has just removed it
+    if (!status) continue;  // the process that used it last has just removed it
     if (status->kind != EntryKind::folder) {
       throw Error("convert.target", "the name for unfinished files is taken", {.path = path_});
     }
@@ -45,8 +46,8 @@ void WorkLocks::take(const ConvertRun& run) {
   refuse_locked(path_, "other processes come and go at this target");
 }
 
-// Waits, because others hold it only for a moment: parts start at the same time. Returns false if
-// the folder was removed meanwhile.
+// Takes the lock of the state. Waits for it, because parts start at the same time and hold this
+// lock only for a moment. Returns false if the folder was removed meanwhile.
 bool WorkLocks::take_state() {
   const std::string path = path_ + "/state.lock";
   auto file = storage_.open_lock(path);

@@ -1,4 +1,4 @@
-// The locks of a work folder.
+// Takes and releases the locks of a work folder.
 #pragma once
 
 #include <memory>
@@ -9,18 +9,19 @@
 
 namespace loadstone {
 
-// Locks of one process, held until the end. Not thread-safe.
+// Locks that a process holds until the object is destroyed. Not thread-safe.
 class WorkLocks {
  public:
-  // `path`: the folder, which take() creates.
+  // `path`: the work folder, which take() creates.
   WorkLocks(WritableStorage& storage, const std::string& path) : storage_(storage), path_(path) {}
 
-  // Takes the folder's lock, which parts share, and for a part also the state's. Throws Error
-  // "convert.locked", "convert.target".
+  // Takes the folder's lock, which parts share. A part also takes the lock of the state. Throws
+  // Error "convert.locked" or "convert.target".
   void take(const ConvertRun& run);
-  // Takes the part's lock and releases the state's to the next part. Throws Error "convert.locked".
+  // Takes the lock of a part, and releases the lock of the state for the next part. Throws Error
+  // "convert.locked".
   void take_part(const ConvertPart& part);
-  // Makes the folder's lock exclusive. Returns false if another part has it.
+  // Makes the folder's lock exclusive. Returns false if a different part has the lock.
   [[nodiscard]] bool exclude_parts();
   void admit_parts();
 
