@@ -32,7 +32,7 @@ COMPONENTS = {
     "weight.nested_quant_map": "nested_code",
 }
 
-# Required fields of the state; the core allows other fields.
+# A state must have exactly these fields; the core also allows others.
 _FIELDS = {"quant_type", "blocksize", "dtype", "shape"}
 _NESTED_FIELDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
 

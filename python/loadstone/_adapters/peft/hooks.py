@@ -104,8 +104,7 @@ def _weight_mapping(
 ) -> Any:
     """Add the rule for DoRA magnitudes, which PEFT applies only when it reads files itself.
 
-    Files store magnitudes without ``.weight``, so transformers would not find and would initialise
-    them.
+    Files store magnitudes without ``.weight``, so transformers would initialise them instead.
     """
     mapping = _WeightMapping(original(weight_conversions, adapter_name, *args, **kwargs))
     mapping.adapter = adapter_name

@@ -66,7 +66,7 @@ def plan_conversion(
 
 
 def _style(changes: ConversionOptions) -> str:
-    """Return the style. The default is compressed-tensors, which needs no measured scales."""
+    """Return the style; compressed-tensors is the default, because it needs no measured scales."""
     names = (
         changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]
     )

@@ -206,7 +206,7 @@ def _ties(model: Any, loaded: Any, failed: set[str], loras: MergedLoras | None) 
 
 
 def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
-    """Return tied names that the load fills separately, because the library ties only equal values.
+    """Return tied names with separate values in the load: the library ties only equal values.
 
     Paths of one module are left out, because they cannot have two values.
     """

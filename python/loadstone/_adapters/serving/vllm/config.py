@@ -70,9 +70,9 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
 
 
 def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``load_model`` reject layers for loadstone's codes if it uses a different loader.
+    """Wrap ``load_model`` to reject other loaders for layers with loadstone's codes.
 
-    A different loader would silently copy plain values into these layers.
+    Other loaders would silently copy plain values into these layers.
     """
 
     @functools.wraps(load_model)
