@@ -291,7 +291,7 @@ class QuantizedWeights(TargetExtension):
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a component's name into its weight and the path from there; else return "" twice."""
+    """Split a component's name into its weight and the path from there; ``("", "")`` for others."""
     for component in _COMPONENTS:
         if name.endswith(f".{component}"):
             return name.removesuffix(f".{component}"), component

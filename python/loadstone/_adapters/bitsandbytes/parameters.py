@@ -90,7 +90,7 @@ class _SelfContainedParameter:
 
 
 class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[misc]
-    """A ``Params4bit`` that moves and copies as a whole; the source of a move keeps its state."""
+    """A ``Params4bit`` that is moved and copied whole; the source of a move keeps its state."""
 
     __module__ = "loadstone.bitsandbytes"
 
@@ -138,7 +138,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
 
 
 class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[misc]
-    """An ``Int8Params`` that moves and copies as a whole: codes and scales stay together."""
+    """An ``Int8Params`` that is moved and copied whole: codes and scales stay together."""
 
     __module__ = "loadstone.bitsandbytes"
 

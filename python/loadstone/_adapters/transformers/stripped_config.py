@@ -32,7 +32,10 @@ class StrippedQuantizationConfig:
         self.reason = reason
 
     def check(self, catalog: Catalog) -> None:
-        """Warn if codecs replace the quantizer or find nothing; raise ``reason`` if both fail."""
+        """Warn if codecs replace a quantizer that failed, or if no tensor is quantized.
+
+        Raise the library's own error if its quantizer failed and no codec decodes a tensor.
+        """
         if not self.method:
             return
         is_decodable = quantized.is_decodable(catalog)
