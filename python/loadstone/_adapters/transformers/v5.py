@@ -188,7 +188,10 @@ def _param_element_size(
 
 
 def _init_weights(session: TransformersV5Session, original: Any, model: Any) -> Any:
-    """Skip initialisation in the constructor, as the library does only if the default device is meta."""
+    """Skip initialisation in the constructor.
+
+    The library skips it only if the default device is meta, which is not so here.
+    """
     return None if session.is_constructing else original(model)
 
 
