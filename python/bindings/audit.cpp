@@ -4,7 +4,7 @@
 namespace loadstone::python {
 
 void bind_audit(nb::module_& module) {
-  // Proves the core's own work; Python audits the live model.
+  // Checks the report of a load. Python code audits the live model.
   module.def("require_delivered", [](const SharedPlan& plan, const Report& report) {
     audit(*plan, report).require_real();
   });

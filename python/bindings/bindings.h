@@ -1,4 +1,4 @@
-// Shared by the binding files. There is one per core header; module.cpp calls them in order.
+// Declares the bind functions, one per core header, and helpers that the binding files share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,11 +29,11 @@ namespace loadstone::python {
 namespace nb = nanobind;
 
 using Extents = std::vector<std::uint64_t>;
-// The factor of each adapter, and the patterns of tensors that it leaves out.
+// One entry per LoRA adapter: its factor, and the patterns of the tensors that it leaves out.
 using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 
-// For each function that may read or write files, which can be remote. Holds the GIL while it
-// converts arguments and results, but not during the call.
+// Call guard of each function that may read or write files, which can be remote. The GIL is held
+// while arguments and results are converted, but not during the call.
 using uses_files = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_build_info(nb::module_& module);
@@ -52,7 +52,7 @@ void bind_kernels(nb::module_& module);
 void bind_bnb(nb::module_& module);
 void bind_scaled(nb::module_& module);
 
-// Python passes names ("BF16"); an unknown one is the caller's mistake.
+// Returns the dtype that Python code names, such as "BF16". An unknown name is the caller's error.
 [[nodiscard]] inline Dtype dtype_argument(std::string_view text) {
   const auto dtype = parse_dtype(text);
   if (!dtype) throw Error("usage", unknown_dtype(text), {.field = "dtype"});
@@ -72,7 +72,7 @@ template <typename Enum>
   return adapters;
 }
 
-// Returns the figures of a report by name.
+// Returns the numeric fields of a report, keyed by field name.
 template <typename Report>
 [[nodiscard]] nb::dict numbers_of(const Report& report) {
   nb::dict numbers;

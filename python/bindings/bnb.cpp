@@ -1,4 +1,4 @@
-// The formats of bitsandbytes. Kernels read and write the caller's bytes.
+// Binds the encoders and decoders of bitsandbytes' formats, which use the caller's buffers.
 #include "kernels/bnb.h"
 
 #include <cmath>
@@ -59,7 +59,7 @@ void require_sizes(const Bnb4& form, std::uint64_t count, std::uint64_t data,
   require_bytes("absmax", absmax, (count + form.block_size - 1) / form.block_size * 4);
 }
 
-// Returns the index of the first non-finite value, or the number of values.
+// Returns the index of the first non-finite value, or the number of values if all are finite.
 std::uint64_t encode_4bit(std::string_view encoding, std::string_view dialect,
                           std::uint64_t block_size, const SourceBytes& numbers,
                           std::string_view dtype, const TargetBytes& data,
@@ -125,7 +125,7 @@ void decode_nested(const SourceBytes& data, const SourceBytes& nested_absmax,
                     bytes_of(absmax));
 }
 
-// Returns the rows of a matrix with `count` elements and `columns` columns.
+// Returns the number of rows of a matrix with `count` elements and `columns` columns.
 std::uint64_t rows_of(std::uint64_t count, std::uint64_t columns, std::uint64_t scales) {
   if (columns == 0) {
     require_bytes("data", count, 0);
@@ -159,14 +159,15 @@ void decode_int8(std::uint64_t columns, const SourceBytes& data, const SourceByt
                   bytes_of(numbers));
 }
 
-// Returns shape, dtype as torch names it, block size, nested offset. `name` is the tensor's.
+// Returns the shape, the torch name of the dtype, the block size and the nested offset. `name` is
+// the name of the tensor.
 nb::tuple parse_state(const std::string& name, const nb::bytes& blob) {
   const BnbState state = parse_bnb_state({blob.c_str(), blob.size()}, name);
   return nb::make_tuple(nb::tuple(nb::cast(state.shape.extents())),
                         dtype_info(state.dtype).torch_name, state.block_size, state.nested_offset);
 }
 
-// name, dtype, shape
+// Name, dtype and shape of a component.
 using NamedPartRow = std::tuple<std::string, std::string_view, Extents>;
 
 void check_parts(std::string_view encoding, const Extents& extents, std::uint64_t block_size,

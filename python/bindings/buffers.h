@@ -1,4 +1,4 @@
-// The caller's bytes, for kernels to read and write.
+// Declares views of the caller's buffers, which kernels read and write.
 #pragma once
 
 #include <nanobind/ndarray.h>

@@ -31,7 +31,8 @@ nb::dict metadata(const Catalog& catalog) {
   return entries;
 }
 
-// Rows for loadstone.TensorInfo: name, encoding, shape, shard path, begin, end, strides.
+// Returns the fields of loadstone.TensorInfo for each tensor: name, encoding, shape, shard path,
+// begin, end, strides.
 nb::list tensors(const Catalog& catalog) {
   nb::list rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
@@ -43,7 +44,7 @@ nb::list tensors(const Catalog& catalog) {
   return rows;
 }
 
-// A fingerprint of names, encodings and shapes, in file order.
+// Returns a fingerprint of all names, encodings and shapes, in file order.
 std::string digest(const Catalog& catalog) {
   Digest digest;
   const auto add = [&](std::string_view text) {
@@ -60,7 +61,8 @@ std::string digest(const Catalog& catalog) {
   return digest.hex();
 }
 
-// Returns elements [begin, end) of a tensor (see TensorReader): bytes, the tensor's shape, dtype.
+// Returns the bytes of elements [begin, end) of a tensor (see TensorReader), and the shape and the
+// dtype of the tensor.
 nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string_view name,
                       std::string_view dtype, std::uint64_t begin,
                       std::optional<std::uint64_t> end) {
@@ -87,7 +89,7 @@ nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string
                         loadstone::name(found));
 }
 
-// Names and encodings, for callers that need nothing else.
+// Returns the encoding of each tensor by name, for callers that need nothing else.
 nb::dict encodings(const Catalog& catalog) {
   nb::dict rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
@@ -96,14 +98,15 @@ nb::dict encodings(const Catalog& catalog) {
   return rows;
 }
 
-// A catalog's first call may read files, and other threads wait for it.
+// Releases the GIL, because the first call for a catalog may read files, and other threads wait for
+// that call.
 const QuantizedTensors& quantized_of(const Catalog& catalog) {
   const nb::gil_scoped_release release;
   return catalog.quantized();
 }
 
-// One row per quantized tensor: name, encoding, shape of the decoded tensor (None: it cannot be
-// decoded), and the name of each component by its role.
+// Returns one row per quantized tensor: its name, its encoding, the shape of the decoded tensor
+// (None if it cannot be decoded), and the name of each component by role.
 nb::list quantized_rows(const Catalog& catalog) {
   nb::list rows;
   for (const QuantizedTensor& tensor : quantized_of(catalog).tensors()) {
@@ -123,7 +126,7 @@ nb::list quantized_rows(const Catalog& catalog) {
   return rows;
 }
 
-// Names of tensors that decoded values make unnecessary: scales, states, tables.
+// Returns the names of the tensors that decoded values make unnecessary: scales, states and tables.
 std::vector<std::string> companions(const Catalog& catalog) {
   std::vector<bool> is_companion(catalog.tensors().size());
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {

@@ -1,13 +1,13 @@
-// Pauses of Python's automatic garbage collection, which end with their objects: no interrupt can
-// leave one behind. The interpreter's lock guards the counts.
+// Binds pauses of Python's automatic garbage collection. A pause ends with its object, so an
+// interrupt cannot leave collection disabled. The GIL guards the counters.
 #include "bindings.h"
 
 namespace loadstone::python {
 namespace {
 
-int pauses = 0;            // in progress, over all threads: collection is per process
-int process = 0;           // a forked process does not inherit pauses
-bool was_enabled = false;  // before the first pause
+int pauses = 0;            // pauses in progress in all threads, because collection is per process
+int process = 0;           // incremented in a forked process, which does not inherit pauses
+bool was_enabled = false;  // whether collection was enabled before the first pause
 
 class CollectionPause {
  public:

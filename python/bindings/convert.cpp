@@ -82,7 +82,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
   const auto imatrix = named.take<std::string>("imatrix");
   named.done();
   const nb::gil_scoped_release release;
-  // Without the GIL: a remote folder may be slow.
+  // Runs without the GIL, because a remote folder may be slow.
   if (!folder.empty()) {
     options.folder = options.one_file || options.is_split
                          ? folders_left_out(folder)
@@ -122,8 +122,8 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   });
 }
 
-// For each file the size of its data, and rows for its tensors: name, shape, encoding, begin and
-// end in the data.
+// Returns for each file the size of its data, and for each of its tensors the name, the shape, the
+// encoding, and the begin and end in the data.
 nb::list file_rows(const Conversion& conversion) {
   nb::list rows;
   for (const OutputFile& file : conversion.files) {
@@ -137,7 +137,7 @@ nb::list file_rows(const Conversion& conversion) {
   return rows;
 }
 
-// Returns the text of a companion file that is written, not copied, such as config.json.
+// Returns the text of a companion file that the conversion generates, such as config.json.
 std::optional<std::string> extra_text(const Conversion& conversion, std::string_view wanted) {
   for (const ExtraFile& extra : conversion.extras) {
     if (extra.name == wanted && extra.copy_of.empty()) return extra.text;
@@ -149,7 +149,7 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
                         std::size_t bytes) {
   PythonObserver observer{nb::none()};
   const auto storage = observer.storage_for(*conversion.plan.catalog);
-  // The caller's memory, as large as the tensor.
+  // The caller's buffer, which must be as large as the tensor.
   auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
   return observer.watch([&] {
     return convert_in_memory(conversion, file, {data, bytes}, &observer, storage.get());

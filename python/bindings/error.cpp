@@ -5,7 +5,8 @@ namespace loadstone::python {
 
 namespace {
 
-// The classes live in Python (loadstone/_base/errors.py), where people read and subclass them.
+// The error classes are defined in Python (loadstone/_base/errors.py), where users read and
+// subclass them.
 void raise_in_python(const Error& error) {
   const auto make = nb::module_::import_("loadstone._base.errors").attr("from_core");
   const Where& where = error.where();

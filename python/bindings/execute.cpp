@@ -18,13 +18,14 @@ namespace loadstone::python {
 
 namespace {
 
-// address, bytes, dtype; address 0: not loaded in this call.
+// Address, size in bytes, and dtype. Address 0 means that this call does not load the target.
 using DestinationRow = std::tuple<std::uintptr_t, std::uint64_t, std::string_view>;
-// Target; address and size of each of its parts.
+// Index of a target, and the address and the size in bytes of each of its components.
 using PartsRow = std::pair<std::size_t, std::vector<std::pair<std::uintptr_t, std::uint64_t>>>;
 
 // Copies with Python functions: allocate(device, bytes), copy(device, to, from, bytes) and
-// read(device, from, to, bytes), with addresses. Each returns when its work is complete.
+// read(device, from, to, bytes), where `to` and `from` are addresses. Each function returns when
+// its work is complete.
 class PythonDevice final : public Device {
  public:
   explicit PythonDevice(nb::object functions) : functions_(std::move(functions)) {}
@@ -36,7 +37,7 @@ class PythonDevice final : public Device {
     });
     return reinterpret_cast<std::byte*>(address);  // NOLINT
   }
-  void free(std::byte*) noexcept override {}  // Python owns it
+  void free(std::byte*) noexcept override {}  // Python owns the memory
 
   void copy(unsigned, std::string_view device, std::byte* to,
             std::span<const std::byte> from) override {
@@ -98,7 +99,7 @@ std::vector<Destination> destinations_of(const std::vector<DestinationRow>& rows
   return destinations;
 }
 
-// Keeps the storage alive as long as the folder that uses it.
+// Keeps the storage alive as long as the folder, which uses it.
 std::shared_ptr<OffloadFolder> with_storage(std::shared_ptr<OffloadFolder> folder,
                                             std::shared_ptr<Storage> storage) {
   const auto both =
@@ -120,12 +121,12 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   named.take("device", options.device);
   named.take("read_ahead_bytes", options.read_ahead_bytes);
   named.take("interleave", options.interleave);
-  // One byte for each target, at this address.
+  // Address of an array with one byte per target.
   const auto begun = named.take<std::uintptr_t>("begun");
   options.begun = reinterpret_cast<std::uint8_t*>(begun);  // NOLINT
   named.done();
   options.observer = &observer;
-  options.holds_offload = true;  // libraries add files to the folder
+  options.holds_offload = true;  // do not commit yet: libraries add files to the folder
   const std::shared_ptr<const Plan> plan = shared.keep();
   for (std::size_t i = 0; options.device != nullptr && i < plan->targets.size(); ++i) {
     if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;
@@ -140,8 +141,8 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   return report;
 }
 
-// Joins the reports of several calls that each loaded some of the targets. With `plan`: all of its
-// targets count as loaded.
+// Joins the reports of several calls that each loaded some of the targets. If `plan` is given, all
+// of its targets count as loaded.
 Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan) {
   Report all = reports.at(0);
   for (std::size_t i = 1; i < reports.size(); ++i) {
@@ -175,7 +176,8 @@ std::shared_ptr<MappedShard> open_mapped(const Shard& shard) {
   return MappedShard::open(shard);
 }
 
-// A mapped shard as an array of bytes. Tensors made from it keep it, and so the mapping, alive.
+// Returns a mapped shard as an array of bytes. Tensors made from the array keep the array alive,
+// and the array keeps the mapping alive.
 nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const SharedPlan& plan,
                                                               std::size_t index) {
   const std::shared_ptr<const Catalog> catalog = plan->catalog;
@@ -188,7 +190,7 @@ nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const SharedPlan& 
   return {bytes.data(), {bytes.size()}, owner};
 }
 
-// The fields of the package's Provenance, in their order.
+// Returns the fields of Python's Provenance, in order.
 nb::tuple provenance_row(const Provenance& item) {
   nb::list sources;
   for (const SourceRange& range : item.sources) {

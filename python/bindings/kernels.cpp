@@ -13,7 +13,7 @@ namespace loadstone::python {
 
 namespace {
 
-// For the tests, which compare every pair of dtypes with torch.
+// Used only by tests, which compare the cast between every pair of dtypes with torch.
 nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
                      std::string_view target_name) {
   const Dtype from = dtype_argument(source_name);
@@ -28,10 +28,10 @@ nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
   return nb::bytes(target.data(), target.size());
 }
 
-// bytes, dtype, shape
+// Bytes, dtype and shape of a component.
 using PartRow = std::tuple<nb::bytes, std::string_view, Extents>;
 
-// For the tests, which compare with transformers' result for the same bytes.
+// Used only by tests, which compare the result with transformers' result for the same bytes.
 nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows,
                        const Extents& extents, std::string_view dtype_name, float offset) {
   std::vector<DecodePart> parts;
@@ -52,7 +52,7 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
   return nb::bytes(target.data(), target.size());
 }
 
-// Name of the block format, such as "Q4_K"; case does not matter.
+// Returns the block format with a name such as "Q4_K". Case does not matter.
 BlockFormat block_format_argument(std::string_view text) {
   std::string wanted(text);
   std::ranges::transform(wanted, wanted.begin(),
@@ -88,7 +88,7 @@ GgufMode mode_argument(std::string_view text) {
                .expected = "exact or diffusers-compatible"});
 }
 
-// Decodes whole blocks from and to the caller's bytes.
+// Decodes whole blocks. Reads and writes the caller's buffers.
 void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const TargetBytes& target,
                  std::string_view dtype_name, std::string_view mode_name) {
   const BlockFormat format = block_format_argument(format_name);

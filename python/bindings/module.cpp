@@ -1,9 +1,9 @@
-// The extension module loadstone._core: the C++ library for Python, without its own logic.
+// Defines the extension module loadstone._core, which gives Python access to the C++ library.
 #include "bindings.h"
 
 NB_MODULE(_core, module) {
   using namespace loadstone::python;
-  nb::set_leak_warnings(false);  // scripts may still refer to objects when Python ends
+  nb::set_leak_warnings(false);  // because scripts may still refer to objects when Python exits
   module.doc() = "The C++ core of loadstone. Private: use the functions of the package.";
   bind_build_info(module);
   bind_collection_pause(module);

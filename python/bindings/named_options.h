@@ -1,4 +1,4 @@
-// Converts Python keywords to an options struct of C++.
+// Converts Python keyword arguments to a C++ options struct.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,8 @@
 
 namespace loadstone::python {
 
-// Selects the accepted type, the first in "@accepted@returned@", for Python's signatures.
+// Returns the Python name of an option's type. In nanobind's "@accepted@returned@", selects the
+// accepted type.
 template <typename Value>
 std::string python_type() {
   if constexpr (std::is_pointer_v<Value>) {
@@ -32,8 +33,8 @@ std::string python_type() {
   }
 }
 
-// Options by name. Reading an option consumes it; a missing one has the core's default. Enumerators
-// and dtypes are words; an empty word counts as missing.
+// Options by name. Reading an option consumes it. An absent option keeps the core's default.
+// Enumerators and dtypes are given as words; an empty word counts as absent.
 class NamedOptions {
  public:
   explicit NamedOptions(const nb::kwargs& given) : left_(given) {}

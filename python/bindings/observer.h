@@ -1,4 +1,4 @@
-// Progress and interruption of long work, for Python.
+// Lets Python follow and interrupt long work.
 #pragma once
 
 #include <algorithm>
@@ -31,15 +31,15 @@ class PythonObserver final : public Observer {
     return true;
   }
 
-  // Returns a storage whose remote reads stop waiting when the work is stopped. Null if no shard is
-  // remote: use the catalog's storage.
+  // Returns a storage whose remote reads stop waiting when the work is stopped. Returns null if no
+  // shard is remote; the caller then uses the catalog's storage.
   [[nodiscard]] std::unique_ptr<Storage> storage_for(const Catalog& catalog) {
     const auto is_far = [](const Shard& shard) { return is_remote(shard.path); };
     if (std::ranges::none_of(catalog.shards(), is_far)) return nullptr;
     return make_stoppable(catalog.storage(), [stop = is_stopped_] { return stop->load(); });
   }
 
-  // Does the work without the GIL. An exception from Python (KeyboardInterrupt, or the callback's)
+  // Runs `work` without the GIL. An exception from Python (KeyboardInterrupt, or the callback's)
   // takes precedence over "cancelled".
   template <typename Work>
   auto watch(const Work& work) const {

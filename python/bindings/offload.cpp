@@ -7,7 +7,7 @@ namespace loadstone::python {
 
 namespace {
 
-// Returns entries as in index.json, for accelerate's reader of offloaded tensors.
+// Returns the entries in the layout of index.json, for accelerate's reader of offloaded tensors.
 nb::dict index_of(const std::vector<OffloadEntry>& entries) {
   nb::dict index;
   for (const OffloadEntry& entry : entries) {

@@ -58,7 +58,7 @@ void make_target(Target* self, std::string name, Extents shape, std::string_view
 
 nb::tuple extents_of(const Shape& shape) { return nb::tuple(nb::cast(shape.extents())); }
 
-// Name, shape and dtype of each component.
+// Returns the name, shape and dtype of each component.
 nb::tuple part_rows(const PlannedTarget& target) {
   nb::list rows;
   if (!target.quantization) return nb::tuple(rows);
@@ -68,7 +68,7 @@ nb::tuple part_rows(const PlannedTarget& target) {
   return nb::tuple(rows);
 }
 
-// The fields of the package's PlannedTarget, in their order.
+// Returns the fields of Python's PlannedTarget, in order.
 nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
   for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
@@ -85,7 +85,7 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
       nb::tuple(nb::cast(target.slice_groups)));
 }
 
-// Shard and offset of a target that is a view of the file.
+// Returns the shard and the offset of a target that is a view of the file.
 std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::size_t index) {
   const TensorInfo& source =
       plan->catalog->tensors()[plan->targets.at(index).recipe.boxes.at(0).source];
@@ -163,7 +163,7 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
-// Keys are field names of the package's Report.
+// Converts a dict whose keys are field names of Python's Report.
 LoadFigures figures_from(const nb::dict& loaded) {
   Report report;
   visit_numbers<Report>([&](const char* name, auto member, Joined) {
@@ -214,7 +214,8 @@ void bind_words(nb::module_& module) {
   module.def("unknown_dtype", [](std::string_view text) { return unknown_dtype(text); });
   module.def("unknown_device", [](std::string_view text) { return unknown_device(text); });
   module.def("shape_advice", [](const Extents& found) { return shape_advice(Shape(found)); });
-  // One error per layer, from rows of: target, absent names, their number, stray names.
+  // Returns one error per layer. A row has a target, the absent names, their number and the stray
+  // names.
   module.def("lacking_findings", [](const std::vector<LackingRow>& rows) {
     LackingSeries lacking;
     for (const auto& [target, absent, count, stray] : rows)
@@ -224,7 +225,7 @@ void bind_words(nb::module_& module) {
 }
 
 void bind_names(nb::module_& module) {
-  // Returns for each name the first pattern that matches all of it, or -1.
+  // Returns, for each name, the index of the first pattern that matches the whole name, or -1.
   module.def(
       "first_matches",
       [](const std::vector<std::string>& patterns, const std::vector<std::string>& names,
@@ -238,8 +239,8 @@ void bind_names(nb::module_& module) {
         return found;
       },
       nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
-  // Returns for each module the adapter's key that PEFT selects, or -1, and the total number of
-  // comparisons.
+  // Returns, for each module, the index of the adapter's key that PEFT selects, or -1. Also returns
+  // the total number of comparisons.
   module.def(
       "module_matches",
       [](const std::vector<std::string>& keys, const std::vector<std::string>& modules) {
@@ -254,7 +255,7 @@ void bind_names(nb::module_& module) {
       },
       nb::arg("keys"), nb::arg("modules"));
   module.def("is_rules_json", &is_rules_json);
-  // Returns the rules as JSON, with a rule for the prefix that a plan for these targets strips.
+  // Returns the rules as JSON, and adds a rule for the prefix that a plan for these targets strips.
   module.def(
       "stripping_rules",
       [](const std::shared_ptr<const Catalog>& catalog, const std::vector<Target>& targets,

@@ -9,7 +9,7 @@ namespace loadstone::python {
 
 namespace {
 
-// Name, shape and dtype: one row per target.
+// Returns the name, shape and dtype of each target.
 nb::list target_rows(const Recipes& recipes) {
   nb::list rows;
   for (const TargetRecipe& recipe : recipes.targets) {
@@ -19,8 +19,8 @@ nb::list target_rows(const Recipes& recipes) {
   return rows;
 }
 
-// Returns null if no quantized tensor has the name. Most have the name of their codes, so that is
-// tried first.
+// Returns null if no quantized tensor has the name. First looks for codes with this name, because
+// most quantized tensors are named after their codes.
 const QuantizedTensor* find_quantized(const Catalog& catalog, const std::string& name) {
   if (const auto index = catalog.find(name)) {
     const QuantizedTensor* const found = catalog.quantized().find(*index);
@@ -31,7 +31,7 @@ const QuantizedTensor* find_quantized(const Catalog& catalog, const std::string&
   return found == all.end() ? nullptr : &*found;
 }
 
-// Decodes the quantized tensor of this name, or a tensor in blocks.
+// Decodes the quantized tensor or the GGUF tensor of this name.
 RecipeBuilder::Value numbers(RecipeBuilder& self, const Catalog& catalog, const std::string& name,
                              std::string_view dtype) {
   const Dtype wanted = dtype_argument(dtype);

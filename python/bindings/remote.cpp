@@ -16,7 +16,7 @@ namespace {
 
 using Words = std::map<std::string, std::string>;
 
-// Options by name; absent ones come from the environment.
+// Returns the given options, which are keyed by name. The environment supplies absent options.
 RemoteOptions options_from(const Words& environment, const Words& given) {
   RemoteOptions options = remote_options_from([&](const std::string& variable) {
     const auto found = environment.find(variable);
@@ -38,12 +38,12 @@ RemoteOptions options_from(const Words& environment, const Words& given) {
   return options;
 }
 
-// Handles Ctrl-C while the main thread itself waits, for example to open a checkpoint. A load's
-// observer ends its threads.
+// Handles Ctrl-C while the main thread itself waits, for example to open a checkpoint. During a
+// load, the observer stops the threads instead.
 bool is_interrupted(unsigned long main_thread) {
   if (PyThread_get_thread_ident() != main_thread) return false;
-  // libcurl calls this for each packet.
-  static std::chrono::steady_clock::time_point next;  // of the main thread
+  // Limits the checks to 20 per second, because libcurl calls this function for each packet.
+  static std::chrono::steady_clock::time_point next;  // used only by the main thread
   const auto now = std::chrono::steady_clock::now();
   if (now < next) return false;
   next = now + std::chrono::milliseconds(50);
@@ -60,7 +60,7 @@ bool is_interrupted(unsigned long main_thread) {
 
 void bind_remote(nb::module_& module) {
   nb::class_<Storage>(module, "Storage");
-  // Lives as long as the process, because catalogs and plans that read through it may.
+  // The storage lives as long as the process, because catalogs and plans that read through it may.
   module.def(
       "remote_storage",
       [](const Words& environment, const Words& given, unsigned long main_thread) {

@@ -1,4 +1,5 @@
-// The formats of NVIDIA ModelOpt, and MX. Kernels read and write the caller's bytes.
+// Binds the encoders and decoders of the formats of NVIDIA ModelOpt and of MX, which use the
+// caller's buffers.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -39,7 +40,7 @@ void require_parts(const QuantizedLayout& form, const std::vector<Bytes>& parts)
   }
 }
 
-// Name, shape and dtype of each component.
+// Returns the name, shape and dtype of each component.
 nb::list parts_of(const std::string& encoding, const std::string& dialect, const Extents& extents,
                   std::string_view dtype, const Importance& importance) {
   nb::list rows;
@@ -62,7 +63,7 @@ std::vector<float> measure(const std::string& encoding, const std::string& diale
   return amax;
 }
 
-// Returns the index of the first non-finite value, or the number of values.
+// Returns the index of the first non-finite value, or the number of values if all are finite.
 std::uint64_t encode(const std::string& encoding, const std::string& dialect,
                      const Extents& extents, const SourceBytes& numbers, std::string_view dtype,
                      const std::vector<float>& amax, const std::vector<TargetBytes>& parts,
@@ -82,7 +83,7 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
   return good;
 }
 
-// `dtype`: of the values before they were encoded, which may determine that of scales.
+// `dtype` is the dtype of the values before they were encoded, which may determine that of scales.
 void decode(const std::string& encoding, const std::string& dialect, const Extents& extents,
             std::string_view dtype, const std::vector<SourceBytes>& parts,
             const TargetBytes& numbers, std::string_view target) {

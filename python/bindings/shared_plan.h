@@ -1,4 +1,4 @@
-// A plan owned by Python.
+// Declares a plan that Python owns.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,16 @@
 
 namespace loadstone::python {
 
-// Copied on write while a thread executes it without the GIL. The caller must hold the GIL.
+// A plan that is copied on write while a thread executes it without the GIL. The caller must hold
+// the GIL.
 class SharedPlan {
  public:
   explicit SharedPlan(Plan plan) : plan_(std::make_shared<Plan>(std::move(plan))) {}
 
   [[nodiscard]] const Plan& operator*() const noexcept { return *plan_; }
   [[nodiscard]] const Plan* operator->() const noexcept { return plan_.get(); }
-  // The plan in its present state, independent of later additions. Release it with the GIL held.
+  // Returns the plan in its present state, without later additions. The caller must hold the GIL
+  // when it releases the pointer.
   [[nodiscard]] std::shared_ptr<const Plan> keep() const { return plan_; }
 
   void add_findings(const std::vector<Finding>& findings) {

@@ -1,6 +1,6 @@
-// Text between Python and the core. The core's text is bytes: a path need not be UTF-8. Python
-// represents such bytes as lone surrogates, like os.fsdecode(), and they are converted back
-// unchanged.
+// Converts strings between Python and the core. The core's strings are bytes, because a path need
+// not be UTF-8. Like os.fsdecode(), Python represents bytes that are not UTF-8 as lone surrogates,
+// which are converted back unchanged.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,8 +10,8 @@
 
 namespace loadstone::python {
 
-// Returns the text's bytes, which `owner` stores if they are not the string's own. Returns false if
-// `source` is not a string.
+// Sets `text` to the bytes of a Python string. `owner` keeps them alive if the string does not.
+// Returns false if `source` is not a string.
 inline bool text_from_python(nanobind::handle source, std::string_view& text,
                              nanobind::object& owner) noexcept {
   if (PyUnicode_Check(source.ptr()) == 0) return false;

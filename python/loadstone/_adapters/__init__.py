@@ -1,10 +1,10 @@
-"""Adapters of libraries: a folder each, their patching, and the parts that they register."""
+"""Library adapters, one folder each, and their registration."""
 
 from loadstone import _core
 from loadstone._base.adapters import LibraryAdapter, register
 
 register(
-    LibraryAdapter("torch"),  # is entered by public names, so it has no table of sites
+    LibraryAdapter("torch"),  # has no table of sites, because it uses only public names
     LibraryAdapter(
         "transformers",
         is_patchable=True,
@@ -59,11 +59,12 @@ register(
         "vllm",
         no_canary="a tiny load takes a server and minutes; `make test-vllm` runs one",
     ),
-    LibraryAdapter(  # test_sglang.py checks its table with a stand-in, test_serving.py vLLM's
+    # test_sglang.py checks SGLang's table of sites, and test_serving.py checks vLLM's.
+    LibraryAdapter(
         "sglang",
         no_canary="a tiny load takes a server and a GPU",
     ),
-    LibraryAdapter(  # test_llama_cpp.py checks its table
+    LibraryAdapter(  # test_llama_cpp.py checks the table of sites
         "llama_cpp",
         no_canary="its converter is a folder that `--converter` names, and no package installs it",
         gguf="loadstone._adapters.llama_cpp.model_folder:conversion",

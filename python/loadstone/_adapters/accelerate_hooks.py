@@ -1,4 +1,4 @@
-"""accelerate's hooks on modules, for the adapters of libraries that attach them."""
+"""Helpers for accelerate's hooks on modules, for the adapters of libraries that attach them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# The alignment of torch's allocator, on which the last bit of a matrix product depends.
+# Alignment of torch's allocator in bytes. The last bit of a matrix product depends on it.
 _ALIGNMENT = 64
 
 
 class _AlignedWeights(Mapping[str, torch.Tensor]):
-    """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
+    """A hook's weight map that copies tensors which a mapped file does not align."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights = weights
@@ -29,7 +29,7 @@ class _AlignedWeights(Mapping[str, torch.Tensor]):
 
 
 def flatten_hooks(hook: Any) -> list[Any]:
-    """Return the leaves of one of accelerate's hooks."""
+    """Return the single hooks in one of accelerate's hooks, which may be a sequence."""
     parts = getattr(hook, "hooks", None)
     return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
 
@@ -39,7 +39,7 @@ def align_offloaded_weights(model: torch.nn.Module) -> None:
     for module in model.modules():
         for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(hook, "weights_map", None)
-            inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
+            inner = getattr(weights, "inner", None)  # only OffloadedWeights has it
             if isinstance(inner, Mapping):
                 if not isinstance(inner, _AlignedWeights):
                     weights.inner = _AlignedWeights(inner)

@@ -1,8 +1,8 @@
 """Canaries: a tiny load for each adapter, compared with the library's own, once per new release.
 
-The tables in ``sites`` compare signatures. A canary detects a library that does something else
-behind an equal one. ``_adapters/NAME/canary.py`` has those of NAME: a function ``canaries`` saves a
-random model in a folder and yields each :class:`Canary`.
+The tables in ``sites`` compare signatures. A canary detects a function whose behaviour changed
+although its signature did not. The function ``canaries`` of ``_adapters/NAME/canary.py`` saves a
+random model in a folder and yields each :class:`Canary` of the library NAME.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ EQUAL, DIFFERS, FAILED, NOT_RUN = "equal", "differs", "failed", "not run"
 
 @dataclass(frozen=True)
 class Canary:
-    """Two ways to the same tiny model.
+    """Two ways to load the same tiny model.
 
     Attributes:
-        ours: the load by loadstone; ``None``: ``own`` again, under :func:`loadstone.patch`.
+        ours: the load by loadstone; ``None`` runs ``own`` again, under :func:`loadstone.patch`.
         is_audited: the model must pass :func:`loadstone.audit` too.
         uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
         note: the reason for ``ours``, ``is_audited`` or ``uncompared``.
-        name: of the load, if a library has several.
+        name: name of the load, if a library has several canaries.
     """
 
     own: Callable[[], Any]
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def run(library: str, *, again: bool = False) -> Outcome:
-    """Run the canaries of a library, or return the stored equal result of the same releases."""
+    """Run the canaries of a library, unless they were equal before with the same releases."""
     facts = _facts(library)
     name = hashlib.blake2b(facts, digest_size=20).hexdigest()
     path = user_cache.folder("canaries") / f"{name}.json"
@@ -69,7 +69,7 @@ def run(library: str, *, again: bool = False) -> Outcome:
             return Outcome(EQUAL, note.decode(errors="replace"), is_remembered=True)
     try:
         outcome = _compare(library)
-    except (Exception, SystemExit) as error:  # of another library, so of any class
+    except (Exception, SystemExit) as error:  # libraries may raise any class
         return Outcome(FAILED, f"{type(error).__name__}: {error}")
     if outcome.result == EQUAL:
         user_cache.write(path, facts + b"\n" + outcome.reason.encode())
@@ -77,8 +77,8 @@ def run(library: str, *, again: bool = False) -> Outcome:
 
 
 def _facts(library: str) -> bytes:
-    """Return the releases that a result is valid for: those of all libraries in the process."""
-    version = sites_of(library).version()  # imports it, and the libraries that it uses
+    """Return the releases for which a result is valid, for all libraries in the process."""
+    version = sites_of(library).version()  # imports the library, and the libraries that it uses
     versions = {
         name: str(getattr(sys.modules[name], "__version__", ""))
         for name in ("torch", *LIBRARIES)
@@ -114,7 +114,7 @@ def _difference(library: str, canary: Canary) -> str:
 
 
 def differences(model: Any, expected: Any, uncompared: str = "") -> Iterator[str]:
-    """Yield each tensor that two models do not share by name, dtype, shape and bytes."""
+    """Yield a line for each tensor whose name, dtype, shape or bytes differ between two models."""
     import torch
 
     left, right = (
@@ -136,7 +136,7 @@ def differences(model: Any, expected: Any, uncompared: str = "") -> Iterator[str
 
 
 def _tensors(model: Any) -> dict[str, Any]:
-    """Return the state, which has the components of quantized weights, and all buffers."""
+    """Return the state dict, which has the components of quantized weights, and all buffers."""
     return {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
 
 

@@ -29,12 +29,12 @@ class Hook:
     """Replaces a function, method or attribute of a library while it has users.
 
     Args:
-        wrap: takes the present value (for classes the raw descriptor, so that a ``classmethod``
-            object stays one) and returns its replacement. It is called again when another hook on
-            the same attribute is removed, and must have no side effects. See
-            :func:`wrap_if_active`.
+        wrap: takes the attribute's current value (for a class the raw descriptor, so that a
+            ``classmethod`` object stays a ``classmethod``) and returns the replacement. It is
+            called again when another hook on the same attribute is removed, and must have no side
+            effects. See :func:`wrap_if_active`.
 
-    Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
+    Thread safety: any thread may call ``install`` and ``uninstall``; one lock guards all hooks.
     """
 
     owner: Any
@@ -49,7 +49,7 @@ class Hook:
             _patched[key] = attribute
 
     def uninstall(self) -> None:
-        """Remove the wrapper; the last one restores the library's own object."""
+        """Remove the wrapper; removing the last wrapper restores the library's own object."""
         with _lock:
             key = (id(self.owner), self.name)
             _patched[key].remove(self)
@@ -67,7 +67,7 @@ class _Attribute:
         self.owner = owner
         self.name = name
         self.hooks: list[Hook] = []
-        getattr(owner, name)  # makes modules that import on demand store it
+        getattr(owner, name)  # makes a module that imports on demand store the attribute
         self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited
         self.installed = self.own
 
@@ -76,7 +76,7 @@ class _Attribute:
         self.hooks.append(hook)
 
     def remove(self, hook: Hook) -> None:
-        """Wrap again without one hook, unless a third party has replaced the attribute."""
+        """Remove a hook and wrap again, unless other code has replaced the attribute."""
         self.hooks.remove(hook)
         if vars(self.owner).get(self.name, _ABSENT) is not self.installed:
             return
@@ -106,7 +106,7 @@ class Hooks(list[Hook]):
     """Hooks that are installed together, while there are users.
 
     Args:
-        library: the library that :func:`active` checks; "" for hooks with another gate.
+        library: the library that :func:`active` checks; "" if the hooks check something else.
         late: returns the hooks on modules that may be imported later, the same objects each time;
             called by :meth:`acquire` and :meth:`refresh`.
 
@@ -126,7 +126,7 @@ class Hooks(list[Hook]):
         self._users = 0
 
     def acquire(self) -> None:
-        """Add a user; install all hooks that are not installed, or none if that fails."""
+        """Add a user; install all hooks that are not installed, or none if one fails."""
         with _lock:
             self._users += 1
             try:
@@ -144,7 +144,7 @@ class Hooks(list[Hook]):
                     self._installed.append(hook)
 
     def release(self) -> None:
-        """Undo one :meth:`acquire`; the last one uninstalls all hooks."""
+        """Remove a user; when the last user leaves, uninstall all hooks."""
         with _lock:
             if self._users == 0:
                 raise RuntimeError("hooks were released more often than acquired")
@@ -155,7 +155,7 @@ class Hooks(list[Hook]):
 
 @dataclass(eq=False)
 class _Entry:
-    """Libraries switched on or off in a context, until it is ended."""
+    """Libraries switched on or off in a context, until the entry ends."""
 
     libraries: tuple[str, ...]
     on: bool
@@ -166,7 +166,7 @@ class _Entry:
 _entries: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar(
     "loadstone_patch", default=()
 )
-_everywhere: Counter[str] = Counter()  # library: number of start() without stop()
+_everywhere: Counter[str] = Counter()  # by library, the number of start() calls without stop()
 
 
 def active(library: str) -> bool:
@@ -182,7 +182,7 @@ def _begin(entry: _Entry) -> None:
 
 
 def _end(entry: _Entry) -> None:
-    """End an entry, also in contexts that were copied in the meantime (tasks)."""
+    """End an entry, also in the copies of the context that asyncio tasks have made meanwhile."""
     entry.alive = False
     _entries.set(tuple(other for other in _entries.get() if other.alive))
 
@@ -226,13 +226,14 @@ def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[A
 
     If ``library`` is active, the wrapper calls ``replacement`` with the library's own function and
     the call's arguments. Code that dynamo traces (``torch.compile``, ``torch.export``) gets the
-    library's own function: dynamo cannot trace a context variable, and would break the graph.
+    library's own function, because dynamo cannot trace a context variable and would break the
+    graph.
     """
 
     def wrap(original: Any) -> Any:
         if isinstance(original, classmethod | staticmethod):
             return type(original)(wrap(original.__func__))
-        from torch.compiler import is_dynamo_compiling  # every library patched has imported torch
+        from torch.compiler import is_dynamo_compiling  # every patched library has imported torch
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -248,10 +249,11 @@ def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[A
 def within(
     current: contextvars.ContextVar[Any], replacement: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a replacement that acts only during a call, which it gets as the first argument.
+    """Return a replacement that acts only inside a loader's call.
 
     Args:
-        current: the call; ``None`` outside, where the library's own function runs.
+        current: the state of the call, which the replacement gets as its first argument. It is
+            ``None`` outside calls, where the library's own function runs.
     """
 
     def gated(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +266,7 @@ def within(
 
 
 def with_hooks(library: str) -> Callable[..., Any]:
-    """Return a replacement that calls the original with the hooks of another library, if usable."""
+    """Return a replacement that calls the original with a library's hooks, if it is supported."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_supported_or_warn(library):
@@ -282,10 +284,10 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
     ...     model = AutoModelForCausalLM.from_pretrained("folder")
     >>> patched = loadstone.patch("accelerate").start()    # the whole process, until patched.stop()
 
-    As a context manager it concerns the context that entered it: this thread, and under asyncio
-    this task and those that it starts inside. Other threads get the libraries' own behaviour. It
-    may be nested, entered again and shared by threads. When the last user leaves, every attribute
-    of the libraries is the same object as before.
+    As a context manager, it patches only the context that entered it: this thread, or under asyncio
+    this task and the tasks that it starts inside. Other threads get the libraries' own behaviour.
+    The context manager may be nested, entered again and shared by threads. When the last user
+    leaves, every attribute of the libraries is the same object as before.
 
     A name that was imported earlier from the library's module (``from accelerate import
     load_checkpoint_in_model``) cannot be patched.
@@ -297,7 +299,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
     Raises:
         OptionError: ``plan.options``: a library is unknown or not installed.
 
-    Thread safety: any thread may enter, leave, start and stop, at the same time too.
+    Thread safety: any threads may enter, leave, start and stop at the same time.
     """
 
     def __init__(self, *libraries: str) -> None:
@@ -317,7 +319,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
     def __exit__(self, *_: object) -> None:
         with _lock:
             here = [entry for entry in _entries.get() if entry.alive and entry.owner is self]
-            entry = (here or self._open)[-1]  # entered in one context and left in another
+            entry = (here or self._open)[-1]  # `here` is empty if a different context entered
             self._open.remove(entry)
         _end(entry)
         self._release()
@@ -356,7 +358,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
 
 def patches_for(libraries: Iterable[str]) -> list[Hooks]:
-    """Return the hooks of each library that is supported; reject unknown and absent ones."""
+    """Return the hooks of each supported library; reject unknown libraries and absent ones."""
     names = list(dict.fromkeys(libraries))
     if not names:
         raise _refusal("no library is given", "")

@@ -1,4 +1,4 @@
-"""Resolve the files of a checkpoint, and find the loads that accelerate must do."""
+"""Resolve the files of a checkpoint, and find the loads that accelerate must do itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
 def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
     """Resolve a file, a folder or an index.
 
-    If a folder contains safetensors and torch files, use safetensors; accelerate uses torch's.
+    If a folder contains safetensors and torch files, use the safetensors files, unlike accelerate.
     """
     path = Path(checkpoint)
     if path.is_dir():
@@ -44,13 +44,14 @@ def _find_in_folder(folder: Path) -> str | list[str]:
         return _shards_of(folder / (safetensors_indices or indices)[0])
     if not indices and "pytorch_model.bin" in names:
         return str(folder / "pytorch_model.bin")
-    return str(folder)  # opening finds a file with a different name, or reports the error
+    return str(folder)  # opening the folder finds its file, or reports the error
 
 
 def _shards_of(index: Path) -> str | list[str]:
-    """Return the shards of an index that, as accelerate accepts it, is a weight map alone.
+    """Return the shards of an index that consists of the weight map alone.
 
-    Opening reads an index of the usual form, or reports its error.
+    accelerate accepts such an index. Return the path of any other index: opening the checkpoint
+    reads it or reports its error.
     """
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))
@@ -69,7 +70,7 @@ def _shards_of(index: Path) -> str | list[str]:
 
 
 def reason_against(model: Any, arguments: dict[str, Any]) -> str:
-    """Return why accelerate must do this load; "" if loadstone does it."""
+    """Return why accelerate must do this load itself; "" if loadstone does it."""
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"
     if arguments["device_map"] is None:

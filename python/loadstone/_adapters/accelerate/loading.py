@@ -28,7 +28,7 @@ from loadstone._files.catalog import try_inspect
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
-# Arguments that accelerate's function has not, or that are passed on apart.
+# Arguments that accelerate's function lacks, or that loadstone passes to it separately.
 _LOADSTONE_ARGUMENTS = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
 
 _logger = logging.getLogger("loadstone.accelerate")
@@ -63,15 +63,15 @@ def load_checkpoint_in_model(
     transformers are converted as that library converts them.
 
     Args:
-        device_map: devices, or ``"disk"``, by paths of modules; ``None``: each tensor stays where
-            it is, on the CPU instead of meta.
+        device_map: a device or ``"disk"`` for each module path. ``None``: each tensor stays on its
+            device, except that tensors on meta go to the CPU.
         offload_folder: required if anything is on disk.
-        dtype: for floating-point parameters and saved buffers; ``None``: the model's own. Without
-            a device map a model on meta takes those of the file.
-        offload_state_dict: has no effect: no more than the model itself is ever held.
+        dtype: for floating-point parameters and saved buffers. ``None``: the model's own dtypes,
+            or the file's dtypes if the model is on meta and ``device_map`` is ``None``.
+        offload_state_dict: has no effect, because loadstone holds no more than the model itself.
         strict: every tensor of the model must be in the checkpoint, and nothing else.
         missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
-            ``strict``), or one that :func:`loadstone.plan` lists.
+            ``strict``), or a policy that :func:`loadstone.plan` lists.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Other arguments: see accelerate's function.
@@ -147,8 +147,8 @@ def load_checkpoint_and_dispatch(
 
     Args:
         device_map: also ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or ``"sequential"``, from
-            which accelerate computes one.
-        max_memory: for these: bytes, or a size such as ``"6GiB"``, by device.
+            which accelerate computes a map.
+        max_memory: limits for a computed map: bytes, or a size such as ``"6GiB"``, by device.
 
     Other arguments: see :func:`load_checkpoint_in_model` and accelerate's function.
 
@@ -225,7 +225,7 @@ def _name_kept(plan: PlannedLoad) -> None:
 def _warn_unexpected(
     model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
-    """Warn through accelerate's own logger, so that its settings apply."""
+    """Warn about unused tensors through accelerate's own logger, so that its settings apply."""
     findings = (finding for finding in plan.findings if finding.code == "plan.unexpected")
     names = sorted(name for finding in findings for name in finding.sources)
     if names:

@@ -83,7 +83,10 @@ def _put_on_meta(
 
 
 def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Reject single tensors on disk and wrappers that names omit: hooks would not load these."""
+    """Reject parameters on disk without their modules, and wrapper modules that names omit.
+
+    Hooks would load neither.
+    """
     _require_known_names(model, device_map)
     alone = [
         slot.name
@@ -128,7 +131,7 @@ def require_values(
 
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Reject hooks inside wrappers that names omit: hooks look up different names."""
+    """Reject wrapper modules that names omit, because hooks inside them look up other names."""
     wrapper = next((module for module in model.modules() if is_wrapper(module)), None)
     devices = set(map(str, device_map.values()))
     if wrapper is None or (len(devices) == 1 and "disk" not in devices):

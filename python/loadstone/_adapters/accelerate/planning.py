@@ -28,7 +28,10 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 @dataclass
 class AccelerateRecipes(LibraryRecipes):
-    """``cast`` maps floating-point parameters and saved buffers to dtypes, both by name."""
+    """The recipes of a load by accelerate.
+
+    ``cast`` maps names of floating-point parameters and saved buffers to dtypes.
+    """
 
     recipes: Any = None
     cast: dict[str, str] = field(default_factory=dict)
@@ -54,7 +57,8 @@ def plan_load(
         if dtype == torch.float16 and device_map is not None
         else None
     )
-    # FSDP has a dtype per group, and accelerate keeps fp32 masters: sharded tensors keep theirs.
+    # Sharded tensors keep their dtypes, because FSDP has one dtype per group and accelerate keeps
+    # fp32 master weights.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # otherwise the state dict is not needed
@@ -66,7 +70,7 @@ def plan_load(
     else:
         _refuse_keeps(slots, keeps)
         findings = [finding for finding in recipes.findings if finding.code != "plan.tie"]
-        # accelerate ties these names again
+        # Empty `untied` and drop findings about ties, because accelerate ties these names again.
         adjusted = AccelerateRecipes(**vars(recipes) | {"untied": {}, "findings": findings})
     ties = recipes.ties if recipes is not None else {}
     strict = arguments["strict"]
@@ -80,7 +84,7 @@ def plan_load(
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
         allows_unknown_modules=True,
-        in_place=True,  # as accelerate does, to avoid a second copy of a live model
+        in_place=True,  # as in accelerate, to avoid a second copy of a live model
     )
 
 
@@ -116,7 +120,7 @@ def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
 
 
 def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
-    """Reject fp32 modules for traced models, whose library chooses them itself."""
+    """Reject ``keep_in_fp32_modules`` for traced models, because their library decides these."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
             raise new_error(
@@ -133,9 +137,10 @@ def _placement(
     device_map: Mapping[str, Any] | None,
     offload_buffers: bool,
 ) -> dict[str, Any] | None:
-    """Extend the map by its tensors; tied ones stay in memory if one of their modules does.
+    """Add the model's tensors to the device map.
 
-    ``ties`` lists the ties that are not made yet.
+    Tied tensors stay in memory if one of their modules does. ``ties`` lists the ties that the model
+    does not have yet.
     """
     if device_map is None:
         return None

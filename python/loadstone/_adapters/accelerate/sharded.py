@@ -1,9 +1,9 @@
 """Let ``Accelerator.prepare`` shard a model on meta with FSDP2, before the load.
 
 accelerate assumes in two places that models have memory. It identifies an optimizer's parameters by
-address, but all meta tensors share one: the optimizer would silently train only the last parameter.
-With ``cpu_ram_efficient_loading`` the first rank sends its values; on meta it has none, and the
-other ranks hang.
+address, but all meta tensors share one address, so the optimizer would silently train only the last
+parameter. With ``cpu_ram_efficient_loading`` the first rank sends its values; a rank on meta has
+none, so the other ranks hang.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 from loadstone._base.errors import new_error
 
-# A rank's parameters that are on meta.
+# Share of a rank's parameters that is on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
 
 
 def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **options: Any) -> Any:
     models = [argument for argument in args if isinstance(argument, torch.nn.Module)]
-    # After `AcceleratorState._reset_state()` the attribute is absent, and accelerate explains why.
+    # The attribute is absent after `AcceleratorState._reset_state()`; accelerate explains why.
     if not models or not getattr(accelerator, "is_fsdp2", False):
         return original(accelerator, *args, **options)
     plugin = accelerator.state.fsdp_plugin
@@ -44,9 +44,9 @@ def _without_broadcast_from_meta(plugin: Any, models: list[torch.nn.Module]) -> 
 
 
 def _are_on_meta(models: list[torch.nn.Module]) -> bool:
-    """Ask all ranks; reject models that only partly have values.
+    """Return whether all parameters are on meta on all ranks; ``False`` if the first has values.
 
-    accelerate sends the values of the first rank to the others, which may be on meta.
+    Reject other combinations, because accelerate sends the values of the first rank to the others.
     """
     parameters = [pair for model in models for pair in model.named_parameters()]
     names = [name for name, parameter in parameters if parameter.is_meta]
@@ -69,14 +69,14 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
 
 @contextlib.contextmanager
 def _distinct_addresses(models: list[torch.nn.Module]) -> Iterator[None]:
-    """Give each meta parameter a distinct address: the id of the object."""
+    """Give each meta parameter a distinct address, the ``id`` of the tensor."""
     marked = [tensor for tensor in _local_tensors(models) if tensor.is_meta]
     for tensor in marked:
         tensor.data_ptr = _Address(id(tensor))
     try:
         yield
     finally:
-        # FSDP does not replace the parameters that it ignores.
+        # FSDP does not replace parameters that it ignores, so they still have the address.
         for tensor in [*marked, *_local_tensors(models)]:
             if isinstance(tensor.__dict__.get("data_ptr"), _Address):
                 del tensor.data_ptr

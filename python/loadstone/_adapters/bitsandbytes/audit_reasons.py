@@ -20,9 +20,10 @@ REARRANGED = "rearranged for this CPU"
 
 
 def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
-    """Return why tensors have no value in the model, or a changed one, by name.
+    """Return, by name, why tensors have no value in the model or a changed value.
 
-    Empty for a model without self-contained modules: its offloaded weights may be lost.
+    The result is empty for a model without self-contained modules, because its offloaded weights
+    may be lost.
     """
     modules = dict(named_modules(model))
     if not any(map(is_self_contained, modules.values())):
@@ -64,9 +65,10 @@ class _WeightsMaps:
         self._names: dict[int, frozenset[str]] = {}
 
     def has(self, weights_map: Any, name: str, with_scales: bool) -> bool:
-        """Return whether the map contains a parameter, ``with_scales``: together with its scales.
+        """Return whether a weight map contains a parameter.
 
-        Views of other maps with a prefix are resolved.
+        ``with_scales`` requires its scales too. If the map is a view of another map with a prefix,
+        search the other map.
         """
         if isinstance(weights_map, OffloadedWeights):
             return self.has(weights_map.inner, name, with_scales)

@@ -32,7 +32,7 @@ COMPONENTS = {
     "weight.nested_quant_map": "nested_code",
 }
 
-# The state's fields; the core allows others.
+# A state must have exactly these fields; the core also allows others.
 _FIELDS = {"quant_type", "blocksize", "dtype", "shape"}
 _NESTED_FIELDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
 
@@ -46,9 +46,9 @@ class QuantStateMetadata:
 
     Attributes:
         quant_type: ``"nf4"`` or ``"fp4"``.
-        blocksize: weights per scale.
-        dtype, shape: of the original weight, such as ``"bfloat16"``.
-        nested_offset: to add to the decoded scales; ``None`` if these are not quantized.
+        blocksize: number of values per scale.
+        dtype, shape: of the original weight; the dtype is a name such as ``"bfloat16"``.
+        nested_offset: added to the decoded scales; ``None`` if the scales are not quantized.
     """
 
     quant_type: str
@@ -66,7 +66,7 @@ class QuantStateMetadata:
         """Parse a blob.
 
         Args:
-            name: of the tensor; ends with the quant type.
+            name: name of the tensor, which ends with the quant type.
 
         Raises:
             FormatError: ``q.quant_state``, ``q.group_size``.
@@ -93,7 +93,7 @@ def check_components(
         entries: dtype (``"U8"``) and shape by the name inside the module (``"weight.absmax"``).
             Names of other parameters (``"bias"``) are ignored.
         blob: the state of a 4-bit weight.
-        weight_format: the value of this tensor, for an 8-bit weight.
+        weight_format: the value of the tensor ``weight_format`` of an 8-bit weight.
 
     Returns:
         The contents of the blob; ``None`` for an 8-bit weight.
@@ -165,7 +165,7 @@ def _check_sizes(prefix: str, entries: Entries, metadata: QuantStateMetadata | N
 
 
 def component_names(metadata: QuantStateMetadata | None) -> set[str]:
-    """Return the names of all components inside the module; ``None``: an 8-bit weight."""
+    """Return the names of all components inside the module; ``None`` means an 8-bit weight."""
     if metadata is None:
         return {"weight", "SCB", "weight_format"}
     names = {"weight", "weight.absmax", "weight.quant_map", STATE + metadata.quant_type}

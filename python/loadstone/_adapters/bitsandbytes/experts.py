@@ -1,7 +1,7 @@
 """Expert stacks that a library keeps in one tensor, quantized together.
 
-bitsandbytes has no layer for them. The library's module and its forward pass stay; taking one
-expert's matrix decodes that matrix, and any other operation decodes the whole tensor.
+bitsandbytes has no layer for these stacks, so the library's module and its forward pass stay.
+Selecting one expert's matrix decodes only that matrix. Other operations decode the whole tensor.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class QuantizedStack(torch.Tensor):
 
 
 def _selected_indices(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
-    """Return the indices if an operation selects from the first dimension only."""
+    """Return the indices if an operation selects from the first dimension only, else ``None``."""
     if packet is aten.index_select and args[1] == 0:
         return args[2]  # type: ignore[no-any-return]
     if packet is aten.index and len(args[1]) == 1 and args[1][0].dtype == torch.int64:
@@ -154,7 +154,7 @@ def _experts_class(base: type, names: tuple[str, ...]) -> type:
 
 
 def rebuild_experts(base: type, names: tuple[str, ...]) -> Any:
-    """Return an empty module of quantized experts; pickles name this function."""
+    """Return an empty module of quantized experts; pickles refer to this function by name."""
     cls = _experts_class(base, names)
     return cls.__new__(cls)  # type: ignore[call-overload]
 

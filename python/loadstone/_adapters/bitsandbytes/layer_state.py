@@ -22,7 +22,7 @@ _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
 
 def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
-    """Return a bitsandbytes layer with the given weight; allocates nothing.
+    """Return a bitsandbytes layer with the given weight; allocates no memory.
 
     Hooks and attributes come from the plain layer. The caller installs the bias.
     """
@@ -58,9 +58,8 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
     module._parameters["weight"] = parameter
     if isinstance(parameter, bnb.nn.Params4bit):
         parameter.module = module
-    if is_self_contained(
-        module
-    ):  # inside loadstone.patch, which changes layers before they have weights
+    # Inside loadstone.patch, a module is already self-contained before it has weights.
+    if is_self_contained(module):
         adopt(parameter)
     elif isinstance(parameter, bnb.nn.Params4bit):
         module.quant_state = parameter.quant_state
@@ -71,7 +70,7 @@ def prepare_layers(
 ) -> Callable[[], None]:
     """Prepare layers that replace plain ones, and return the function that installs them.
 
-    That reads and computes nothing, and should not fail.
+    The returned function reads and computes nothing, and should not fail.
     """
     plain: list[torch.nn.Linear] = []
     layers: dict[int, torch.nn.Module] = {}
@@ -107,9 +106,9 @@ def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
 
 
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
-    """Make weights self-contained; accelerate's hooks then load all components."""
+    """Make weights self-contained, so that accelerate's hooks load all components."""
     heal_all({"": model})
     for name, offset in offsets.items():
         weight: Any = model.get_parameter(name)
-        if weight.is_meta:  # accelerate asks for a state dict before it attaches a hook
+        if weight.is_meta:  # accelerate reads the state dict before it attaches a hook
             weight.quant_state.offset = offset

@@ -29,7 +29,7 @@ def is_tracing() -> bool:
 
 
 def can_rearrange(state: Any) -> bool:
-    """Return whether the shape supports bitsandbytes' rearrangement, which fails for others."""
+    """Return whether bitsandbytes can rearrange this shape; it fails for other shapes."""
     shape = state.shape
     return len(shape) == 2 and shape[0] % _PANEL == 0 and shape[1] % state.blocksize == 0
 
@@ -46,7 +46,7 @@ def rowwise(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
     if not is_rearranged(state):
         return data, state
     working = copy.copy(state)
-    working.original_nested = False  # its rounded scales are not needed
+    working.original_nested = False  # do not compute the rounded scales, which are not needed
     data, _ = library._convert_weight_packed_for_cpu_inverse(data, working)
     exact = state.__dict__.get("rowwise")
     return data, exact if exact is not None else _rounded(state)
@@ -71,8 +71,9 @@ def _rounded(state: Any) -> Any:
 def is_misread(state: Any) -> bool:
     """Return whether bitsandbytes' vectorized CPU decoder applies the wrong scales.
 
-    It counts blocks from the start of each row, although blocks run over the flat weight. If a row
-    length is not a multiple of the block size, only the first rows get the right scales.
+    The decoder counts blocks from the start of each row, although blocks run over the flattened
+    weight. If the row length is not a multiple of the block size, only the first rows get the right
+    scales.
     """
     row = int(state.shape[-1])
     return row % _ROW_STEP == 0 and row % int(state.blocksize) != 0
@@ -98,7 +99,7 @@ def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> 
     return decoded
 
 
-# A torch operator, so that torch.compile, torch.export and torch.jit.trace record it.
+# Registered as a torch operator, so that torch.compile, torch.export and torch.jit.trace record it.
 torch.library.define(
     "loadstone::decode_4bit",
     "(Tensor data, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
@@ -129,11 +130,11 @@ def _decode_4bit(
         shape,
         dtype,
         block_size=blocksize,
-        allow_non_finite=True,  # bitsandbytes accepted such weights before
+        allow_non_finite=True,  # bitsandbytes has already accepted the weight
     )
 
 
-# Not register_fake, which inspects its caller's source: at least 30 ms per process.
+# register_fake would inspect its caller's source, which takes at least 30 ms per process.
 @torch.library.impl("loadstone::decode_4bit", "Meta")
 def _decoded_form(data: torch.Tensor, *rest: Any) -> torch.Tensor:
     *_, shape, _, dtype = rest
@@ -167,7 +168,7 @@ def _decode_matrix(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: i
 
 def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
     """Return ``x @ weight.T + bias`` with a 4-bit weight, for rows of any length."""
-    if is_tracing():  # jit.trace records no autograd functions written in Python
+    if is_tracing():  # jit.trace cannot record autograd functions written in Python
         return torch.nn.functional.linear(
             x, _decode_matrix(data, state, x.dtype, x.shape[-1]), bias
         )

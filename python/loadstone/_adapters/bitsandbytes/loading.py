@@ -40,13 +40,13 @@ from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.quantization import Quantization
 
-# Path of a component from its weight -> name inside the module in a checkpoint.
+# Maps a component's path from its weight to its name inside the module in a checkpoint.
 _COMPONENTS = {
     "quant_state.absmax": "weight.absmax",
     "quant_state.code": "weight.quant_map",
     "quant_state.state2.absmax": "weight.nested_absmax",
     "quant_state.state2.code": "weight.nested_quant_map",
-    "quant_state.offset": "",  # in the state blob
+    "quant_state.offset": "",  # stored in the state blob
     "SCB": "SCB",
     "CB": "weight",
 }
@@ -62,8 +62,8 @@ class QuantizedWeights(TargetExtension):
         quantize: weights that the load quantizes, by name.
         aliases: other names of these weights, if a module has several paths.
         problems: findings about these weights.
-        dtype: of the other floating-point tensors; ``None``: unchanged.
-        offsets: of the scales of offloaded weights.
+        dtype: of the other floating-point tensors; ``None`` leaves them unchanged.
+        offsets: offsets of the quantized scales of offloaded weights.
     """
 
     catalog: Catalog
@@ -100,7 +100,7 @@ class QuantizedWeights(TargetExtension):
             if target.name in self.aliases or self.is_component(target.name):
                 continue
             if self.is_component(target.tie_of):
-                target.tie_of = ""  # its root is not a model tensor here
+                target.tie_of = ""  # a component cannot be the root of a tie
             weight = target.tie_of or target.name
             stored = self.stored.get(weight)
             if stored is None:
@@ -117,7 +117,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-        """Return the model's tensors as :meth:`expand` targets them; components are read-only."""
+        """Return one slot per target of :meth:`expand`; slots of components are read-only."""
         result = []
         for slot in slots:
             if slot.name in self.aliases or self.is_component(slot.name):
@@ -136,7 +136,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
-        """Give components their weight's device; metadata stays on the host or on disk."""
+        """Assign components to their weight's device, but metadata to the CPU or the disk."""
         result = dict(devices)
         for stored in self.stored.values():
             device = devices.get(stored.name, devices.get("", "cpu"))
@@ -174,7 +174,7 @@ class QuantizedWeights(TargetExtension):
     # --- the load --------------------------------------------------------------------------------
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Allow saving to JSON, which the command line executes, but not pickling."""
+        """Allow saving the plan as JSON, which the command line executes, but reject pickling."""
         if is_pickled:
             raise TypeError(
                 "a plan with modules of bitsandbytes cannot be pickled: it requires its model"
@@ -291,7 +291,7 @@ class QuantizedWeights(TargetExtension):
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a component's name into its weight and the path from there; empty for others."""
+    """Split a component's name into its weight and the path from there; ``("", "")`` for others."""
     for component in _COMPONENTS:
         if name.endswith(f".{component}"):
             return name.removesuffix(f".{component}"), component

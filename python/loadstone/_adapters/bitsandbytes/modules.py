@@ -41,7 +41,7 @@ class SelfContainedModule(torch.nn.Module):
     weight: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Make accelerate's hook, once it is assigned, fetch weights with their scales."""
+        """Make accelerate's hook fetch weights with their scales as soon as it is assigned."""
         if name == "_hf_hook":
             adopt_hook(value)
         super().__setattr__(name, value)
@@ -67,12 +67,12 @@ class SelfContainedModule(torch.nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._present():
             super()._save_to_state_dict(destination, prefix, keep_vars)
-            if not keep_vars and is_packed(self.weight):  # as bitsandbytes: the bytes only
+            if not keep_vars and is_packed(self.weight):  # only the bytes, as in bitsandbytes
                 destination[f"{prefix}weight"] = self.weight.data
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
-        """Bring offloaded parameters into the module inside the block; the module does not move."""
+        """Bring offloaded parameters into the module during a ``with`` block."""
         weights_map = weights_map_of(self.__dict__.get("_hf_hook"))
         before = dict(self._parameters)
         try:
@@ -99,12 +99,12 @@ class SelfContainedModule(torch.nn.Module):
 
 
 def _moved(weight: Any, fn: Callable[[Any], Any]) -> Any:
-    """Return a weight after a tensor function: moved with its scales, never cast."""
+    """Return the result of a tensor function on a weight: moved with its scales, never cast."""
     moved = fn(weight)
     if is_packed(moved):
         return moved
     if moved.dtype != weight.dtype:
-        return weight  # `half()` and the like on bytes stored as floats
+        return weight  # ignore `half()` and the like, because the floats are codes
     empty = functools.partial(torch.empty_like, device=moved.device)  # `to_empty`
     return weight._rebuild(moved, mapped(weight._scales, empty))
 
@@ -153,7 +153,8 @@ class SelfContained4bit(SelfContainedModule):
 class SelfContainedLinear4bit(SelfContained4bit):
     """A ``Linear4bit`` that leaves its weight unchanged in forward passes and decodes it correctly.
 
-    Once ``is_recorded``, a graph may share the weight's memory, so the codes must stay in order.
+    If ``is_recorded`` is set, a graph may share the weight's memory, so the codes must not be
+    rearranged.
     """
 
     is_recorded = False
@@ -179,7 +180,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         return self._forward_plain(x)
 
     def _rearranges(self, x: torch.Tensor) -> bool:
-        """Return whether bitsandbytes would rearrange the weight for this input, and can."""
+        """Return whether bitsandbytes would and can rearrange the weight for this input."""
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
@@ -190,7 +191,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         )
 
     def _forward_plain(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward pass without rearranging; that would fail for this weight."""
+        """Run bitsandbytes' forward pass without rearranging the weight, which would fail."""
         supports = self.support_avx512bf16_for_cpu
         self.support_avx512bf16_for_cpu = False
         try:
@@ -215,11 +216,11 @@ def _cast_bias(bias: Any, dtype: torch.dtype) -> None:
 
 
 def _is_recording() -> bool:
-    """Return whether a graph is recorded that outlives the guards of this forward pass."""
+    """Return whether torch records a graph that outlives the guards of this forward pass."""
     return torch.compiler.is_exporting() or layout.is_tracing()
 
 
-# Also executes while dynamo traces.
+# The decorator makes dynamo execute the function while it traces.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep_rowwise(module: Any) -> None:
     """Mark a module as recorded; its weight must have the checkpoint layout."""
@@ -254,7 +255,7 @@ class SelfContainedLinear8bitLt(SelfContainedModule):
     bias: Any
 
     def init_8bit_state(self) -> None:
-        """Lend codes and scales to the state; bitsandbytes' method takes them from the weight."""
+        """Share the weight's codes and scales with the state; bitsandbytes' method moves them."""
         self.state.CB = self.weight.CB if _is_recording() else self.weight.data
         self.state.SCB = self.weight.SCB
 
@@ -302,13 +303,13 @@ def _self_contained_class(base: type) -> type:
 
 
 def rebuild_module(base: type) -> Any:
-    """Return an empty self-contained module; pickles name this function."""
+    """Return an empty self-contained module; pickles refer to this function by name."""
     cls = _self_contained_class(base)
     return cls.__new__(cls)  # type: ignore[call-overload]
 
 
 rebuild_module.__module__ = "loadstone.bitsandbytes"
-_rebuilt = rebuild_module  # in pickles of earlier releases
+_rebuilt = rebuild_module  # the name in pickles of earlier releases
 
 
 def is_quantized(module: Any) -> bool:
@@ -363,7 +364,7 @@ def make_self_contained(module: Any) -> None:
 def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
     """Make all bitsandbytes modules of some models self-contained.
 
-    ``models`` is keyed by a prefix for paths in errors. If scales are already lost, this raises
+    The keys of ``models`` are prefixes for paths in errors. If scales are already lost, this raises
     ``q.scale_missing`` and changes nothing.
     """
     modules = {

@@ -1,4 +1,4 @@
-"""accelerate's hooks and weight maps, for quantized weights."""
+"""Adapt accelerate's hooks and weight maps to quantized weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPONENTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class OffloadedWeights(Mapping[str, Any]):
-    """A weight map, keyed by state dict names, that returns whole quantized weights; no cache."""
+    """A weight map, keyed by state dict names, of whole quantized weights; it has no cache."""
 
     def __init__(self, inner: Mapping[str, Any]) -> None:
         self.inner = inner

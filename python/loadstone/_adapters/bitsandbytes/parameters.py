@@ -1,7 +1,8 @@
 """bitsandbytes parameters that are moved and copied with all components or not at all.
 
-They derive from bitsandbytes' classes and have the same names, because libraries check both. Only a
-parameter's class changes: the object stays the same. Pickles name the classes by ``__module__``.
+The classes derive from bitsandbytes' classes and have the same names, because libraries check class
+and name. Only a parameter's class changes: the object stays the same. Pickles name the classes by
+``__module__``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from loadstone._base.errors import new_error
 
 
 def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to a tensor, or to all tensors of a copied quantization state."""
+    """Apply a function to a tensor, or to all tensors in a copy of a quantization state."""
     if isinstance(scales, torch.Tensor):
         return function(scales)
     if not isinstance(scales, QuantState):
@@ -45,11 +46,11 @@ class _SelfContainedParameter:
 
     data: torch.Tensor
     _scales: Any  # a quantization state, or the SCB tensor of an 8-bit weight
-    _rebuild: Callable[..., Any]  # the same weight with other codes and scales
+    _rebuild: Callable[..., Any]  # returns the same weight with other codes and scales
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the weight with its scales; a dtype does not affect codes."""
-        if not is_packed(self):  # PEFT merges into floats that carry the old state
+        if not is_packed(self):  # PEFT merges into floats that still have the old state
             return adopt(super().to(*args, **kwargs))  # type: ignore[misc]
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         # Normalize the device: ``cuda`` becomes ``cuda:0``.
@@ -63,7 +64,7 @@ class _SelfContainedParameter:
         return self._rebuild(moved(data), mapped(scales, moved))
 
     def detach(self) -> Any:
-        """Return the same weight, sharing its memory; torch requires the same type."""
+        """Return a weight that shares the memory; torch requires the same type."""
         return self._rebuild(self.data, self._scales, requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -71,7 +72,7 @@ class _SelfContainedParameter:
 
     @property
     def __class__(self) -> type:
-        """Report bitsandbytes' own class, which callers compare with; ``type()`` is this class."""
+        """Return bitsandbytes' own class, which callers compare; ``type()`` returns this class."""
         return type(self).__bases__[1]
 
     @__class__.setter
@@ -89,7 +90,7 @@ class _SelfContainedParameter:
 
 
 class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[misc]
-    """bitsandbytes' class, moved and copied as a whole; the source of a move keeps its state."""
+    """A ``Params4bit`` that is moved and copied whole; the source of a move keeps its state."""
 
     __module__ = "loadstone.bitsandbytes"
 
@@ -100,7 +101,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         quant_state: Any = None,
         **kwargs: Any,
     ) -> Params4bit:
-        """Take the state from ``data``: libraries recreate a weight from its moved data."""
+        """Take the state from ``data``, because libraries recreate a weight from its moved data."""
         if getattr(data, "quant_state", None) is not None:
             quant_state = data.quant_state  # type: ignore[union-attr]
             kwargs["bnb_quantized"] = True
@@ -137,7 +138,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
 
 
 class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[misc]
-    """bitsandbytes' class, moved and copied as a whole: codes and scales stay together."""
+    """An ``Int8Params`` that is moved and copied whole: codes and scales stay together."""
 
     __module__ = "loadstone.bitsandbytes"
 
@@ -181,7 +182,7 @@ SELF_CONTAINED = (Params4bit, Int8Params)
 
 
 def adopt(weight: Any) -> Any:
-    """Change bitsandbytes' own class of a parameter to this module's; returns the same object."""
+    """Replace a parameter's bitsandbytes class by this module's class; returns the same object."""
     if type(weight) in _CLASSES:
         weight.__class__ = _CLASSES[type(weight)]
     return weight

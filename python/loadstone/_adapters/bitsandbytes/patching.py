@@ -1,7 +1,7 @@
 """Hooks on library functions that first make their weights self-contained.
 
 The change is permanent for each object: weights that pass through these functions inside
-``loadstone.patch`` stay self-contained after it. The libraries themselves are restored.
+``loadstone.patch`` stay self-contained after the patch ends. The libraries' functions are restored.
 """
 
 from __future__ import annotations

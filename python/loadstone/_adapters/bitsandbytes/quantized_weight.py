@@ -32,13 +32,13 @@ class QuantizedWeight:
 
     Attributes:
         data: packed bytes, ``[(n + 1) // 2, 1]`` for 4 bits; ``[rows, columns]`` for int8.
-        absmax: scales of the blocks; of the rows (``SCB``) for int8.
+        absmax: scales of the blocks, or of the rows (``SCB``) for int8.
         quant_type: ``"nf4"``, ``"fp4"`` or ``"int8"``.
-        shape, dtype: of the weight that was quantized.
-        blocksize: weights that share one scale; 0 for int8.
+        shape, dtype: of the weight before quantization.
+        blocksize: number of values that share a scale; 0 for int8.
         code: float32 [16], the values of the codes; ``None`` for int8.
-        nested_absmax, nested_code, nested_blocksize, offset: of the scales, where these are
-            quantized too.
+        nested_absmax, nested_code, nested_blocksize, offset: components of the scales, if the
+            scales are quantized too.
     """
 
     data: torch.Tensor
@@ -65,14 +65,14 @@ class QuantizedWeight:
 
     @classmethod
     def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> QuantizedWeight:
-        """Make one of a ``Params4bit`` or an ``Int8Params``, whose memory it shares.
+        """Return the quantized weight in a ``Params4bit`` or an ``Int8Params``; shares its memory.
 
         Args:
-            scb: scales of an 8-bit weight that are not with it (after its first forward pass,
-                bitsandbytes has them in ``module.state``).
+            scb: scales of an 8-bit weight that no longer has them, because bitsandbytes moves them
+                to ``module.state`` in the first forward pass.
 
         Raises:
-            FormatError: ``q.scale_missing``: it is not quantized, or has lost its scales.
+            FormatError: ``q.scale_missing``: the weight is not quantized, or has lost its scales.
         """
         if isinstance(weight, bnb.nn.Int8Params):
             scales = weight.SCB if weight.SCB is not None else scb
@@ -86,7 +86,7 @@ class QuantizedWeight:
 
     @classmethod
     def from_state(cls, data: torch.Tensor, state: Any) -> QuantizedWeight:
-        """Make one of packed bytes and a ``QuantState``, whose memory it shares."""
+        """Return a quantized weight that shares the memory of packed bytes and a ``QuantState``."""
         shape = tuple(state.shape)
         weight = cls(data, state.absmax, state.quant_type, shape, state.dtype, state.blocksize)
         weight.code = state.code
@@ -119,10 +119,10 @@ class QuantizedWeight:
         )
 
     def to_parameter(self, module: Any = None) -> Any:
-        """Make bitsandbytes' own ``Params4bit`` or ``Int8Params``, which shares the memory.
+        """Return bitsandbytes' own ``Params4bit`` or ``Int8Params``, which shares the memory.
 
         Args:
-            module: the ``Linear4bit`` that it is made for. The caller puts it there.
+            module: the ``Linear4bit`` into which the caller will put the parameter.
         """
         if self.quant_type == "int8":
             return bnb.nn.Int8Params(self.data, requires_grad=False, CB=self.data, SCB=self.absmax)
@@ -139,7 +139,7 @@ class QuantizedWeight:
         )
 
     def to(self, device: Any, non_blocking: bool = False) -> QuantizedWeight:
-        """A new one on a device. This one is unchanged, even if the move fails half-way."""
+        """Return the weight on a device. This object is unchanged, even if the move fails."""
         parts: dict[str, Any] = {
             field.name: value.to(device, non_blocking=non_blocking)
             for field in dataclasses.fields(self)
@@ -148,7 +148,7 @@ class QuantizedWeight:
         return dataclasses.replace(self, **parts)
 
     def state_dict(self, prefix: str = "") -> dict[str, torch.Tensor]:
-        """The tensors that a checkpoint has of it, in bitsandbytes' order, by their full names."""
+        """Return the tensors that a checkpoint stores, by full name and in bitsandbytes' order."""
         tensors = {"weight": self.data}
         if self.quant_type == "int8":
             tensors |= {"SCB": self.absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -161,7 +161,7 @@ class QuantizedWeight:
     def from_state_dict(
         cls, tensors: Mapping[str, torch.Tensor], prefix: str = ""
     ) -> QuantizedWeight:
-        """Make one of a checkpoint's tensors, check their sizes and share their memory.
+        """Return the weight of a checkpoint's tensors; checks their sizes and shares their memory.
 
         Raises:
             FormatError: as :func:`check_components`.
@@ -189,7 +189,7 @@ class QuantizedWeight:
     def from_components(
         cls, metadata: QuantStateMetadata | None, tensors: Mapping[str, torch.Tensor]
     ) -> QuantizedWeight:
-        """Make one of tensors that fit each other, by their names inside the module."""
+        """Return the weight of checked tensors, keyed by their names inside the module."""
         data = tensors["weight"]
         if metadata is None:
             return cls(data, tensors["SCB"], "int8", tuple(data.shape))
@@ -210,7 +210,7 @@ class QuantizedWeight:
             FormatError: as :func:`check_components`, and ``q.nan``.
         """
         weight = self
-        if self.data.is_meta and self.offset is not None:  # without memory; sizes need no value
+        if self.data.is_meta and self.offset is not None:  # a meta offset has no value to save
             weight = dataclasses.replace(self, offset=torch.zeros(()))
         tensors = weight.state_dict(prefix)
         QuantizedWeight.from_state_dict(tensors, prefix)

@@ -28,7 +28,7 @@ from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 
 ENCODINGS = _core.bnb.ENCODINGS
 
-# The output layer in models without get_output_embeddings().
+# Path of the output layer in models without get_output_embeddings().
 _OUTPUT = "lm_head"
 
 
@@ -89,7 +89,7 @@ def traced_weights(
         names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
         experts: tensors to search for expert stacks, which are quantized too.
-        tied: weights that may be missing.
+        tied: tied weights, which the checkpoint may lack.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
     groups = {path: groups[path] for path in groups if is_quantizing(submodule(model, path))}
@@ -105,7 +105,7 @@ def traced_weights(
 
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:
-    """Return the bytes of a weight and its scales, quantized as its module requires."""
+    """Return the size in bytes of a weight and its scales, quantized as its module requires."""
     module = owner_of(model, name)
     count = module.out_features * module.in_features
     if not isinstance(module, bnb.nn.Linear4bit):
@@ -162,7 +162,7 @@ def _refused(message: str, found: str = "", expected: str = "") -> Exception:
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield replaceable linear layers; subclasses of ``Linear`` may override the forward pass."""
+    """Yield linear layers to replace; a subclass of ``Linear`` may override the forward pass."""
     for path, module in named_modules(model):
         if path and (type(module) is torch.nn.Linear or is_quantizing(module)):
             yield path, module
@@ -226,7 +226,7 @@ def _required_of_experts(
     quantize: Mapping[str, Quantization],
     offsets: Mapping[str, float],
 ) -> dict[str, Quantization]:
-    """Return the quantization of expert stacks, as in the model's layers.
+    """Return the quantization of expert stacks, which is that of the model's layers.
 
     Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """

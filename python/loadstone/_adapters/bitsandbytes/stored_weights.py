@@ -37,7 +37,7 @@ class StoredWeight:
     """The tensors of one quantized weight in a checkpoint.
 
     Attributes:
-        path: of the module in the model.
+        path: path of the module in the model.
         sources: names in the checkpoint by component (``"weight.absmax"``).
         entries: dtype and shape by component.
         metadata: the contents of the state blob; ``None`` for an 8-bit weight.
@@ -84,7 +84,8 @@ class StoredWeights:
 
     Attributes:
         weights: valid weights, by name.
-        broken: dtype and shape in the checkpoint by the weight's name; ``None`` if it is absent.
+        broken: dtype and shape of each broken weight in the checkpoint, by name; ``None`` if the
+            checkpoint lacks the weight itself.
         findings: an error for each broken weight.
     """
 
@@ -100,7 +101,7 @@ class StoredWeights:
 def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
     """Check the tensors of quantized weights against each other.
 
-    ``groups``: module path -> (name inside the module -> checkpoint name).
+    ``groups`` maps: module path -> (name inside the module -> checkpoint name).
     """
     result = StoredWeights()
     entries = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
@@ -178,7 +179,7 @@ def _components_by_path(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the tensors of modules with equal paths, omitting plain weights."""
+    """Return the components of the quantized modules at these paths; omit plain weights."""
     encodings = catalog.encodings()
     components = _components_by_path(encodings)
     groups = {}
@@ -208,7 +209,7 @@ def _read(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def _groups_by_size(catalog: Catalog, names: Iterable[str]) -> Iterator[list[str]]:
-    """Group names by up to ``GROUP_BYTES``; a larger tensor gets its own group."""
+    """Yield groups of names of up to ``GROUP_BYTES``; a larger tensor gets its own group."""
     group: list[str] = []
     total = 0
     for name in names:

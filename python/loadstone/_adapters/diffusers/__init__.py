@@ -3,7 +3,7 @@
 A load passes through these modules from the last to the first:
 
 * ``checkpoint``, ``packed``: a file as a dictionary of tensors without data.
-* ``conversion``: diffusers' single-file converters, run on it.
+* ``conversion``: runs of diffusers' single-file converters on this dictionary.
 * ``expected_keys``, ``missing_targets``: names that a file lacks.
 * ``config_mismatch``, ``config_search``, ``local_configs``: configs that do not fit the file.
 * ``recipes``: recipes and findings for a plan.

@@ -1,4 +1,4 @@
-"""Checkpoint files as dictionaries of tensors without data, for diffusers' converters."""
+"""Represent checkpoint files as dictionaries of tensors without data, for diffusers' converters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from loadstone.tracing._absent_symbol import AbsentSymbol
 
 Shape = tuple[int, ...]
 
-# Suffixes of the files that loadstone opens; others are the library's.
+# Suffixes of the files that loadstone opens; the library opens other files.
 READABLE = (".safetensors", ".gguf")
 
 
 class MissingKey(NamedTuple):
-    """A tensor that a file lacks, as its converter sees it.
+    """A tensor that a converter needs and the file lacks.
 
     Attributes:
-        is_guess: no tensor of the file shows the shape.
+        is_guess: the shape is a guess, because no tensor of the file determines it.
         is_iterated: the converter finds the name by iterating, and does not request it.
     """
 
@@ -55,11 +55,12 @@ def missing_keys_error(keys: Iterable[str]) -> Error:
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
     """Symbols of all tensors of a checkpoint, by name.
 
-    Converters rename and remove entries, so each conversion gets a :meth:`fresh` one.
+    Converters rename and remove entries, so each conversion gets a :meth:`fresh` checkpoint.
 
     Attributes:
         missing_keys: names that converters need and the files lack.
-        add_missing: during a search, describes a name that is not in ``missing_keys``.
+        add_missing: set during a search; describes a requested name that is not in
+            ``missing_keys``.
         prefix: the prefix that a converter removed from the files' names.
     """
 
@@ -70,7 +71,7 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         kernel: str = "",
         trace: Trace | None = None,
     ) -> None:
-        """``kernel``: dequantizes block formats to float32; casts come after."""
+        """``kernel`` dequantizes block formats to float32; casts follow."""
         super().__init__()
         self.catalog = catalog
         self.missing_keys = {} if missing_keys is None else missing_keys
@@ -107,7 +108,7 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         super().__setitem__(key, value)
 
     def __missing__(self, key: str) -> torch.Tensor:
-        """Return an absent tensor if converters are known to request this name."""
+        """Return an absent tensor for a name in ``missing_keys``; reject other names."""
         if key not in self.missing_keys and self.add_missing is not None:
             self.missing_keys[key] = self.add_missing(key)
         if key in self.missing_keys:
@@ -115,11 +116,11 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         raise missing_keys_error([key])
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Reject a missing name without a default."""
+        """Pop a tensor; treat a missing name without a default as :meth:`__missing__` does."""
         return super().pop(key, *default) if default or key in self else self.__missing__(key)
 
     def file_key(self, key: str) -> str:
-        """Return the name in the file of a key that a converter requests."""
+        """Return the name in the file for a key that a converter requests."""
         is_complete = key.startswith(self.prefix) or self.missing_keys[key].is_iterated
         return key if is_complete else self.prefix + key
 
@@ -132,7 +133,7 @@ def is_readable(files: list[str]) -> bool:
 
 
 def checkpoint_of(state_dict: Mapping[str, Any]) -> Any:
-    """Return the checkpoint of symbols; ``None`` for a dictionary without symbols."""
+    """Return the checkpoint of the symbols in a dictionary; ``None`` if it has no symbols."""
     symbols = (value for value in state_dict.values() if isinstance(value, Symbol))
     return next((symbol.tracer.owner for symbol in symbols), None)
 
@@ -146,7 +147,7 @@ def shape_of(value: Any) -> Shape:
 
 
 def source_name(value: Any) -> str:
-    """Return the checkpoint's name of a symbol, or of its first operand."""
+    """Return the checkpoint's name for a symbol, or for the first operand of a computed symbol."""
     while isinstance(value, Symbol) and not value.source and value.parents:
         value = value.parents[0]
     return value.source if isinstance(value, Symbol) else ""
@@ -159,7 +160,7 @@ def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
 def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
     try:
         from loadstone._adapters.diffusers.packed import packed
-    except ImportError as reason:  # diffusers works without it; files with blocks do not
+    except ImportError as reason:  # diffusers requires gguf only for files with blocks
         message = f"block formats need the package gguf, as in diffusers: {reason}"
         raise new_error("plan.options", message, tensor=name) from None
     return packed(trace, catalog, name)

@@ -19,10 +19,10 @@ from loadstone._adapters.diffusers.config_search import (
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 
-# Below this count, report each tensor and do not blame the config.
+# If fewer tensors disagree, report each tensor and do not blame the config.
 DISAGREEMENTS_MIN = 4
 
-# Each trial builds a model on meta.
+# Limit on the configs to try, because each trial builds a model on meta.
 TRIALS_MAX = 16
 
 # Limit on the repositories that a message names.
@@ -34,7 +34,7 @@ class Mismatch:
     """A config that does not fit the file, and candidates that may.
 
     Attributes:
-        counts: the disagreements.
+        counts: numbers of tensors that disagree.
         edited: the config with changed fields; ``None`` if no change fits better.
         local: local configs that reduce the disagreements, best first.
         uncached: repositories of the model family whose configs were not tried.
@@ -51,7 +51,7 @@ class Mismatch:
         return next((candidate for candidate in candidates if candidate.is_fitting), None)
 
     def finding(self) -> _core.Finding:
-        """Return an error if a fitting config is known, else an info next to the single errors."""
+        """Return an error if a fitting config is known, else an info besides the single errors."""
         fits = [candidate.description for candidate in self.local if candidate.is_fitting]
         lines = [
             f"{self.counts.total} tensors of file and model disagree ({self.counts}): the config "
@@ -84,7 +84,7 @@ class Mismatch:
 def find_mismatch(
     model: Any, file_shapes: Shapes, checkpoint: SymbolicCheckpoint, sources: ConfigSources
 ) -> Mismatch | None:
-    """Search for a fitting config if many tensors disagree; shapes are by the model's names."""
+    """Search for a fitting config if many tensors disagree; ``file_shapes`` has model names."""
     cls, config = type(model), getattr(model, "config", None)
     counts = compare(shapes_of(model.state_dict()), file_shapes)
     is_suspect = counts.missing + counts.mismatched >= DISAGREEMENTS_MIN

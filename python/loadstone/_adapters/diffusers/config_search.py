@@ -23,10 +23,10 @@ from loadstone._adapters.diffusers.checkpoint import Shape, shapes_of
 Config = Mapping[str, Any]
 Shapes = Mapping[str, Shape]
 
-# Each candidate builds a model, so the search does not try all fields of a large class.
+# Limit on the models that a search builds, one for each candidate.
 BUILDS_MAX = 48
 
-# A model with FEW blocks responds to the other fields like the full model.
+# Number of blocks in a reduced model. Other fields affect it like the full model.
 FEW = 2
 BLOCKS_MIN = 6
 
@@ -55,7 +55,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config that may fit a file, in words too, and the disagreements of its model."""
+    """A config that may fit a file, a description, and its model's disagreements with the file."""
 
     description: str
     config: Config
@@ -73,7 +73,7 @@ def compare(model_shapes: Shapes, file_shapes: Shapes) -> Counts:
 
 
 def try_config(cls: Any, config: Config, description: str, file_shapes: Shapes) -> Candidate | None:
-    """Compare a file with the model of a config; ``None`` if the class rejects the config."""
+    """Return a candidate, compared with a file; ``None`` if the class rejects the config."""
     shapes = _ConfigSearch(cls, config).shapes({})
     return None if shapes is None else Candidate(description, config, compare(shapes, file_shapes))
 
@@ -81,8 +81,8 @@ def try_config(cls: Any, config: Config, description: str, file_shapes: Shapes) 
 def search_changes(cls: Any, config: Config, file_shapes: Shapes) -> Candidate | None:
     """Search for config changes that fit the file better; ``None`` if the search fails.
 
-    Search on a model with few blocks first (a tenth of the cost), then check on the full model and
-    continue there if it does not fit. ``file_shapes`` uses the model's names.
+    Search on a model with few blocks first (a tenth of the cost), then check on the full model. If
+    the changes do not fit, continue on the full model. ``file_shapes`` uses the model's names.
     """
     search = _ConfigSearch(cls, config)
     model_shapes = search.shapes({})
@@ -210,7 +210,10 @@ def _features(config: Config, defaults: Config) -> Iterator[tuple[str, Any]]:
 
 
 def _widths(config: Config, model_shapes: Shapes, file_shapes: Shapes) -> Iterator[tuple[str, int]]:
-    """Yield changed widths: a dimension equals a field, a product of two, or a multiple."""
+    """Yield new values of the integer fields that may determine a dimension.
+
+    The dimension is equal to a field, the product of two fields, or a multiple of a field.
+    """
     dimensions: Counter[tuple[int, int]] = Counter()
     for name in model_shapes:
         if name in file_shapes and len(model_shapes[name]) == len(file_shapes[name]):

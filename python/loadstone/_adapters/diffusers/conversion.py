@@ -1,8 +1,8 @@
-"""Conversion of a single file to a model's names by diffusers' converter of the class.
+"""Convert a single file to a model's names with diffusers' converter of the model's class.
 
 Some converters stop at the first name that the file lacks. Dry runs on tensors without data find
-all missing names at once: each request gets an absent tensor, whose shape follows from the model's
-targets. A policy for missing tensors can then fill these targets.
+all missing names at once: each request for a missing name gets an absent tensor, whose shape
+follows from the model's targets. A policy for missing tensors can then fill these targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loadstone._adapters.diffusers.checkpoint import (
 from loadstone._base.errors import Error, PlanError, new_error
 from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
-# Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
+# Limit on the runs of a converter, each of which finds one name or shape.
 RUNS_MAX = 64
 
 # Prefixes to try for a name that the converter's own dictionary lacks.
@@ -33,13 +33,13 @@ PREFIXES_MAX = 8
 
 NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
-# A number in a tensor name may always be this large; converters count up to it.
+# Largest number that every tensor name may contain. Converters count up to it, so it is limited.
 NUMBERS_MIN = 10_000
 
-# `int()` rejects longer numbers of a file.
+# Limit on the digits of a number in a tensor name, because `int()` rejects longer strings.
 _DIGITS_MAX = 18
 
-# Replaces an unknown dimension: tall, not square, and divisible into many equal parts.
+# Replaces an unknown shape: tall, not square, and divisible into many equal parts.
 _GUESS: Shape = (5040, 10080)
 
 # Keys that diffusers' converters ignore, although its scripts map them. An entry has an effect only
@@ -55,9 +55,9 @@ class Conversion:
     """A repeatable run of a converter.
 
     Attributes:
-        checkpoint: opened again for each run, dequantized.
-        function: takes ``checkpoint`` and ``arguments``.
-        target_shapes: of the model's tensors.
+        checkpoint: the dequantized file, of which each run gets a fresh copy.
+        function: the converter, which takes ``checkpoint`` and ``arguments``.
+        target_shapes: shapes of the model's tensors.
         kernel: dequantizes block formats; "" if the model keeps them.
     """
 
@@ -70,7 +70,7 @@ class Conversion:
     def run(
         self, missing_keys: MissingKeys, kernel: str = "gguf", is_search: bool = False
     ) -> dict[str, Any]:
-        """Convert the file with absent tensors; a search adds names to ``missing_keys``."""
+        """Convert the file plus absent tensors; a search adds names to ``missing_keys``."""
         checkpoint = self.checkpoint.fresh(missing_keys, kernel)
         checkpoint.add_missing = self.missing_key if is_search else None
         return self.run_on(checkpoint)
@@ -86,14 +86,14 @@ class Conversion:
         return tensors
 
     def missing_key(self, key: str, is_iterated: bool = False) -> MissingKey:
-        """Return a key with the shape of the same tensor in other blocks, or a guess."""
+        """Return a key with the shape that its tensor has in other blocks, or a guessed shape."""
         shapes = self._shapes_by_pattern.get(NUMBER.sub("#", key))
         shape = shapes.most_common(1)[0][0] if shapes else _GUESS
         return MissingKey(shape, not shapes, is_iterated)
 
     @functools.cached_property
     def _shapes_by_pattern(self) -> dict[str, Counter[Shape]]:
-        """Return shapes by names without numbers, with and without prefixes."""
+        """Shapes by name pattern: a name or the end of a name, with ``#`` for each number."""
         patterns: dict[str, Counter[Shape]] = {}
         for name, info in self.checkpoint.catalog.tensors.items():
             pattern = NUMBER.sub("#", name)
@@ -115,12 +115,12 @@ def conversion_of(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Return whether a file, complete or partial, already has the model's names."""
+    """Return whether the names of a file, complete or partial, are already the model's."""
     return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
 
 
 def require_series(checkpoint: SymbolicCheckpoint) -> None:
-    """Raise ``plan.conversion`` for a number beyond any series; converters count up to it."""
+    """Raise ``plan.conversion`` if a number in a name exceeds the limit for converters."""
     limit = max(NUMBERS_MIN, len(checkpoint.catalog.tensors))
     for name in checkpoint.catalog.tensors:
         for digits in NUMBER.findall(name):
@@ -136,14 +136,14 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
 
 @dataclass(eq=False)
 class IgnoredTensorsError(Exception):
-    """The converter ignored tensors because others are missing; convert again with these keys."""
+    """The converter ignored tensors because others are missing; convert with ``missing_keys``."""
 
     conversion: Conversion
     missing_keys: MissingKeys
 
 
 def convert(conversion: Conversion, checkpoint: SymbolicCheckpoint) -> dict[str, Any]:
-    """Return the file by the model's names; keys that stop the converter become absent tensors."""
+    """Return the file's tensors by the model's names, with absent tensors for missing keys."""
     try:
         return conversion.run_on(checkpoint)
     except (PlanError, KeyError):
@@ -169,8 +169,8 @@ class _MissingKeySearch:
     def __init__(self, conversion: Conversion, missing_keys: MissingKeys) -> None:
         self.conversion = conversion
         self.missing_keys = missing_keys
-        self._candidates: list[str] = []  # names in the file for `_looked_up`
-        self._candidate: str = ""  # the last one, until a run confirms it
+        self._candidates: list[str] = []  # names to try for `_looked_up`
+        self._candidate: str = ""  # the last candidate tried, until a run confirms it
         self._looked_up: str = ""  # the name that a converter's own dictionary lacks
 
     def run(self) -> bool:
@@ -185,7 +185,7 @@ class _MissingKeySearch:
             return False
         except Error:
             raise
-        except Exception as reason:  # caused by a guess: its message would mislead
+        except Exception as reason:  # caused by a guessed shape, so its message would mislead
             if not self.missing_keys:
                 raise
             raise self.error() from reason
@@ -226,7 +226,7 @@ class _MissingKeySearch:
     # --- shapes of missing tensors ---------------------------------------------------------------
 
     def _has_target_shapes(self, converted: Mapping[str, Any]) -> bool:
-        """Correct shapes of missing keys; ``True`` if their targets have the model's shapes."""
+        """Correct shapes of missing keys; return whether their targets had the model's shapes."""
         self._candidate = ""
         uses: dict[str, list[tuple[Shape, Shape]]] = {}  # each target's (shape, expected shape)
         for name, value in converted.items():
@@ -237,7 +237,7 @@ class _MissingKeySearch:
         has_target_shapes = True
         for key, targets in uses.items():
             shape = _find_shape(self.missing_keys[key].shape, targets)
-            if shape is not None:  # else the shapes conflict, and the target is missing
+            if shape is not None:  # otherwise the shapes conflict, and the targets are missing
                 has_target_shapes &= shape == self.missing_keys[key].shape
                 self._set_shape(key, shape)
         return has_target_shapes
@@ -247,7 +247,7 @@ class _MissingKeySearch:
 
 
 def _find_shape(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
-    """Return the shape of a key that gives its targets the model's shapes."""
+    """Return the shape of a key that gives its targets the model's shapes, if there is one."""
     if all(converted == expected for converted, expected in targets):
         return shape
     converted, first = targets[0]
@@ -255,5 +255,5 @@ def _find_shape(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | Non
         is_transposed = len(shape) > 1 and converted == shape[::-1] != shape
         return first[::-1] if is_transposed else first
     if first and len({expected[1:] for _, expected in targets}) == 1:
-        return (sum(expected[0] for _, expected in targets), *first[1:])  # parts of one
+        return (sum(expected[0] for _, expected in targets), *first[1:])  # targets split the key
     return None

@@ -22,20 +22,22 @@ from loadstone._adapters.diffusers.conversion import (
 )
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
-# Each round runs the converter once, with one candidate per target.
+# Limit on the rounds, each of which tries one candidate per target.
 ROUNDS_MAX = 8
 TARGETS_MAX = 512
-# Try all names from a converter's code together; if it raises, bisect them.
+# Limit on the runs for the names in a converter's code, which are bisected if the converter raises.
 PARTS_MAX = 15
 
-# Steps of a number in the file's names per step in the model's names.
+# Steps to try for a number in the file's names when the number in the model's names grows by one.
 _STEPS = (1, 2, 3, 4, -1)
 
 
 def expected_keys(
     targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing_keys: MissingKeys
 ) -> dict[str, str]:
-    """Return missing targets and their names in the file; ``keys``: target -> existing file name.
+    """Return the file names of missing targets, as far as they can be inferred.
+
+    ``keys`` maps the other targets to their names in the file.
 
     Raises:
         IgnoredTensorsError: some targets are not missing.
@@ -52,19 +54,19 @@ def expected_keys(
         search.run_parts(sorted(names - {""}))
     head = prefix(keys)
     remaining = search.remaining()
-    if remaining:  # names in the converter's code
+    if remaining:  # try the names in the converter's code
         words = _words(conversion.function) | UNMAPPED_KEYS.keys()
         leaf_names = {target.rpartition(".")[2] for target in remaining}
         words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaf_names}
         search.run_parts(sorted({f"{head}{word}" for word in words - remaining} - existing))
     unchanged = sum(key == f"{head}{target}" for target, key in keys.items())
-    if 2 * unchanged > len(keys):  # most names are the model's
+    if 2 * unchanged > len(keys):  # most names are the model's names
         search.run({f"{head}{target}" for target in search.remaining()})
     return search.keys
 
 
 def prefix(keys: Mapping[str, str]) -> str:
-    """Return the prefix of the file's names relative to the model's names."""
+    """Return the prefix that the file's names have and the model's names lack."""
     for target, key in keys.items():
         if key != target and key.endswith(f".{target}"):
             return key[: -len(target)]
@@ -94,7 +96,7 @@ def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator
 
 
 def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
-    """Imitate the same tensor of a different block, with this block's number."""
+    """Imitate the same tensor of a different block, with this block's number instead."""
     for match in NUMBER.finditer(target):
         before, after = target[: match.start()], target[match.end() :]
         pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after) + "$")
@@ -105,7 +107,7 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
             yield from _continued(number, *blocks)
         for block, key in blocks:
             places = list(NUMBER.finditer(key))
-            places.sort(key=lambda place: int(place[0]) != block)  # the same number first
+            places.sort(key=lambda place: int(place[0]) != block)  # first the block's own number
             for step, place in itertools.product(_STEPS, places):
                 yield from _shifted(place, step * (number - block))
 
@@ -137,7 +139,7 @@ def _except(seen: set[str], names: Iterator[str]) -> Iterator[str]:
 
 
 class _KeySearch:
-    """Runs of a converter on files with additional tensors, to find the keys of targets."""
+    """Runs of a converter on the file plus candidate tensors, to find the keys of targets."""
 
     def __init__(
         self, targets: set[str], conversion: Conversion, missing_keys: MissingKeys
@@ -151,7 +153,7 @@ class _KeySearch:
         return self.targets - self.keys.keys()
 
     def run_parts(self, names: list[str]) -> None:
-        """Bisect names that the converter may reject."""
+        """Run the converter on names; bisect them if it raises."""
         parts = [names]
         for _ in range(PARTS_MAX):
             part = parts.pop(0) if parts else []
@@ -192,7 +194,7 @@ class _KeySearch:
 
 
 def _words(function: Any) -> set[str]:
-    """Return the names among the constants of a function and of the functions inside it."""
+    """Return the possible names among the constants of a function and of its inner functions."""
     words: set[str] = set()
     constants: list[Any] = [getattr(function, "__code__", None)]
     while constants:

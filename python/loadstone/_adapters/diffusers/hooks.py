@@ -1,8 +1,8 @@
 """Hooks on the loaders of diffusers.
 
-The hooks replace: reading a file (diffusers' converters run on symbols), the model's construction
-(a skeleton with real buffers), the assignment of tensors, the cast of the whole model, and the
-device map, which diffusers discards.
+The hooks replace the reading of a file (diffusers' converters run on symbols), the construction of
+the model (a skeleton with real buffers), the assignment of tensors, the cast of the whole model,
+and the device map, which diffusers discards.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.constructor import locked_skeleton
 
-# A different config may select a different converter, whose tensors ask for yet another config.
+# Limit on the configs of a load: a config may select a converter that requires another config.
 CONFIGS_MAX = 6
 
-# Does `from_single_file` take a device map?
+# True if `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
 
 
@@ -113,7 +113,7 @@ def hooks() -> Hooks:
 
 
 def _defer_dtype(original: Any, cls: Any, dtype: torch.dtype) -> None:
-    """Defer the setting, because diffusers does not restore it if the construction fails."""
+    """Defer the default dtype, which diffusers does not restore if the construction fails."""
     with constructing():
         original(cls, dtype)  # raises for a dtype that models cannot have
     WANTED_DTYPE.set(dtype)
@@ -127,7 +127,7 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
     with constructing(dtype):
         model = original(*args, **kwargs)
     if session is not None and session.model is None and not PLACES_FILES:
-        session.model = model  # not a copy of it, built for missing values
+        session.model = model  # ignores the copy that is built later for missing values
     return model
 
 
@@ -143,7 +143,7 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
             "plan.options", message, field="device_map", expected="diffusers 0.36 or later"
         )
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
-        kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
+        kwargs["low_cpu_mem_usage"] = True  # otherwise diffusers copies from tensors without data
     with contextlib.ExitStack() as stack:
         for _ in range(CONFIGS_MAX):
             try:
@@ -200,7 +200,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    session = CURRENT_SESSION.get()  # None: a pipeline, whose models get copies
+    session = CURRENT_SESSION.get()  # None for a pipeline, whose models get copies
     return SymbolicCheckpoint.open(
         [str(checkpoint_file)], "" if session is None else session.kernel
     )
@@ -218,7 +218,7 @@ def _determine_device_map(
     max_memory: Any = None,
     *args: Any,
 ) -> Any:
-    """Keep the map, which diffusers discards, in a form that hooks support."""
+    """Keep the device map, which diffusers discards, in a form that accelerate supports."""
     session.model = model
     if device_map is None:
         return original(model, device_map, max_memory, *args)
@@ -337,7 +337,7 @@ def _load_pretrained_model(
         check_for_library(quantizer, device_map, session.options.refuses_unsupported)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
-    if folder is not None:  # the component's folder in a pipeline
+    if folder is not None:  # in a pipeline, the component's own folder
         session.options = dataclasses.replace(session.options, offload_folder=folder)
     names = set(model.state_dict())
     _read(

@@ -38,9 +38,9 @@ class DiffusersSession(LoadSession):
     """One call of a loader. Single-threaded.
 
     Attributes:
-        device_map: the request, resolved by diffusers.
+        device_map: the requested device map, resolved by diffusers.
         kernel: dequantizes block formats; "" if they stay packed.
-        conversion: of a file that does not have the model's names.
+        conversion: conversion of a file that does not have the model's names.
         encoder_conversion: returns the conversion of the file for a transformers model.
         converter: the converter and its arguments.
         recipes: set if this load fills the model, now or later.
@@ -79,7 +79,7 @@ class DiffusersSession(LoadSession):
         )
 
     def _left_to_constructor(self) -> dict[str, str]:
-        """Return buffers that diffusers also leaves to the constructor, under a patch only."""
+        """Return, only under a patch, buffers that diffusers also leaves to the constructor."""
         if self.options.refuses_unsupported or self.options.missing != "error":
             return {}
         saved = self.model.state_dict().keys()
@@ -114,7 +114,7 @@ class DiffusersSession(LoadSession):
 def loading() -> Iterator[DiffusersSession]:
     with (
         ordinary_tensors(),
-        set_variable(WANTED_DTYPE, None),  # a failed call leaves its own
+        set_variable(WANTED_DTYPE, None),  # a failed call may have left a dtype
         set_variable(CURRENT_SESSION, DiffusersSession(OPTIONS.get())) as session,
     ):
         yield session

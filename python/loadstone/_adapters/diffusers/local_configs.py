@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# A cache may contain hundreds of models.
+# Limit on the configs to read from a cache, which may contain hundreds of models.
 CACHED_MAX = 2_000
 
-# The folder of a file may contain unrelated files.
+# Limit on the configs to read near a file, whose folder may contain unrelated files.
 NEARBY_MAX = 200
 
 
@@ -42,7 +42,7 @@ class LocalConfig:
 
 
 def find(cls: Any, files: list[str], sources: ConfigSources) -> list[LocalConfig]:
-    """Return a class's configs from the caller's and the files' folders and the cache."""
+    """Return a class's configs from the caller's folder, the files' folders and the cache."""
     configs: dict[str, LocalConfig] = {}
     for local in (*_nearby(sources.argument, files), *_cached(sources.cache)):
         if local.config.get("_class_name") == cls.__name__:
@@ -52,13 +52,13 @@ def find(cls: Any, files: list[str], sources: ConfigSources) -> list[LocalConfig
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:
-    """Return uncached repositories of the file's family: the name up to the first dash."""
+    """Return uncached repositories of the file's model family (up to the first dash of a name)."""
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils
     try:
         family = library.infer_diffusers_model_type(checkpoint).partition("-")[0]
-    except Exception:  # diffusers looks up tensors that are missing in this file
+    except Exception:  # diffusers looks up tensors that this file lacks
         return []
     names = [
         str(row["pretrained_model_name_or_path"])

@@ -22,7 +22,8 @@ class MissingTargets:
 
     Args:
         converted: the checkpoint's tensors by the model's names.
-        missing, missing_of: the caller's policy, and policies of single tensors.
+        missing: the caller's policy.
+        missing_of: policies of single tensors.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class MissingTargets:
         keys: Mapping[str, str],
         conversion: Conversion | None,
     ) -> None:
-        """Add findings and expected names to a trace.
+        """Add findings and expected names to traced recipes.
 
         ``conversion`` is ``None`` if the file has the model's names.
         """
@@ -70,7 +71,7 @@ class MissingTargets:
     def pair(self, recipes: LibraryRecipes, unexpected: Mapping[str, Shape]) -> None:
         """Pair a missing and an unexpected tensor if no other tensors have their shape.
 
-        ``unexpected``: shapes by the library's names.
+        ``unexpected`` maps the library's names to shapes.
         """
         shapes = shapes_of({name: self.state[name] for name in self.names})
         missing_counts, counts = Counter(shapes.values()), Counter(unexpected.values())
@@ -105,7 +106,7 @@ class MissingTargets:
     def _report(
         self, recipes: LibraryRecipes, name: str, keys: list[str], message: str, hint: str = ""
     ) -> None:
-        """Add an error in place of the plan's own one."""
+        """Add an error that replaces the plan's own error."""
         recipes.already_reported.append(name)
         recipes.findings.append(_core.Finding("error", "plan.missing", name, keys, message, hint))
 

@@ -1,4 +1,4 @@
-"""Tensors of block formats as diffusers stores them: rows of bytes with a type."""
+"""Represent tensors of block formats as diffusers stores them: rows of bytes with a type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         return self
 
     def decoded(self, kernel: str, dtype: torch.dtype) -> Symbol:
-        """Dequantize; only tensors that are stored whole in the file support this."""
+        """Dequantize; reject a tensor that is not stored whole in the file."""
         if not self.source:
             raise refusal("plan.untraceable", kernel, [self], "needs tensors as they are stored")
         trace, shape = self.tracer, tuple(self.quant_shape)
@@ -74,7 +74,7 @@ def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
 def offloaded(parameter: Any) -> Any:
     """Return a packed parameter on meta whose class knows the block format.
 
-    Hooks call the class with the bytes only.
+    accelerate's hooks call the class with the bytes only.
     """
     blank = torch.empty(parameter.shape, dtype=torch.uint8, device="meta")
     return _offloaded_class(parameter.quant_type)(blank)

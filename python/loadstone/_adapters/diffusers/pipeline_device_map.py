@@ -1,7 +1,7 @@
 """Device maps of pipelines.
 
-A map assigns devices to components or to modules inside them; diffusers itself takes a string. For
-a strategy, accelerate computes one map over all components.
+A map assigns devices to components or to modules inside them; diffusers itself accepts only a
+string. For a strategy such as ``"balanced"``, accelerate computes one map over all components.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class PipelineDeviceMap:
     """The device map of one call.
 
     Args:
-        device_map: the caller's.
-        max_memory: for a strategy.
+        device_map: the caller's device map or strategy.
+        max_memory: memory limits for a strategy.
         folder: parent of one offload folder per component.
 
     Attributes:
         components: the map of each component, with an entry for ``""``.
-        flat: the same as one map over the pipeline.
+        flat: all components' maps as one map over the pipeline.
     """
 
     def __init__(self, device_map: Any, max_memory: Any = None, folder: Any = None) -> None:
@@ -78,7 +78,7 @@ class PipelineDeviceMap:
         Args:
             names: the models that are about to be loaded.
             others: components that cannot be placed, and the reasons.
-            empty: the ``names`` that ``needs_sizes`` selects, on meta.
+            empty: models on meta, for the ``names`` that :meth:`needs_sizes` selects.
             dtypes: changed dtypes of tensors, by their paths in ``flat``.
 
         Raises:
@@ -96,7 +96,7 @@ class PipelineDeviceMap:
             if name in empty and not self.is_strategy:
                 require_paths(empty[name], device_map, name)
             inner = {path: device for path, device in device_map.items() if path}
-            if not (self.is_strategy and inner):  # a computed map covers the component
+            if not (self.is_strategy and inner):  # otherwise `inner` covers the component
                 self.flat[name] = device_map[""]
             self.flat.update((f"{name}.{path}", device) for path, device in inner.items())
         on_disk = [path for path, device in self.flat.items() if str(device) == "disk"]
@@ -109,12 +109,12 @@ class PipelineDeviceMap:
             )
 
     def folder_of(self, name: str) -> str | None:
-        """Return a folder per component, because tensor names repeat across components."""
+        """Return a component's own folder, because tensor names repeat across components."""
         has_disk = "disk" in map(str, self.components.get(name, {}).values())
         return str(Path(self.folder, name)) if self.folder is not None and has_disk else None
 
     def dispatch_others(self, pipe: Any, loaded: Container[str]) -> None:
-        """Dispatch components that the file lacks and that a folder's loader already read."""
+        """Dispatch components that the file lacks and that were already read from a folder."""
         for name, device_map in self.components.items():
             model = getattr(pipe, name)
             if name not in loaded and set(map(str, device_map.values())) != {"cpu"}:
@@ -245,7 +245,7 @@ def _computed(
 
 
 def _no_split_classes(models: Iterable[Any]) -> list[str]:
-    """Return module classes that accelerate must not split; default: the component's class."""
+    """Return module classes that accelerate must not split; by default the component's class."""
     classes: set[str] = set()
     for model in models:
         unsplit = [

@@ -1,7 +1,8 @@
 """Hooks on diffusers' pipelines.
 
-Folders: a hook replaces diffusers' device map, and each class loads its component. Combined files:
-loadstone defers the reads until diffusers has built all components and all plans are valid.
+For folders, a hook replaces diffusers' device map, and each component's class loads the component.
+For combined files, loadstone defers the reads until diffusers has built all components and all
+plans are valid.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from loadstone._plan.placement import expanded
 _device_map: ContextVar[PipelineDeviceMap | None] = ContextVar(
     "loadstone_diffusers_device_map", default=None
 )
-# Gets the tensors of a text encoder whose load ends with their conversion.
+# Receives the tensors of a text encoder whose load ends after their conversion.
 CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
     "loadstone_diffusers_converted", default=None
 )
-# The components of a file, traced but not read, "" if not named yet; None: read immediately.
+# Sessions of a file's traced components, whose reads are deferred, by name; "" if not named yet.
+# ``None`` means that components are read immediately.
 DEFERRED: ContextVar[dict[str, DiffusersSession] | None] = ContextVar(
     "loadstone_diffusers_deferred", default=None
 )
@@ -224,7 +226,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return build(checkpoint=source)
 
     def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Convert only; diffusers has no function for that, so a hook ends its load."""
+        """Convert without loading; diffusers has no function for this, so a hook ends its load."""
         with set_variable(CONVERTED, {}) as converted:
             build(checkpoint=checkpoint)
         return converted  # type: ignore[no-any-return]

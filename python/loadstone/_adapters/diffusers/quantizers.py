@@ -22,7 +22,7 @@ from loadstone._files.catalog import Catalog
 
 _METHOD = "bitsandbytes"
 
-# A component's name, with the prefix of its weight.
+# Matches the name of a quantized weight's component; the group is the prefix of the weight's name.
 _COMPONENT = re.compile(r"((?:.*\.)?)(?:SCB|weight_format|weight\..*)")
 
 
@@ -50,17 +50,17 @@ def _validate_environment(_: Any, original: Any, quantizer: Any, *args: Any, **k
 
 
 def _update_device_map(_: Any, original: Any, quantizer: Any, device_map: Any) -> Any:
-    """Return no map without an accelerator, because diffusers would query CUDA."""
+    """Return ``None`` without an accelerator, because diffusers would query CUDA."""
     if device_map is None and not _has_accelerator():
         return None
     return original(quantizer, device_map)
 
 
 def _keep_argument(_: Any, original: Any, quantizer: Any, argument: Any) -> Any:
-    """Keep a dtype and a memory limit.
+    """Return the argument, a dtype or a memory limit, unchanged.
 
-    diffusers treats all tensors as quantized (see :func:`quantized_sizes`), and reserves memory for
-    quantizing on the device.
+    diffusers would change it, because diffusers treats all tensors as quantized (see
+    :func:`quantized_sizes`) and reserves memory for quantizing on the device.
     """
     return argument
 
@@ -78,7 +78,7 @@ def _has_accelerator() -> bool:
 
 
 def is_bitsandbytes(quantizer: Any) -> bool:
-    """Return whether the method of a quantizer or of a quantization config is bitsandbytes."""
+    """Return whether a quantizer or a quantization config is for bitsandbytes."""
     config = getattr(quantizer, "quantization_config", quantizer)
     return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
 
@@ -139,7 +139,7 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
 
 
 def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> list[Any]:
-    """Return a model's ``QuantizedWeights``, of each library that has layers in it."""
+    """Return ``QuantizedWeights`` for each library that has quantizing layers in a model."""
     weights = []
     for library in quantized_layers_of(model):
         paths = _quantizing_layers(library, model)

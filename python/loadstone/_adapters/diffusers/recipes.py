@@ -42,12 +42,12 @@ class ModelRequest:
 
     Attributes:
         converted: the checkpoint's tensors by the model's names.
-        dtype: for floating-point tensors; ``None``: the model's own.
+        dtype: for floating-point tensors; ``None`` keeps the model's own.
         float32_modules: path components of modules that stay in float32.
         quantizer: diffusers' quantizer, for block formats that stay packed.
-        device_map: ``None``: all on the CPU.
+        device_map: ``None`` places all tensors on the CPU.
         conversion: ``None`` if the checkpoint has the model's names.
-        config_sources: of configs that may fit the file better than the model's.
+        config_sources: sources of configs that may fit the file better than the model's config.
     """
 
     model: Any
@@ -68,7 +68,7 @@ class ModelRequest:
 
     @functools.cached_property
     def half_converted(self) -> Mapping[str, Any]:
-        """The same tensors, dequantized in diffusers' own half precision before the conversion."""
+        """``converted``, but dequantized in diffusers' half precision before the conversion."""
         assert self.conversion is not None
         old = self.checkpoint
         return self.conversion.run_on(
@@ -98,7 +98,8 @@ def is_inside(name: str, modules: Iterable[str]) -> bool:
 def float32_modules(model: Any, dtype: Any) -> tuple[str, ...]:
     """Return the modules that ``from_pretrained`` keeps in float32.
 
-    diffusers casts them if it loads a single file. transformers models keep them in float16 only.
+    If diffusers loads a single file, it casts these modules. transformers keeps its models' modules
+    in float32 only if the dtype is float16.
     """
     names = getattr(type(model), "_keep_in_fp32_modules", None)
     is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")
@@ -128,10 +129,10 @@ def trace(
 ) -> LibraryRecipes:
     """Return the recipes of a request, with findings about missing and unexpected tensors.
 
-    ``missing_of``: policies of single targets.
+    ``missing_of`` has the policies of single targets.
 
     Raises:
-        WrongConfigError: ``options`` ask for a config that fits.
+        WrongConfigError: a different config fits, and ``options.infer_config`` is set.
     """
     try:
         return _traced(request, options, missing_of or {})
@@ -188,7 +189,7 @@ def _traced(
     for name in missing.names:
         recipes.dtypes[name] = dtype_name(request.dtype_of(name, state[name].dtype))
     missing.report(recipes, request.checkpoint, keys, request.conversion)
-    for name, symbol in packed.items():  # after the last reason to convert again
+    for name, symbol in packed.items():  # only now, because `missing.report` may restart the trace
         _replace_parameter(model, name, symbol)
     missing.pair(recipes, {name: shapes[name] for name, _ in recipes.unexpected})
     if mismatch is not None:

@@ -1,4 +1,4 @@
-"""Arrays without data, for the NumPy half of llama.cpp's converter.
+"""Arrays without data, for the NumPy code of llama.cpp's converter.
 
 The converter passes each finished tensor to ``gguf`` as an array; ``gguf`` casts or quantizes it
 and adds it to the file. The resulting entry identifies the tensor and its type.
@@ -24,7 +24,8 @@ PLAIN = {
 def array_class(gguf: Any, numpy: Any) -> Any:
     """Return the array class for one release of ``gguf``; ``of(symbol)`` creates an array.
 
-    It derives from gguf's lazy array, so gguf's functions accept it, but supports only casts.
+    The class derives from gguf's lazy array, so gguf's functions accept it, but it supports only
+    casts.
     """
     base: Any = gguf.LazyNumpyTensor
 

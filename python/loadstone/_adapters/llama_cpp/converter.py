@@ -1,9 +1,9 @@
 """Find llama.cpp's converter in a folder, check it, and import it for one trace.
 
-The converter is a script with two packages, ``conversion`` and its own release of ``gguf``, and
-uses top-level names and ``sys.path``. Both are changed only inside :meth:`Converter.entered`, so
-the process keeps its own ``gguf``. The classes cache facts about one model, so each trace imports
-the converter again.
+The converter is a script with two packages, ``conversion`` and its own release of ``gguf``, which
+are imported as top-level modules through ``sys.path``. loadstone changes ``sys.modules`` and
+``sys.path`` only inside :meth:`Converter.entered`, so the process keeps its own ``gguf``. The
+converter's classes cache facts about one model, so each trace imports the converter again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _lock = threading.RLock()
 class Converter:
     """The converter of one folder.
 
-    Thread-safe: a process runs one trace at a time; others wait.
+    Thread-safe: a process runs one trace at a time; other traces wait.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Converter:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Converter]:
-        """Install its modules in ``sys.modules``; raises ``plan.options`` if one is missing."""
+        """Install the converter's modules; raises ``plan.options`` if one is missing."""
         with _lock:
             others = _remove_modules()
             path = list(sys.path)
@@ -62,16 +62,16 @@ class Converter:
             finally:
                 _remove_modules()
                 sys.modules.update(others)
-                for folder in self._paths:  # the converter adds them, too
+                for folder in self._paths:  # the converter adds these folders, too
                     while sys.path.count(folder) > path.count(folder):
                         sys.path.remove(folder)
 
     def module(self, name: str) -> Any:
-        """Import one of its modules; valid only inside :meth:`entered`."""
+        """Import a module of the converter; valid only inside :meth:`entered`."""
         return importlib.import_module(name)
 
     def version(self) -> str:
-        """Return the release of its ``gguf`` package, or "?" if it is unknown."""
+        """Return the release of the converter's ``gguf`` package, or "?" if it is unknown."""
         project = self.folder / "gguf-py" / "pyproject.toml"
         try:
             tables = tomllib.loads(project.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ class Converter:
 
 
 def converter_at(path: str | os.PathLike[str] | None) -> Converter:
-    """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
+    """Return the converter in a folder; by default, the one whose folder is in ``sys.path``."""
     if path is not None:
         folder = Path(os.fsdecode(path)).expanduser().absolute()
         for subfolder in _SUBFOLDERS:

@@ -1,4 +1,4 @@
-"""The checkpoint's tensors for llama.cpp's converter: names, dtypes and shapes."""
+"""Present a checkpoint's tensors to llama.cpp's converter: names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 
-# The converter sees quantized weights as decoded values.
+# Dtype of quantized tensors, which the converter sees as decoded values.
 _NUMBERS = "F32"
 
 
 class LocalTensor:
-    """Replaces ``gguf.utility.LocalTensor``; the outermost dimension comes first."""
+    """A replacement of ``gguf.utility.LocalTensor``; the outermost dimension comes first."""
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...], weights: Weights) -> None:
         self.name, self.dtype, self.shape = name, dtype, shape
@@ -26,7 +26,7 @@ class LocalTensor:
         return self._weights.source(self.name)
 
     def mmap_bytes(self) -> NoReturn:
-        """Reject a read: a plan reads no data."""
+        """Reject the read, because a plan reads no data."""
         raise new_error(
             "plan.data_dependent",
             "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",

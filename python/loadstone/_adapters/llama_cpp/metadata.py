@@ -1,4 +1,4 @@
-"""Typed keys and values of a GGUF file, and their JSON."""
+"""The typed keys and values of a GGUF file, and their JSON form."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class MetadataEntry:
     """One key of a GGUF file.
 
     Attributes:
-        key: its name.
-        type: of the value: ``"u32"``, ``"f32"``, ``"bool"``, ``"string"``, ``"array"`` ...
+        key: name of the key.
+        type: type of the value: ``"u32"``, ``"f32"``, ``"bool"``, ``"string"``, ``"array"`` ...
         value: an ``int``, ``float``, ``bool`` or ``str``, or a list of these. A 32-bit float has
-            the value that the file stores, not the double it was rounded from.
+            the value that the file stores, not the double from which it was rounded.
         items: the type of an array's items; "" for other types.
     """
 
@@ -64,7 +64,7 @@ def to_json(entries: Iterable[MetadataEntry]) -> str:
 def entries_of(
     pairs: Iterable[tuple[str, Any]], type_of: Callable[[Any], Any]
 ) -> tuple[MetadataEntry, ...]:
-    """Convert the pairs of ``gguf``'s writer, in file order.
+    """Convert the key-value pairs of ``gguf``'s writer, in file order.
 
     Raises:
         PlanError: ``plan.conversion``: a value does not match its type, or is invalid text.
@@ -116,7 +116,7 @@ def _value(key: str, kind: str, value: Any) -> Any:
 
 
 def _text(key: str, value: Any) -> str:
-    """Return UTF-8 text; some vocabularies have tokens of bytes."""
+    """Return a string as text; some vocabularies have tokens of bytes, which must be UTF-8."""
     try:
         if isinstance(value, str):
             value.encode("utf-8")

@@ -1,6 +1,6 @@
-"""Conversions that need llama.cpp's converter: a language model's folder to a GGUF file.
+"""Detect and run conversions that need llama.cpp's converter: a model folder to a GGUF file.
 
-Imports no framework, because every conversion calls this.
+This module imports no framework, because every conversion calls it.
 """
 
 from __future__ import annotations

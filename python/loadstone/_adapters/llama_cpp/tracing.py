@@ -26,19 +26,19 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
 from loadstone._plan.recipes import LibraryRecipes
 
-# ``gguf`` file types by dtype; GUESSED: the converter infers it.
+# ``gguf`` file types by dtype; GUESSED lets the converter infer the type.
 _FILE_TYPES = {"": "GUESSED", "F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
 
 
 @dataclass
 class GgufTraced(LibraryRecipes):
-    """The recipes of a GGUF file's tensors, in their order, and its keys and values.
+    """The recipes of a GGUF file's tensors, in file order, and the file's keys and values.
 
     Attributes:
-        catalog: the checkpoint that it was traced with.
-        architecture: the model's class, by the word of its ``config.json``.
-        metadata: keys and values in their order.
-        unused: tensors of the checkpoint that the converter makes nothing of.
+        catalog: the checkpoint that was traced.
+        architecture: the name of the model's class in ``config.json``.
+        metadata: keys and values, in file order.
+        unused: tensors of the checkpoint that no output uses.
     """
 
     catalog: Catalog = field(kw_only=True)
@@ -47,12 +47,12 @@ class GgufTraced(LibraryRecipes):
     unused: tuple[str, ...] = field(kw_only=True)
 
     def recipes_json(self) -> str:
-        """The text of ``NAME.recipes.json``."""
+        """Return the text of ``NAME.recipes.json``."""
         text: str = self.recipes.to_json(self.catalog._core)
         return text
 
     def metadata_json(self) -> str:
-        """The text of ``NAME.metadata.json``."""
+        """Return the text of ``NAME.metadata.json``."""
         return to_json(self.metadata)
 
     def save(self, name: str | os.PathLike[str]) -> tuple[Path, Path]:
@@ -64,7 +64,7 @@ class GgufTraced(LibraryRecipes):
         return recipes, metadata
 
     def metadata_with(self, additions: Metadata | None) -> dict[str, Any]:
-        """The keys for :func:`loadstone.convert`, with those that its caller adds or replaces."""
+        """Return the keys for :func:`loadstone.convert`; ``additions`` adds or replaces keys."""
         entries = [entry.to_json() for entry in self.metadata]
         if additions is not None:
             try:
@@ -137,7 +137,7 @@ class _Run:
         self.architecture = self.conversion.get_model_architecture(hparams, text)
         model_class = self.conversion.get_model_class(self.architecture)
         options = {}
-        if self.weights.quantized.readable:  # the converter sees decoded values
+        if self.weights.quantized.readable:  # the converter sees decoded values instead
             options["hparams"] = {
                 key: value for key, value in hparams.items() if key != "quantization_config"
             }
@@ -252,7 +252,7 @@ def require_no_code(folder: Path) -> None:
         try:
             config = json.loads(path.read_bytes())
         except ValueError:
-            continue  # code that needs the file reports it
+            continue  # the code that needs the file reports the error
         named = config.get("auto_map") if isinstance(config, dict) else None
         code = named.get("AutoTokenizer") if isinstance(named, dict) else named
         if code:

@@ -1,4 +1,4 @@
-"""Checkpoint tensors in llama.cpp's converter: symbols, which become boxes.
+"""Represent checkpoint tensors in llama.cpp's converter as symbols, which become boxes.
 
 The converter computes with some small tensors: it adds 1 to Gemma's norms, and takes -exp of
 Mamba's ``A_log``. Boxes cannot express that. If the caller allows it, loadstone reads these
@@ -25,7 +25,7 @@ _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class ConverterSymbol(Symbol):
-    """A tensor of the checkpoint, or a tensor that the converter derived from some.
+    """A tensor of the checkpoint, or one that the converter derived from such tensors.
 
     Attributes:
         call: the operation and its arguments; ``None`` for a tensor of the checkpoint.
@@ -39,7 +39,7 @@ class ConverterSymbol(Symbol):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record an operation; if boxes cannot express it, run it on values if allowed."""
+        """Record an operation; if boxes cannot express it, run it on values if that is allowed."""
         call = (func, args, kwargs or {})
         try:
             result = cls.operate(*call)
@@ -67,7 +67,7 @@ class ConverterSymbol(Symbol):
 class Quantized:
     """The quantized tensors of a checkpoint, and the names of all their components.
 
-    ``readable``: name -> (decoded shape, name of the data tensor).
+    ``readable`` maps: name -> (decoded shape, name of the data tensor).
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -135,7 +135,7 @@ class Weights:
 
     def computed(self, call: _Call, refused: Error) -> Any:
         func, args, kwargs = call
-        if func._schema.is_mutable:  # in-place: must change the tensor, not a copy
+        if func._schema.is_mutable:  # an in-place operation must change the tensor, not a copy
             raise refused
         self._require_small(symbols_in((args, kwargs)), refused)
         args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
@@ -144,7 +144,7 @@ class Weights:
         return result
 
     def values(self, symbol: ConverterSymbol, refused: Error) -> torch.Tensor:
-        """Return a tensor's values if they may be read; else raise the error."""
+        """Return a tensor's values if they may be read; else raise ``refused``."""
         self._require_small([symbol], refused)
         self.trace.refused.remove(refused)
         return self._value(symbol)

@@ -15,7 +15,7 @@ from modelopt.torch.quantization.plugins import accelerate as plugin
 from loadstone._adapters.canaries import Canary
 from loadstone._adapters.patch import patch
 
-# Not int4: ModelOpt compiles an extension for it.
+# Configs without int4, for which ModelOpt compiles an extension.
 _CONFIGS = ("FP8_DEFAULT_CFG", "INT8_DEFAULT_CFG", "MXFP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG")
 _NOTE = "against a model that is compressed in memory, without what only a calibration measures"
 

@@ -1,4 +1,4 @@
-"""Export packed experts as single projections in ``export_hf_checkpoint``, bytes unchanged.
+"""Export packed experts as single projections in ``export_hf_checkpoint``, with the same bytes.
 
 ModelOpt's own handler would pack a stack again, so this handler precedes it in the registry.
 """
@@ -16,7 +16,7 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 from loadstone._adapters.modelopt.experts import PackedExperts, is_packed
 from loadstone._base.errors import new_error
 
-# Encodings with scales per row, which are split with the rows of gate and up.
+# Encodings with scales per row. The export splits these scales with the rows of gate and up.
 _ROW_SCALED = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
 _EXPORTED = ("FP8QTensor", *_ROW_SCALED)
 

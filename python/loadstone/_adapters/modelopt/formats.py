@@ -1,4 +1,4 @@
-"""The formats of ModelOpt's quantizers, and the buffers that hold their components."""
+"""The formats of ModelOpt's quantizers, and the buffers that contain their components."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _BOUNDS = {
     "int8-channel": 127.0,
     "nvfp4": 6.0 * 448.0,
 }
-_INT4_BOUND = 7.0  # for the inverse of the scale
-_ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")  # ModelOpt's scales
+_INT4_BOUND = 7.0  # divided by the scale, because ModelOpt stores the inverse of the int4 scale
+# Encodings whose scales ModelOpt stores as one column.
+_ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")
 _BLOCK = 128
 
 
@@ -78,8 +79,8 @@ def quantizer_buffers(
     """Return a quantizer's buffers for one matrix, in new memory.
 
     ``_amax`` is derived from the scale, so that an export computes the same scale. (ModelOpt rounds
-    the fp8 scale to the weight's dtype, but exports the unrounded one.) ``dtype`` is the weight's
-    before quantization.
+    the fp8 scale to the weight's dtype, but exports the unrounded scale.) ``dtype`` is the dtype of
+    the weight before quantization.
     """
     scale = scales["scale"]
     if form.encoding in _ONE_COLUMN:
@@ -100,7 +101,7 @@ def quantizer_buffers(
 def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor:
     """Return f32 magnitudes that give exactly these scales when divided by the bound.
 
-    Prefer magnitudes of the weight's dtype, because the quantizer measured one of these.
+    Prefer magnitudes of the weight's dtype, because the quantizer measured values of this dtype.
     """
     about = scale * bound
     neighbours = [torch.nextafter(about, torch.full_like(about, to)) for to in (torch.inf, 0.0)]

@@ -2,8 +2,8 @@
 
 ModelOpt builds the model on meta, places the quantizers, and lets accelerate read the checkpoint by
 verbatim keys. The hooks replace the construction (by a skeleton), the device map (ModelOpt counts
-unpacked experts) and the reading. ModelOpt looks up these three in its own module when it calls
-them, so scripts that imported ``init_quantized_weights`` earlier are covered too.
+unpacked experts) and the reading. ModelOpt looks up these three functions in its own module when it
+calls them, so the hooks also work if a script imported ``init_quantized_weights`` earlier.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:
-    """Note only the capacities: the plan computes the map, because it knows packed sizes."""
+    """Record only the capacities; the plan computes the map, because it knows packed sizes."""
     _capacities.set(dict(max_memory or {}))
     return {"": "cpu"}
 
@@ -99,7 +99,7 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))
             yield
     finally:
-        # ModelOpt replaces the inherited method with a bound one.
+        # ModelOpt replaces the inherited method with a bound method of the class itself.
         if before is None:
             del auto.from_pretrained
         else:

@@ -93,14 +93,15 @@ def _plan_in_memory(
 
 
 class _WithoutQuantizerBuffers:
-    """Removes quantizer buffers, which checkpoints lack, during a load.
+    """A context that removes quantizer buffers, which checkpoints lack, during a load.
 
-    Always restores buffers that a config set; restores buffers measured on meta if the load fails.
+    At the end it always restores buffers that a config set. It restores buffers measured on meta
+    only if the load fails.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
+        self.configured: dict[str, torch.Tensor] = {}  # buffers that a config set, by name
         self._removed: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def __enter__(self) -> _WithoutQuantizerBuffers:
@@ -120,7 +121,7 @@ class _WithoutQuantizerBuffers:
         return self
 
     def keep(self) -> None:
-        """Drop the buffers measured on meta, after a successful load."""
+        """Drop the buffers measured on meta; call this after a successful load."""
         self._removed = [row for row in self._removed if not row[2].is_meta]
 
     def __exit__(self, *_: object) -> None:

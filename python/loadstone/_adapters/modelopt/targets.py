@@ -36,9 +36,10 @@ _SAME_INPUT = (
 
 @dataclass
 class PackedTarget:
-    """A weight to pack, with its matrices' quantizers by path from the module.
+    """A weight to pack.
 
-    Weights in a ``group`` share the largest magnitude; "" for none.
+    ``quantizers`` has the quantizers of its matrices, by path from the module. Weights of the same
+    ``group`` share the largest magnitude; "" means no group.
     """
 
     path: str
@@ -54,7 +55,7 @@ class PackedTarget:
         return f"{self.path}.{self.leaf}" if self.path else self.leaf
 
     def quantization(self, mode: str) -> Quantization:
-        """Return the plan's quantization; exports and models differ only for fp8."""
+        """Return the plan's quantization; the modes for exports and models differ only for fp8."""
         is_export = mode == "modelopt-export" and self.form.encoding != "fp8"
         dialect = "modelopt-compat" if is_export else mode
         return Quantization(self.form.encoding, dialect=dialect, group=self.group)

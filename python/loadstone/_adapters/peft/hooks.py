@@ -80,9 +80,10 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Correct alpha for rsLoRA, which divides alpha by the root of the rank.
+    """Correct the alpha of joined modules for rsLoRA.
 
-    PEFT multiplies rank and alpha by the number of modules that it joins.
+    PEFT multiplies rank and alpha by the number of modules that it joins, but rsLoRA divides alpha
+    by the root of the rank.
     """
     before = dict(getattr(config, "alpha_pattern", None) or {})
     original(config, *args, **kwargs)
@@ -101,9 +102,9 @@ class _WeightMapping(list[Any]):
 def _weight_mapping(
     original: Any, weight_conversions: Any, adapter_name: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Add the rule for DoRA magnitudes, which PEFT has only for its own reading.
+    """Add the rule for DoRA magnitudes, which PEFT applies only when it reads files itself.
 
-    Files store them without ``.weight``, so transformers would initialise them.
+    Files store magnitudes without ``.weight``, so transformers would initialise them instead.
     """
     mapping = _WeightMapping(original(weight_conversions, adapter_name, *args, **kwargs))
     mapping.adapter = adapter_name
@@ -137,9 +138,9 @@ def _load_into(
 
 
 def _require_read(info: Any, adapter: str) -> None:
-    """Reject an adapter with missing tensors if its file has unused ones.
+    """Reject an adapter with missing tensors if its file has unused tensors.
 
-    transformers only reports both, and leaves the missing tensors as initialised.
+    transformers only reports both kinds, and leaves the missing tensors as initialised.
     """
     missing = [name for name in sorted(info.missing_keys) if adapter in name.split(".")]
     unused = sorted(info.unexpected_keys)
@@ -183,7 +184,7 @@ def _execution_device(module: Any) -> torch.device | None:
 
 
 def _require_reachable(model: Any) -> None:
-    """Reject hooks on outer modules, which look for the adapter among the offloaded values."""
+    """Reject hooks on outer modules, because they look up the adapter among offloaded values."""
     outer_paths = [
         path
         for path, module in model.named_modules()

@@ -41,10 +41,10 @@ def _call_in_memory(layer: Any, method: Callable[..., Any], *args: Any, **kwargs
 
 @contextlib.contextmanager
 def _in_memory(layer: Any) -> Iterator[None]:
-    """Load the values that hooks offload; keep them if the layer was merged or unmerged.
+    """Load the values that hooks offload; keep the values if the layer was merged or unmerged.
 
-    accelerate's hooks cover only the base layer's ``forward``. In this context they only move its
-    inputs.
+    accelerate's hooks cover only the base layer's ``forward``. Inside this context, the hooks only
+    move the inputs of ``forward``.
     """
     merged = _merged_adapters(layer)
     with contextlib.ExitStack() as stack:

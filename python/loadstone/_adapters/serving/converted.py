@@ -1,7 +1,7 @@
-"""Tensors of an offline conversion, made in memory while a model takes them.
+"""Make the tensors of an offline conversion in memory, while a model takes them.
 
-loadstone never writes the output files. It makes them one at a time, each limited to a share of the
-memory budget, and yields their tensors.
+loadstone does not write the output files. It makes one file at a time in memory, limited to a share
+of the memory budget, and yields its tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plan_conversion(
 
 
 def _style(changes: ConversionOptions) -> str:
-    """Default to compressed-tensors, because ModelOpt's static encodings need measured scales."""
+    """Return the style; compressed-tensors is the default, because it needs no measured scales."""
     names = (
         changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]
     )
@@ -75,7 +75,7 @@ def _style(changes: ConversionOptions) -> str:
 
 
 def quantization_config(conversion: _core.Conversion) -> dict[str, Any] | None:
-    """Return the field of the ``config.json`` that an offline conversion would write."""
+    """Return ``quantization_config`` of the config that an offline conversion would write."""
     config: dict[str, Any] = json.loads(conversion.extra_text("config.json") or "{}")
     return config.get("quantization_config")
 
@@ -108,7 +108,7 @@ class ConvertedCheckpoint:
                 pending = self._submit(ahead, files[at + 1 : at + 2])
                 while tensors:
                     name = next(iter(tensors))
-                    tensor = tensors.pop(name)  # drop our reference
+                    tensor = tensors.pop(name)  # drops the dictionary's reference
                     if wants(name):
                         yield name, tensor
                     del tensor
@@ -119,7 +119,7 @@ class ConvertedCheckpoint:
 
     def _make_tensors(self, index: int) -> dict[str, torch.Tensor]:
         byte_count, rows = self._files[index]
-        # mmap returns memory to the system immediately; a heap would keep some.
+        # mmap returns memory to the system immediately; the heap would keep some of it.
         memory = torch.frombuffer(mmap.mmap(-1, max(byte_count, 1)), dtype=torch.uint8)
         self.bytes_read += _core.convert_in_memory(
             self._conversion, index, memory.data_ptr(), byte_count

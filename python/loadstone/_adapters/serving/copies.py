@@ -29,8 +29,8 @@ class PendingCopy:
     """Elements of a checkpoint to copy into memory.
 
     Attributes:
-        value: id in the trace's builder; has the target's shape.
-        dtype: of the value; differs from the target's if torch must cast.
+        value: id of the value in the trace's builder. The value has the target's shape.
+        dtype: dtype of the value; differs from the target's dtype if torch must cast.
         sources: names in the checkpoint.
     """
 
@@ -40,7 +40,7 @@ class PendingCopy:
     sources: tuple[str, ...]
 
 
-# Reads copies of one checkpoint to one device.
+# Executes copies from one checkpoint to one device.
 Fill = Callable[[list[PendingCopy], str, ProgressCallback | None], None]
 
 
@@ -62,7 +62,7 @@ class PendingCopies:
         self._is_recorded = is_recorded
         self._is_closed = False
         self.done: list[CopiedRange] = []
-        self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
+        self._begins: dict[int, list[int]] = defaultdict(list)  # sorted addresses, by storage
         self._copies: dict[int, tuple[Fill, PendingCopy]] = {}  # by target address
         self._protected: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
         self._exposed: set[int] = set()  # storages that code accesses outside torch operations
@@ -71,7 +71,7 @@ class PendingCopies:
         return len(self._copies)
 
     def add(self, fill: Fill, copy: PendingCopy) -> None:
-        """Add a copy, which replaces an earlier one to the same memory. The caller holds the lock.
+        """Add a copy, which replaces an earlier copy to the same memory. The caller holds the lock.
 
         All copies of a checkpoint share one ``fill``.
         """
@@ -114,7 +114,7 @@ class PendingCopies:
             self.flush(progress)
 
     def require_recorded(self, operation: str, symbols: list[Symbol]) -> None:
-        """Raise in a thread whose other work on the model is not recorded."""
+        """Raise an error in a thread whose other operations are not recorded."""
         if self._is_closed or self._is_recorded():
             return
         why = "is in a thread that loadstone cannot follow; set deferred to false"
@@ -123,7 +123,7 @@ class PendingCopies:
         raise error
 
     def protect(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
-        """Reject changes of values that were read, because other tensors may depend on them."""
+        """Reject later changes of this memory, because other tensors may depend on its values."""
         with self.lock:
             self._protected[storage_of(memory)] = weakref.ref(pages)
 

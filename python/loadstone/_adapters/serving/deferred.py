@@ -43,7 +43,7 @@ def _refuse_memory(name: str) -> Callable[..., NoReturn]:
 
 
 class DeferredTensor(Symbol):
-    """A tensor that is not read yet; ``materialized`` is ``None`` until then."""
+    """A tensor that is read on demand; ``materialized`` is ``None`` until it is read."""
 
     materialized: torch.Tensor | None = None
 
@@ -89,8 +89,9 @@ class DeferredCheckpoint:
     Several threads may use the tensors, but only one may iterate.
 
     Args:
-        dtype: of decoded values.
-        copies: receives copies to execute later; ``None``: read each tensor before yielding it.
+        dtype: dtype of decoded values.
+        copies: receives copies to execute later. If ``None``, each tensor is read before it is
+            yielded.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class DeferredCheckpoint:
     def tensors(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the wanted tensors in file order; those of one element with their values."""
+        """Yield the wanted tensors in file order; tensors of one element are already read."""
         tensors: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
             published = rename_as_published(dict(self.stored()), self._reader.catalog.shards[0])
@@ -162,7 +163,7 @@ class DeferredCheckpoint:
             except Error as error:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
                     raise
-                self._trace.refused.clear()  # their frames reference tensors
+                self._trace.refused.clear()  # the errors' frames keep tensors alive
             except (NotImplementedError, RuntimeError):  # torch needs the values
                 pass
         for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -181,7 +182,7 @@ class DeferredCheckpoint:
         values = memory[:byte_count].view(symbol.dtype).view(symbol.shape)
         if byte_count:
             sources = tuple(leaves(symbol)[0])
-            with torch._C.DisableTorchFunction():  # our own accesses to addresses
+            with torch._C.DisableTorchFunction():  # hides loadstone's own access to addresses
                 self.fill([PendingCopy(values, symbol.value, values.dtype, sources)], "cpu")
         return values
 
@@ -229,7 +230,7 @@ class DeferredCheckpoint:
         self._reader.execute(plan, tensors, dtypes, device, threads, progress, skipped)
 
     def _postpone(self, target: torch.Tensor, value: Any) -> bool:
-        """Defer a copy; ``False`` if boxes cannot express it or its values are already read."""
+        """Defer a copy; ``False`` if boxes cannot express it or the values are already read."""
         if target.is_meta or not target.is_contiguous() or value.materialized is not None:
             return False
         if target.numel() == 0:
@@ -237,7 +238,7 @@ class DeferredCheckpoint:
         if not self.copies.can_wait(target):
             return False
         shaped = value if value.shape == target.shape else value.expand(target.shape)
-        # The core does not cast scales, which have no meaning without their codes; torch does.
+        # torch casts scales. The core does not, because scales have no meaning without codes.
         is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
         if shaped.dtype != target.dtype and not is_scale:
             shaped = aten._to_copy.default(shaped, dtype=target.dtype)
@@ -264,7 +265,7 @@ class DeferredCheckpoint:
 
     def _dtype_of(self, entry: Entry) -> str:
         if self._is_gguf:
-            return entry.dtype  # transformers computes with some of them
+            return entry.dtype  # transformers computes with some of these tensors
         is_number = entry.is_decoded and is_floating(entry.dtype)
         return self._dtype if is_number else entry.dtype
 
@@ -272,7 +273,7 @@ class DeferredCheckpoint:
 def materialize(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
     """Read parameters and buffers that model code made of unread tensors.
 
-    Raises ``plan.options`` if code put one into a parameter outside torch operations.
+    Raises ``plan.options`` if code put an unread tensor into a parameter outside torch operations.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

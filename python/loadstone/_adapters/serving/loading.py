@@ -36,9 +36,9 @@ class ModelLoad:
     """One load, or one stream of tensors.
 
     Args:
-        dtype: of decoded values, by its safetensors name.
-        is_proved: :meth:`run` consumes the tensors. Otherwise the server does, and gets each tensor
-            with its values.
+        dtype: safetensors name of the dtype of decoded values.
+        is_proved: :meth:`run` consumes the tensors. Otherwise the server consumes them, and gets
+            each tensor with its values.
     """
 
     def __init__(self, options: Options, dtype: str, is_proved: bool = True) -> None:
@@ -61,13 +61,13 @@ class ModelLoad:
         self._checkpoints.append(checkpoint)
         tensors = iter(checkpoint.tensors(wants))
         while True:
-            with torch._C.DisableTorchFunction():  # our own accesses to addresses
+            with torch._C.DisableTorchFunction():  # hides loadstone's own access to addresses
                 item = next(tensors, None)
             if item is None:
                 break
             name, tensor = item
             if not isinstance(tensor, DeferredTensor):
-                self._writes.note(tensor)  # a model may keep it
+                self._writes.note(tensor)  # counts as written, because a model may keep it
             self._current = path, name, tensor
             yield name, tensor
         self._current = None
@@ -103,10 +103,10 @@ class ModelLoad:
         """Load a model with its own code, which consumes :meth:`tensors`; then read the values.
 
         Args:
-            path: of the checkpoint, for errors.
+            path: path of the checkpoint, for errors.
             is_exempt: selects modules whose parameters get values elsewhere.
-            repeats: ``load`` may run again. It does, on tensors that are already read, if the code
-                uses an unread tensor in a way that requires memory.
+            repeats: ``load`` may run again. If the model's code uses an unread tensor in a way that
+                requires memory, ``load`` runs again on tensors that are already read.
 
         Returns:
             A line for the log, and whether it contains no warning.
@@ -164,7 +164,7 @@ class ModelLoad:
             except Error:
                 raise
             except Exception as error:
-                for reason in self._thread_errors():  # the code fails because its thread failed
+                for reason in self._thread_errors():  # a failed thread causes the code's error
                     raise reason from error
                 raise self._explain(error) from error
 
@@ -187,7 +187,7 @@ class ModelLoad:
             copies = self._copies if self._is_deferred else None
             catalog = inspect(path, allow_links=options.allow_links)
             return DeferredCheckpoint(catalog, options, self._dtype, copies)
-        group_bytes = options.staging_bytes_max // 3  # one is made while another is consumed
+        group_bytes = options.staging_bytes_max // 3  # one group is made while one is consumed
         planned = plan_conversion(path, options.changes, options.threads, group_bytes)
         return ConvertedCheckpoint(planned)
 
@@ -211,7 +211,7 @@ def paths_of(
     """Return a source's folder, or its files if patterns select them.
 
     Args:
-        prepare: the server's method, which downloads them unless they are here.
+        prepare: the server's method, which downloads the files if they are not local.
     """
     if Path(path).exists() and patterns is None:
         return [str(Path(path, subfolder))]

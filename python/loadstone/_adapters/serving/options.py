@@ -17,13 +17,13 @@ _FIELD = "model_loader_extra_config"
 
 @dataclasses.dataclass(frozen=True)
 class ConversionOptions:
-    """An in-memory conversion, equal to the offline one.
+    """The options of a conversion in memory, whose result is equal to an offline conversion's.
 
     Attributes:
         quantize: an encoding for the decoder layers' weights, or encodings by name pattern, as in
             :func:`loadstone.convert`.
-        style: ``"modelopt"`` or ``"compressed-tensors"``: names and configs. Servers have layers
-            for both that scale activations dynamically.
+        style: ``"modelopt"`` or ``"compressed-tensors"``, which determines names and configs.
+            Servers have layers with dynamic activation scales for both styles.
         include, exclude: patterns of additional and of excluded names.
         lora: adapters to merge, each with a factor.
     """
@@ -55,17 +55,18 @@ class Options:
     """Options for reading weights.
 
     Attributes:
-        threads: readers; 0: start with few and add more while that is faster.
+        threads: number of readers; 0 starts with few and adds more while that is faster.
         staging_bytes_max: limit on the bytes between the files and the model.
         dequantize: give the server values of the model's dtype instead of quantized weights.
-        weights: a file or a folder; default: next to the model's config.
+        weights: a file or a folder; by default the folder of the model's config.
         missing: ``"error"`` or ``"warn"``, for parameters without values.
         receipt: a folder for the receipt of each rank.
-        digest: of receipts: ``"xxh3-128"``, or the tamper-proof ``"sha256-tree"``.
+        digest: digest of receipts: ``"xxh3-128"``, or the tamper-proof ``"sha256-tree"``.
         allow_links: follow symbolic links that leave the folder.
-        deferred: give model code unread tensors. Otherwise each tensor is read before, for code
-            that changes tensors in place.
-        changes: from ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
+        deferred: give model code unread tensors. Otherwise each tensor is read first, for code that
+            changes tensors in place.
+        changes: the conversion, from ``quantize``, ``style``, ``include``, ``exclude`` and
+            ``lora``.
     """
 
     threads: int = 0
@@ -81,7 +82,7 @@ class Options:
 
     @classmethod
     def from_mapping(cls, options: Any) -> Options:
-        """Parse the server's options; raises ``plan.options``, also for one without effect."""
+        """Parse the server's options; raises ``plan.options``, also for options without effect."""
         if not isinstance(options, Mapping):
             raise _refused("the options must be a JSON object", type(options).__name__, "{...}")
         values = _check(options, _VALUES)

@@ -10,7 +10,7 @@ from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import listed, new_error
 from loadstone._base.names import join_name
 
-# The constructor computes these from the config; no checkpoint contains them.
+# Parameters that the constructor computes from the config; no checkpoint contains them.
 _CONFIG_PARAMETERS = ("input_scale_ub",)
 
 
@@ -22,8 +22,8 @@ def require_written(
 ) -> None:
     """Raise ``audit.unaccounted`` if a parameter has unwritten elements.
 
-    Buffers and empty parameters are exempt: the constructor fills buffers. ``is_exempt`` selects
-    modules whose parameters get values elsewhere.
+    Empty parameters are exempt, and so are buffers, because the constructor fills them.
+    ``is_exempt`` selects modules whose parameters get values elsewhere.
     """
     lacking = [
         (name, parameter, hole)

@@ -1,7 +1,7 @@
-"""Record threads that a model's loading code starts like the thread that began the load.
+"""Record the threads that a model's loading code starts like the thread that began the load.
 
-Torch's modes are per thread. During a load, ``threading.Thread`` and ``ThreadPoolExecutor`` pass
-the modes on from recorded threads only.
+torch's modes are per thread. During a load, hooks on ``threading.Thread`` and
+``ThreadPoolExecutor`` pass the modes from a recorded thread to the threads that it starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadstone._adapters.serving.write_tracking import WriteTracker
 from loadstone._base.errors import Error
 from loadstone._base.torch_modes import wrap_always
 
-# A second run waits this long for the first run's work.
+# Maximum time that a second run waits for the first run's work.
 _WAIT_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ class Recording:
     """Two modes of a load, active in its thread and in the threads that it starts.
 
     Args:
-        writes: thread-safe, like ``access``; records nothing after the load.
+        writes, access: the modes, which are thread-safe; ``writes`` records nothing after the load.
         current: returns the tensor that the code received last, for errors.
 
     Attributes:
@@ -83,7 +83,7 @@ class Recording:
         return all(task.done() for task in running) and not any(t.is_alive() for t in threads)
 
     def follow(self, thread: threading.Thread) -> None:
-        if not thread.daemon:  # progress bars use daemons, which touch no tensors
+        if not thread.daemon:  # daemons are progress bars, which touch no tensors
             with self._lock:
                 self.threads.append(thread)
         run = thread.run
@@ -118,7 +118,7 @@ class Recording:
     def submit(
         self, submit: Any, executor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Submit a recorded task; the thread that executes it may be older."""
+        """Submit a recorded task; the thread that executes it may be older than the load."""
         task = functools.partial(self._run_task, self._current(), function)
         with unrecorded():  # a new pool thread outlives this task and executes other code's tasks
             future = submit(executor, task, *args, **kwargs)
@@ -138,7 +138,7 @@ def _recorded_by(recording: Recording | None) -> Iterator[None]:
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:
-    """Mark threads that start inside the block as loadstone's own."""
+    """Mark threads that start inside the block as loadstone's own, which are not recorded."""
     return _recorded_by(None)
 
 

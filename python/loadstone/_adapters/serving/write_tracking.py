@@ -16,13 +16,13 @@ from loadstone._base.pytree import tensors_in
 from loadstone._base.torch_modes import DispatchMode
 from loadstone.tracing import Symbol
 
-# Byte offsets in a storage; one row per run: begin, end.
+# Byte ranges in a storage: one row (begin, end) for each contiguous run.
 _Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Unwritten:
-    """The index of the first unwritten element, and the count of all."""
+    """The index of the first unwritten element, and the number of unwritten elements."""
 
     index: tuple[int, ...]
     count: int
@@ -44,8 +44,9 @@ _VALUELESS_OPERATIONS = {
 class WriteTracker(DispatchMode):
     """Records each range that an operation writes while this context is active. Thread-safe.
 
-    A new result of an operation counts as written if a model keeps it. Reused memory starts with no
-    records. Writes outside torch are not seen. ``before`` is called ahead of each operation.
+    A new result of an operation counts as written, because a model may keep it. The records of
+    reused memory are dropped. Writes outside torch are not recorded. ``before`` is called before
+    each operation.
     """
 
     is_over = False
@@ -56,7 +57,7 @@ class WriteTracker(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._runs: dict[int, list[_Runs]] = defaultdict(list)
-        self._lock = threading.RLock()  # garbage collection may run other code
+        self._lock = threading.RLock()  # reentrant: garbage collection may run other code
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,12 +112,12 @@ _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
         *("data_ptr", "map_", "map2_", "numpy", "share_memory_", "storage", "tolist"),
         "untyped_storage",
     )
-    if hasattr(torch.Tensor, name)  # the oldest supported torch lacks one
+    if hasattr(torch.Tensor, name)  # the oldest supported torch lacks one of them
 }
 
 
 class MemoryAccess(TorchFunctionMode):
-    """Reports tensors to ``before`` ahead of any access to their memory outside torch."""
+    """Calls ``before`` with tensors whose memory is about to be accessed outside torch."""
 
     def __init__(self, before: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ def _runs_of(tensor: torch.Tensor) -> _Runs:
         if extent > 1 and stride > 0
     )
     length: int = 1
-    while dims and dims[0][0] <= length:  # overlapping dimensions are one run too
+    while dims and dims[0][0] <= length:  # overlapping dimensions also form one run
         stride, extent = dims.pop(0)
         length += stride * (extent - 1)
     begins = np.zeros(1, np.int64)
@@ -162,7 +163,7 @@ def _runs_of(tensor: torch.Tensor) -> _Runs:
 
 
 def _subtract(wanted: _Runs, written: _Runs) -> _Runs:
-    """Return the parts of sorted runs that no other run covers."""
+    """Return the parts of the sorted ``wanted`` runs that no ``written`` run covers."""
     if not len(written):
         return wanted
     written = written[np.argsort(written[:, 0], kind="stable")]

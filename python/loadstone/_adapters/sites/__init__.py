@@ -6,12 +6,12 @@ classes and values by path, with the parameters that loadstone passes or reads f
     transformers.modeling_utils
         PreTrainedModel.get_init_context(dtype, is_quantized)
 
-loadstone checks the table before it imports or replaces anything in the library, and rejects a
-library that differs with one error. The package behind an adapter checks it on import, so no entry
-point bypasses the check.
+loadstone checks the table before it imports or replaces anything in the library. If the library
+differs from the table, loadstone rejects the library with one error. The package of an adapter
+checks the table on import, so no entry point bypasses the check.
 
-``[5.20-]`` or ``[-5.19]`` before a row, or before a module for all its rows, limits it to these
-releases; code that uses it asks :meth:`Sites.is_since`.
+``[5.20-]`` or ``[-5.19]`` limits a row to these releases, or all rows of a module if it is in front
+of the module. Code that uses a limited row calls :meth:`Sites.is_since`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Site:
         is_inherited: the class may inherit it; otherwise the class itself must define it.
         is_late: checked only if other code has imported the module.
         needs: a package without which the module is not checked; "" for none.
-        first, last: the releases that have it; empty: no bound.
+        first, last: the first and the last release that have it; empty means no bound.
     """
 
     module: str
@@ -105,19 +105,19 @@ class Sites:
     """The table of one library.
 
     Args:
-        library: its name, which is that of its package.
-        tested: the tested releases, as text; the first and the last one bound the extra of the
-            library's name in ``pyproject.toml``.
+        library: name of the library and of its package.
+        tested: the tested releases, as text. The first and the last of them bound the versions in
+            the library's extra in ``pyproject.toml``.
         table: see above; ``late`` and ``with PACKAGE`` before a module set :attr:`Site.is_late` and
             :attr:`Site.needs`, ``call`` and ``inherited`` before a path :attr:`Site.is_called` and
             :attr:`Site.is_inherited`.
-        first: the first supported release, even if earlier ones match the table.
+        first: the first supported release, even if earlier releases match the table.
 
-    Thread safety: any thread may ask.
+    Thread safety: any thread may call the methods.
     """
 
-    otherwise = "load with the library's own functions"  # the user's alternative
-    folder = ""  # if it is not an installed package
+    otherwise = "load with the library's own functions"  # the alternative that errors suggest
+    folder = ""  # path of a library that is not an installed package
 
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
         self.library = library
@@ -160,7 +160,7 @@ class Sites:
         return self._lacking
 
     def reset(self) -> None:
-        """Forget the result: for tests, and for modules that are imported late."""
+        """Forget the result of the check, for tests and for modules that are imported late."""
         self._lacking = None
 
     def require(self) -> None:
@@ -254,6 +254,6 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _release(version: str) -> Release:
-    """Parse the first numbers: (5, 20, 1) from "5.20.1.dev0", (0, 19) from "gguf 0.19"."""
+    """Parse the first version: (5, 20, 1) from "5.20.1.dev0", (0, 19) from "gguf 0.19"."""
     match = re.search(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match is not None else ()

@@ -25,5 +25,5 @@ transformers.modeling_utils
 transformers.core_model_loading
     call WeightRenaming(source_patterns, target_patterns)
 """,
-    first="0.21",  # the two before have these places, and do other things in them
+    first="0.21",  # earlier releases match the table, but their functions behave differently
 )

@@ -1,9 +1,9 @@
 """The implementation of :mod:`loadstone.transformers`; no public names.
 
-The way of a call of ``from_pretrained`` through the files:
+A call of ``from_pretrained`` passes through these modules:
 
 * ``hooks``: the entry point, and hooks on functions that all releases have.
-* ``from_pretrained_session``: one call: missing tensors and the proof, for all releases.
+* ``from_pretrained_session``: one call, its missing tensors and its proof, for all releases.
 * ``v5``: hooks of releases from 5.0 on; ``releases``: functions that differ between these.
 * ``stripped_config``: the choice of the library's quantizer or loadstone's codecs.
 * ``load``: ``TransformersV5Session``, which plans, reads and installs.

@@ -33,7 +33,7 @@ from loadstone._files.catalog import Catalog
 
 _FORM = 4
 
-# The key contains their versions instead of their code.
+# Libraries whose versions the key contains instead of their code.
 _LIBRARIES = (transformers, torch, numpy)
 
 
@@ -46,7 +46,7 @@ def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
 
     Thread safety: threads and processes may share the folder; files appear atomically.
     """
-    if SITES.is_untried():  # the inputs of its conversion code are unknown
+    if SITES.is_untried():  # loadstone does not know all inputs of an untested release
         return derivation.derive(catalog, conversion)
     try:
         key = digest(catalog, conversion)
@@ -109,7 +109,7 @@ def own_code() -> list[Path]:
 
 
 def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
-    """Return ``None`` if the file is absent or not trustworthy."""
+    """Return a cached result, or ``None`` if the file is absent or not trustworthy."""
     try:
         content = user_cache.read(path)
         if content is None:
@@ -125,7 +125,7 @@ def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # the cache keeps the files used last
+        os.utime(path)  # the cache keeps the most recently used files
     return result
 
 

@@ -29,14 +29,14 @@ import torch
 
 from loadstone._model.walk import attributes_of
 
-# The key contains the versions of these modules.
+# Modules whose versions the key contains instead of their code.
 _VERSIONED = frozenset({"torch", "numpy", "loadstone", *sys.stdlib_module_names}) - {"__main__"}
-# Values that ``repr`` describes; JSON has a form for the others.
+# Types of values that ``repr`` describes; JSON supports the other constants.
 _SCALARS = (bytes, complex, torch.dtype, torch.device)
 _CONSTANTS = (str, int, float, type(None), *_SCALARS, list, tuple, dict)
-# Objects that name their module.
+# Types of objects that name their module.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-# Bases that add no state.
+# Base classes that add no state.
 _BARE = (object, ABC, typing.Generic, typing.Protocol)
 
 # Attributes of a transform that change in use, or that the key describes separately.
@@ -48,24 +48,25 @@ _NOT_DESCRIBED = {
     "quantization_operation",
     "_was_used",
 }
-# Python adds it to a class when an object of it is copied.
+# An attribute that Python adds to a class when an object of the class is copied.
 _SLOT_NAMES = "__slotnames__"
 
 
 class UndescribedError(Exception):
-    """An input of the recipes has no text that equal inputs share."""
+    """An input of the recipes has no description that is the same for equal inputs."""
 
 
 class CodeKey:
     """Describes objects as JSON, and collects the modules of their code.
 
     ``labelled`` are objects that the key describes separately (a quantizer), with their labels.
-    Methods raise :class:`UndescribedError` for code in no file and for objects without a text.
+    Methods raise :class:`UndescribedError` for code in no file and for objects without a
+    description.
     """
 
     def __init__(self, labelled: Iterable[tuple[Any, str]] = ()) -> None:
         self._labels = {id(value): label for value, label in labelled if value is not None}
-        self._modules: set[str] = set()  # followed with all their imports
+        self._modules: set[str] = set()  # modules whose imports are followed
         self._model_files: dict[str, str] = {}  # digests by module
         self._classes: dict[type, str] = {}  # constants of each
 
@@ -73,7 +74,7 @@ class CodeKey:
         """Return JSON that is equal for equal values."""
         try:
             return json.dumps(value, default=self._describe_object)
-        except (TypeError, ValueError) as error:  # a key that is not text; a cycle
+        except (TypeError, ValueError) as error:  # a key that is not a string, or a cycle
             raise UndescribedError(str(error)) from error
 
     def _describe_object(self, value: Any) -> Any:
@@ -103,7 +104,7 @@ class CodeKey:
         return [cls.__module__, cls.__qualname__, {name: attributes[name] for name in names}]
 
     def _qualified_name(self, value: Any) -> list[str]:
-        """Describe a function or class by its name in its module, which excludes closures."""
+        """Describe a function or class by its name in its module; reject closures."""
         module = getattr(value, "__module__", None) or "builtins"
         member: Any = sys.modules.get(module)
         for part in value.__qualname__.split("."):
@@ -137,7 +138,7 @@ class CodeKey:
             self._modules.add(name)
 
     def add_model_classes(self, classes: Iterable[type]) -> None:
-        """Add the files of classes, but not their imports: the key already lists their tensors."""
+        """Add the files of model classes without imports, because the key lists their tensors."""
         for name in {base.__module__ for cls in classes for base in cls.__mro__}:
             if not _is_versioned(name):
                 self._model_files[name] = _digest_module(name)
@@ -189,14 +190,14 @@ def _used_in_library(name: str, package: str) -> frozenset[str]:
 
 
 def _modules_of_globals(module: types.ModuleType | None) -> set[str]:
-    """Return the names of modules among a module's globals, or that define the globals."""
+    """Return the modules in a module's globals, and the modules that define its other globals."""
     names = set()
     for value in list(vars(module).values()) if module is not None else ():
         if isinstance(value, types.ModuleType):
             names.add(value.__name__)
         elif isinstance(value, _NAMED):
             names.add(str(value.__module__))
-        else:  # its own attributes may be computed
+        else:  # reading an attribute of the value may run code
             names.add(type(value).__module__)
     return names
 
@@ -216,7 +217,7 @@ def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # above the top-level package
+            with contextlib.suppress(ImportError):  # raised above the top-level package
                 base = resolve_name("." * node.level + (node.module or ""), package)
                 names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return frozenset(names)
@@ -255,7 +256,7 @@ def _file_of(name: str) -> str | None:
 
 
 def digest_of_file(file: str) -> str:
-    """Return text that changes with a file's bytes.
+    """Return a string that changes with a file's bytes.
 
     The status of an installed library's file is enough, because users cannot set its ctime.
     """

@@ -1,4 +1,4 @@
-"""The input and result of the library's conversion code."""
+"""Define the input and the result of the library's conversion code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from loadstone import _core
 
-# Other dtypes belong to codes, indices and masks, and must stay.
+# Dtypes that a load may change. Other dtypes belong to codes, indices and masks.
 PLAIN_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -19,11 +19,11 @@ class ConversionInput:
 
     Attributes:
         model: a ``PreTrainedModel`` whose parameters may be on meta.
-        dtype: the load's; ``None``: each source's own.
-        dtype_plan: patterns of names with their own dtype (keep-in-fp32).
+        dtype: the dtype of the load; ``None`` keeps the dtype of each source.
+        dtype_plan: dtypes by name pattern, such as those of keep-in-fp32.
         conversions: the library's transforms, including the quantizer's and the key mapping's.
         built_dtype: the dtype of the model's construction, if it differs from the load's.
-        is_asked: the caller chose the dtype, also for parameters built in a different one.
+        is_asked: the caller chose the dtype, also for parameters built in a different dtype.
     """
 
     model: Any
@@ -41,7 +41,10 @@ class ConversionInput:
         return getattr(self.quantizer.quantization_config, "quant_method", "") == "bitsandbytes"
 
     def takes_codes(self, target: str) -> bool:
-        """Exclude experts that share one tensor: bitsandbytes replaces only linear layers."""
+        """Return whether a target takes codes.
+
+        Experts that share one tensor do not, because bitsandbytes replaces only linear layers.
+        """
         if not self.is_quantized_already:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
@@ -53,15 +56,16 @@ class ConversionInput:
 
 @dataclass
 class ConversionResult:
-    """Recipes, and the keys and targets without one.
+    """Recipes, and the keys and targets without a recipe.
 
     Attributes:
         recipes: one for each target in the checkpoint, in the target's final dtype.
-        dtypes: the final dtypes by target, by safetensors name.
-        unexpected: (the name that the library reports, the checkpoint's own).
-        mismatched: (target, shape found, shape expected).
-        used: positions in ``ConversionInput.conversions`` of the transforms that matched.
-        stored_weights: the checkpoint tensors of quantized weights, by module and name in it.
+        dtypes: safetensors names of the final dtypes, by target.
+        unexpected: pairs (the name that the library reports, the name in the checkpoint).
+        mismatched: tuples (target, shape found, shape expected).
+        used: indices in ``ConversionInput.conversions`` of the transforms that matched.
+        stored_weights: the checkpoint tensors of quantized weights, by module path and by name in
+            the module.
         quantized: targets that the load quantizes.
         decoded: targets that the load dequantizes, while others stay quantized.
         unneeded: tensors that only codes need, such as activation scales.

@@ -36,14 +36,15 @@ from loadstone._base.names import join_name, parent_name
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Trace
 
-# A weight of one expert; quantization gives the experts of all models these names.
+# Matches a weight of one expert; quantization gives the experts of all models these names.
 _SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     """Derive the recipe of every target of the model. Reads no data.
 
-    Thread safety: the library marks transforms in the input that matched; nothing else is shared.
+    Thread safety: the library marks the transforms of ``conversion`` that matched; no other state
+    is shared.
     """
     return _Derivation(catalog, conversion).run()
 
@@ -51,7 +52,7 @@ def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
 def _sorted(keys: Iterable[str]) -> list[str]:
     try:
         return sorted(keys, key=library.dot_natural_key)
-    except ValueError as reason:  # digits that int() refuses
+    except ValueError as reason:  # a number with too many digits for int()
         message = f"the library fails to sort the names of the checkpoint: {reason}"
         raise new_error("plan.conversion", message) from None
 
@@ -72,7 +73,7 @@ class _Derivation:
         self.renamings = self._select_type(library.WeightRenaming)
         self.converters = self._select_type(library.WeightConverter)
         self.keys = self._keys()
-        # The first match counts.
+        # The converters are in order of preference, because the first match is used.
         self.converters = self._single_expert_converters() + self.converters
         self.converter_of = {
             pattern: converter
@@ -105,10 +106,10 @@ class _Derivation:
     def _select_type(self, cls: type) -> list[Any]:
         return [item for item in self.conversion.conversions if isinstance(item, cls)]
 
-    # --- which key goes where --------------------------------------------------------------------
+    # --- the target of each key ------------------------------------------------------------------
 
     def _keys(self) -> quantized.Keys:
-        """Return the file's keys, or keys of values if loadstone decodes quantized tensors."""
+        """Return the file's keys; a quantized tensor that loadstone decodes becomes one key."""
         if not self.conversion.decodes:
             return quantized.Keys(self.catalog.encodings())
         leaves = {name.rpartition(".")[2] for name in self.state}
@@ -127,7 +128,7 @@ class _Derivation:
         Some models are published only in stacks, so the library has no converter for the experts of
         a quantized stack. This function supports only the common layout of stacks.
         """
-        stems: dict[str, str] = {}  # with the first key of each
+        stems: dict[str, str] = {}  # the first key of each stem
         for key in self.keys.data:
             if (match := _SINGLE_EXPERT.fullmatch(key)) is not None:
                 stems.setdefault(match[1], key)
@@ -160,7 +161,7 @@ class _Derivation:
             for name in self._unexpected_names(renamed, pattern):
                 self.result.unexpected.append((name, self.keys.data.get(key, key)))
             return
-        if renamed not in self.groups:  # one converter per target; the library: one per key
+        if renamed not in self.groups:  # one converter per target; the library makes one per key
             if pattern is None:
                 mapping: Any = library.WeightRenaming(key, renamed)
             else:
@@ -200,7 +201,7 @@ class _Derivation:
         return [renamed.replace(targets[0], target) for target in targets]
 
     def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
-        """Return the dtype in which the library reads a source; ``None``: its own."""
+        """Return the dtype in which the library reads a source; ``None`` keeps the source's own."""
         dtype, plan = self.conversion.dtype, self.conversion.dtype_plan
         match = None
         if self.dtype_patterns is not None:
@@ -264,7 +265,7 @@ class _Derivation:
                     self.result.quantized.append(name)
 
     def _is_stored_weight(self, first: str) -> bool:
-        """Return whether a weight has components, or its module takes quantized ones."""
+        """Return whether a weight has components, or its module takes quantized weights."""
         if first in self.result.decoded:
             return False
         if set(self.notes.stored[first]) != {"weight"}:
@@ -282,7 +283,7 @@ class _Derivation:
         }
 
     def _lacks_keys(self, first: str) -> bool:
-        """Note the keys that a group lacks, if their names can be derived."""
+        """Record the keys that a group lacks; ``False`` if their names cannot be derived."""
         missing_keys = find_missing_keys(self, first)
         if missing_keys is not None:
             self.missing_keys.append(missing_keys)

@@ -34,11 +34,12 @@ DEFAULTS = LoadOptions(missing="initialise")
 
 
 class FromPretrainedSession(LoadSession):
-    """One call of ``from_pretrained``, without its reading. For one thread.
+    """One call of ``from_pretrained``, except for the reading. For one thread.
 
     Attributes:
         stripped_config: the config's quantization, if no quantizer handles it.
-        initialises_missing: loadstone initialises missing tensors, even if the library reads.
+        initialises_missing: loadstone initialises missing tensors, even if the library reads the
+            checkpoint.
         offloaded: tied tensors that hooks load from the offload folder.
     """
 
@@ -52,7 +53,7 @@ class FromPretrainedSession(LoadSession):
         self._ties: dict[str, str] = {}
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # parameters in _fresh that no initialiser wrote to
-        self._versions: dict[str, tuple[int, int]] = {}  # buffers before the initialisers
+        self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before initialisation
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
 
     def make_plan(
@@ -96,7 +97,7 @@ class FromPretrainedSession(LoadSession):
             if self._versions.get(name) != (id(buffer), buffer._version):
                 self._rewritten.add(name)
         fresh = {name: model.get_parameter_or_buffer(name) for name in sorted(self._fresh)}
-        unwritten = [  # for bool, the constructor's value is right anyway
+        unwritten = [  # for bool, which has no distinct fill value, use the constructor's value
             name
             for name, tensor in fresh.items()
             if tensor.dtype == torch.bool or is_unwritten(tensor)
@@ -198,7 +199,7 @@ def unsupported(argument: str) -> Exception:
 def mismatch(
     name: str, found: tuple[int, ...], expected: tuple[int, ...], is_ignored: bool
 ) -> _core.Finding:
-    """Return a finding; its severity follows the library's policy."""
+    """Return the finding of a shape mismatch: a warning if the caller ignores it, else an error."""
     if is_ignored:
         return shape_mismatch(name, found, expected, severity="warning")
     hint = "ignore_mismatched_sizes=True initialises it instead"

@@ -1,7 +1,7 @@
 """Map tensors of a GGUF file to the names in published checkpoints of the model.
 
 Names, permutations and arithmetic are transformers' own: its GGUF code runs on the given tensors
-instead of arrays and files. It reads only the keys and values.
+instead of arrays and files. Of the file, the code reads only the keys and values.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ _TORCH = types.SimpleNamespace(
 
 
 def _stand_in_class(processor_class: Any) -> Any:
-    """Return a processor of the library whose code uses these stand-ins instead of torch."""
+    """Return a processor of the library whose code uses ``_TORCH`` instead of torch."""
     functions = {
         name: rebind_globals(member, torch=_TORCH)
         for owner in reversed(processor_class.__mro__)

@@ -1,8 +1,8 @@
 """Hooks on the library's ``from_pretrained``.
 
-They replace the construction of the model (by a skeleton with real buffers), the reading of the
-checkpoint, and the allocation of missing tensors (the library's own overwrites every non-persistent
-buffer with uninitialized memory). The library's code does everything else.
+The hooks replace the construction of the model (by a skeleton with real buffers), the reading of
+the checkpoint, and the allocation of missing tensors (the library's allocation overwrites every
+non-persistent buffer with uninitialized memory). The library's code does everything else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from loadstone._base.torch_modes import construct, constructing, ordinary_tensor
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
-# The module of the installed release; the other one imports names that the release lacks.
+# The module of the installed release; the other module imports names that the release lacks.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
 
@@ -53,7 +53,7 @@ OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
 # Arguments that request a different kind of load.
 _OTHER_LOADS = ("state_dict", "gguf_file")
-# These too, except in releases that make DTensors of them, which the model shows later.
+# Arguments that also do so, unless the release makes DTensors, which loadstone checks later.
 _DISTRIBUTED_LOADS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 
 
@@ -119,13 +119,13 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Combine all contexts: the library does not exit them if a later one raises."""
+    """Combine all contexts, because the library does not exit them if a later context raises."""
     return [_in_turn(original(*args, **kwargs))]
 
 
 @contextlib.contextmanager
 def _in_turn(contexts: Sequence[Any]) -> Iterator[None]:
-    """Let one thread in at a time: the library sets torch's default dtype for the process."""
+    """Let one thread in at a time, because the library sets the process's default dtype."""
     with constructing(), contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
@@ -140,7 +140,7 @@ def _get_device_map(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Expand nested paths in a map, so that accelerate can dispatch it."""
+    """Expand nested paths in a device map, so that accelerate can dispatch the model."""
     result = original(model, device_map, *args, **kwargs)
     is_map = result is not None and not isinstance(device_map, str)
     return expanded(model, result) if is_map else result

@@ -54,9 +54,9 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 @dataclass
 class Notes:
-    """Notes about the operations of a derivation; the owner of its trace.
+    """Notes about the operations of a derivation; they are the ``owner`` of its trace.
 
-    ``stored`` has the tensors of each quantized weight. For the FP8 tensors in ``recut`` the
+    ``stored`` has the tensors of each quantized weight. ``recut`` lists FP8 tensors for which the
     library derives different blocks than the config has.
     """
 
@@ -111,7 +111,7 @@ def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[i
 
 
 def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
-    """Multiply each 32 FP4 values by a power of two, then transpose."""
+    """Multiply each block of 32 FP4 values by a power of two, then transpose."""
 
     def dequantize(blocks: Symbol, scales: Symbol, dtype: torch.dtype) -> torch.Tensor:
         *leading, groups, width = blocks.shape
@@ -134,7 +134,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
     function = rebind_globals(type(operation).convert, bnb=library)
 
     def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
-        """Restore the weights' attributes, which the library pops."""
+        """Convert, and restore the attributes of the weights, which the library pops."""
         weights = [model.get_parameter_or_buffer(name) for name in input_dict]
         attributes = [dict(vars(weight)) for weight in weights]
         try:
@@ -149,7 +149,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
 
 
 def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
-    """Keep the components of a quantized weight unchanged, and note them as a group."""
+    """Keep the components of a quantized weight unchanged, and record them as a group."""
 
     def convert(input_dict: dict[str, Any], full_layer_name: str = "", **_: Any) -> dict[str, Any]:
         members = {

@@ -73,7 +73,7 @@ class TransformersV5Session(FromPretrainedSession):
         return releases.loading_info(self._info, self.offload_index if self._is_on_disk else None)
 
     def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
-        """Give the model the values read, with the library's mark; the library makes others."""
+        """Install the loaded values with the library's mark; the library makes all other values."""
         extended = plan.extension_names()
         saved = [
             (target, value is not None)
@@ -107,7 +107,7 @@ class TransformersV5Session(FromPretrainedSession):
             self._complete_folder(filled.offload)
 
     def _complete_folder(self, folder: _core.OffloadFolder) -> None:
-        """Add tied tensors, and copies of those in memory, under the names that hooks look up."""
+        """Add tied tensors, also those in memory, under the names that hooks look up."""
         index = folder.index()
         pairs = _tied_names(self.model)
         for target, source in pairs:
@@ -166,7 +166,7 @@ def as_recipes(
 def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
-    """Return the weights that a library quantized, or that the load quantizes likewise."""
+    """Return extensions for weights that are stored quantized or that the load quantizes."""
     if not result.stored_weights and not result.quantized and not options.quantize_experts:
         return []
     libraries = quantized_layers_of(model)
@@ -190,7 +190,7 @@ def _quantized_weights(
 def _ties(model: Any, loaded: Any, failed: set[str], loras: MergedLoras | None) -> dict[str, str]:
     """Map each name that the library ties after the load to the tensor that was loaded.
 
-    A name in the load is not tied, unless adapters keep all ties.
+    A name that was loaded is not tied, unless adapters keep all ties.
     """
     keeps = loras is not None and loras.keeps_ties
     ties: dict[str, str] = {}
@@ -206,9 +206,9 @@ def _ties(model: Any, loaded: Any, failed: set[str], loras: MergedLoras | None) 
 
 
 def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
-    """Return the tied names if the load has both: the library ties only equal values.
+    """Return tied names with separate values in the load: the library ties only equal values.
 
-    Two paths of one module cannot have two values.
+    Paths of one module are left out, because they cannot have two values.
     """
     slots = slots_of(model)
     places = {slot.name: slot.slot_key for slot in slots}
@@ -241,8 +241,8 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = dict(_tied_names(model))
     for name, found, expected in result.mismatched:
-        # The library compares the values of ties that are not missing, and these have none. As
-        # missing names they are tied to the loaded or initialised tensor.
+        # The library compares the values of tied names unless they are missing, but mismatched
+        # tensors have no values. Missing names are tied to the loaded or initialised tensor.
         if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
@@ -250,7 +250,7 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
 
 
 def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[str]:
-    """Keep all names of a tie in memory if one of its modules is, for the library to tie them.
+    """Keep all names of a tie in memory if one of its modules is, so that the library ties them.
 
     Changes ``devices``, and returns the names among them whose module is on disk.
     """

@@ -13,10 +13,10 @@ from loadstone._base.errors import listed
 # By first target: the library's transform, and the checkpoint's keys by matching pattern.
 Groups = dict[str, tuple[Any, dict[str, list[str]]]]
 
-# Absent keys of one target beyond this number are counted, not listed.
+# Absent keys of one target beyond this number are counted, but not listed.
 LISTED_MAX = 64
 
-# Keys with longer numbers belong to no series.
+# Limit on the digits of a number. A key with a longer number does not belong to a series.
 _DIGITS_MAX = 18
 
 
@@ -130,7 +130,7 @@ class Series:
 
 
 def _group_size(derivation: RecipeDerivation, first: str, present: dict[str, Series]) -> int:
-    """Return the size of a complete group: the model's, or that of the largest similar group."""
+    """Return the size of a complete group: the model's size, or that of the largest similar one."""
     shape = derivation.state[first].shape
     if len(shape) == 3:  # a stack of matrices
         return int(shape[0])
@@ -177,7 +177,7 @@ def _expected_key(
 def _sibling_key(
     derivation: RecipeDerivation, first: str, pattern: str, present: dict[str, Series]
 ) -> str | None:
-    """Derive a key for a projection that the file lacks everywhere, from one of the same expert."""
+    """Derive a key of a projection that the file lacks everywhere, from the expert's other keys."""
     tail = pattern.rpartition("*.")[2]
     for other, series in present.items():
         other_tail = other.rpartition("*.")[2]

@@ -15,7 +15,7 @@ from loadstone._base.errors import listed
 from loadstone._base.names import parent_name
 from loadstone._files.catalog import Catalog
 
-# Narrower floats are codes, or values that need a cast to a dtype of computation.
+# Dtypes that need no cast. Narrower floats are codes, or values that must be cast to compute.
 _WIDE = ("BF16", "F16", "F32", "F64")
 
 
@@ -24,8 +24,9 @@ class Keys:
     """The keys of a checkpoint.
 
     Attributes:
-        encodings: by key, in file order; ``"F32"`` for the values of quantized tensors.
-        data: the tensor with the codes, by key of a quantized tensor.
+        encodings: encoding of each key, in file order; ``"F32"`` for the values of quantized
+            tensors.
+        data: for the key of a quantized tensor, the name of the tensor with the codes.
         unneeded: tensors that only codes need.
     """
 
@@ -43,8 +44,8 @@ def keys_of(
     """Return the keys that represent values.
 
     Args:
-        is_target: returns whether the model has a tensor for a key. If it has one for a scale, it
-            computes with codes, and its quantized tensors stay components.
+        is_target: returns whether the model has a tensor for a key. If the model has a tensor for a
+            scale, it computes with codes, and its quantized tensors stay components.
         leaves: last parts of the names of the model's tensors.
         takes_codes: returns whether a key must stay components for a different reason.
     """
@@ -77,13 +78,13 @@ def keys_of(
             unneeded.append(key)
         else:
             value_encodings[key] = encoding
-    for name in data.keys() - value_encodings.keys():  # no codes: the use reports the defect
+    for name in data.keys() - value_encodings.keys():  # codes are absent; use reports the defect
         value_encodings[name] = "F32"
     return Keys(value_encodings, data, unneeded)
 
 
 def digest(catalog: Catalog) -> str:
-    """Return a fingerprint of everything but data that decoding depends on."""
+    """Return a fingerprint of all inputs of the decoding except the data."""
     builder = _core.RecipeBuilder(catalog._core)
     rows = [row for row in catalog._core.quantized() if row[2] is not None]
     for name, *_ in rows:

@@ -1,8 +1,8 @@
 """Make only one model's conversions from the library's registry.
 
 The library makes the transforms of all models at once and compiles a thousand patterns, which takes
-longer than the rest of a small model's load. Its own function runs here with placeholders that
-become transforms on demand. The library's own registry stays empty.
+longer than the rest of a small model's load. This module runs the library's function with
+placeholders, which become transforms on demand. The library's own registry stays empty.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _placeholders(build: types.FunctionType) -> Any:
 
 
 class _Placeholder:
-    """Stand-in for a transform; its copy is the transform."""
+    """A placeholder for a transform; copying it makes the transform."""
 
     def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
         self._call = cls, args, kwargs
@@ -61,5 +61,5 @@ class _Placeholder:
         return cls(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Serve code that makes transforms from the patterns of others."""
+        """Return the transform's attribute, for code that reads patterns of other transforms."""
         return getattr(copy.deepcopy(self), name)

@@ -1,6 +1,6 @@
 """Find rules for a model type in models of two sizes, and prove them on both.
 
-The models are on meta, and their checkpoints are headers in front of a hole, without weights.
+The models are on meta. Each checkpoint is a sparse file: a header, and a hole instead of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTHS = (
 )  # fmt: skip
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
-# Layers, experts. Eight layers contain one of each kind in models that mix kinds.
+# Pairs (layers, experts). In models that mix kinds of layers, eight layers contain every kind.
 _SIZES = ((8, 16), (9, 20))
 _AUTO = (
     "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
@@ -61,7 +61,7 @@ class Sample:
                 self.model = model_class(config)(config)
         except Error:
             raise
-        except Exception as reason:  # configurations may raise anything
+        except Exception as reason:  # a configuration may raise anything
             message = (
                 f"transformers cannot build a {base_config.model_type} of the sizes that are "
                 f"tried: {type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
@@ -69,7 +69,7 @@ class Sample:
             )
             raise new_error("plan.options", message, field="model-type") from None
         saved = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
-        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # each tie once
+        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # a tie only once
         state = library.revert_weight_conversion(self.model, state)
         write_header(state, file)
         self.file = file
@@ -101,7 +101,7 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
 
 
 def _find_rules(sample: Sample) -> list[dict[str, Any]]:
-    """Try a proposal of each family at a time; keep one that gives the traced boxes."""
+    """Try one proposal per family at a time; keep a proposal that gives the traced boxes."""
     families = general.families_of(sample.boxes)
     proposals = {
         index: family.proposals(sample.sources, sample.targets)
@@ -174,7 +174,7 @@ def resize(config: Any, layers: int, experts: int) -> Any:
     fields, dropped = config.to_dict(), {}
     for part in _sections(fields):
         lengths = {part[key] for key in _DEPTHS if isinstance(part.get(key), int)}
-        # The library computes lists with one item per layer, and stages of a backbone, again.
+        # The library computes these again: lists with one item per layer, stages of a backbone.
         for key in [key for key, value in part.items() if _is_per_layer(key, value, lengths)]:
             dropped[key] = part.pop(key)
         for key in _STAGES:
@@ -182,7 +182,7 @@ def resize(config: Any, layers: int, experts: int) -> Any:
         part.update({key: layers for key in _DEPTHS if isinstance(part.get(key), int)})
         part.update({key: experts for key in _EXPERTS if isinstance(part.get(key), int)})
     resized = type(config).from_dict(fields)
-    for key, value in dropped.items():  # if the library has no default for the list
+    for key, value in dropped.items():  # used if the library has no default for the list
         if getattr(resized, key, value) is None:
             setattr(resized, key, (value * layers)[:layers])
     return resized

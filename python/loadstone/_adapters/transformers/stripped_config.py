@@ -14,16 +14,17 @@ from loadstone._adapters.transformers import quantized
 from loadstone._base.warn import warn
 from loadstone._files.catalog import Catalog
 
-# The library's quantizers for these round scales to the model's dtype, compute wrong values for
-# experts or fail on them (docs/opens-where.md), and need a package for plain arithmetic.
+# Methods that codecs handle, because the library's quantizers round scales to the model's dtype,
+# compute wrong values for experts or fail on experts (docs/opens-where.md), and need a package for
+# plain arithmetic.
 _DEQUANTIZED = ("compressed-tensors",)
 
 
 class StrippedQuantizationConfig:
-    """A ``quantization_config`` that loadstone took off the model's config.
+    """A ``quantization_config`` that loadstone removed from the model's config.
 
-    ``method`` is its ``quant_method``, ``"unknown"``, or empty without a config. ``reason`` is why
-    the library cannot make its own quantizer.
+    ``method`` is its ``quant_method``, ``"unknown"``, or empty without a config. ``reason`` is the
+    error with which the library failed to make its own quantizer.
     """
 
     def __init__(self, method: str = "", reason: Exception | None = None) -> None:
@@ -31,7 +32,10 @@ class StrippedQuantizationConfig:
         self.reason = reason
 
     def check(self, catalog: Catalog) -> None:
-        """Warn of surprises; raise the library's own error if no codec decodes anything either."""
+        """Warn if codecs replace a quantizer that failed, or if no tensor is quantized.
+
+        Raise the library's own error if its quantizer failed and no codec decodes a tensor.
+        """
         if not self.method:
             return
         is_decodable = quantized.is_decodable(catalog)
@@ -58,7 +62,7 @@ def choose_quantizer(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, StrippedQuantizationConfig]:
-    """Return the result of ``get_hf_quantizer``, and the config that was taken off.
+    """Return the result of ``get_hf_quantizer``, and the config that was removed.
 
     ``dequantize=False`` leaves the checkpoint to the library; ``None`` chooses correct values.
     """

@@ -50,7 +50,7 @@ def _load_best_model(original: Any, trainer: Any) -> Any:
 
 
 def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
-    """Return whether the files have different names than the model, in a plain load."""
+    """Return whether this is a plain load of files whose names differ from the model's names."""
     if not isinstance(model, PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
         return False
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:

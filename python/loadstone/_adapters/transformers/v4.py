@@ -41,14 +41,14 @@ from loadstone.tracing import Trace
 
 MAKES_DTENSORS = False
 
-# Names of the model's tensors and of the checkpoint's, in either direction.
+# Maps names of the model's tensors to names in the checkpoint, or the reverse.
 _Names = dict[str, str]
 
 
 class TransformersV4Session(FromPretrainedSession):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.names: _Names = {}  # the model's names by those in the checkpoint
+        self.names: _Names = {}  # the model's names, by name in the checkpoint
 
     def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
         state = model.state_dict()
@@ -67,9 +67,9 @@ class TransformersV4Session(FromPretrainedSession):
         unexpected: list[str],
         mismatched: set[str],
     ) -> Any:
-        """Return the index of the offload folder.
+        """Read the files, and return the index of the offload folder.
 
-        ``arguments`` are those of ``_load_pretrained_model``, by name.
+        ``arguments`` are the arguments of ``_load_pretrained_model``, by name.
         """
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
@@ -78,7 +78,7 @@ class TransformersV4Session(FromPretrainedSession):
             stripped_config.strip(model.config)
         keys = {name: key for key, name in self.names.items()}
         own_values = _tied_with_own_values(model, keys)
-        for slot in own_values:  # the library's load does so before it ties again
+        for slot in own_values:  # as the library's load does before it ties again
             slot.replace(torch.empty_like(slot.tensor))
         fp32_names = arguments.get("keep_in_fp32_regex")
         recipes = as_recipes(model, catalog, _sources(model, keys), fp32_names, mismatched)
@@ -104,7 +104,7 @@ def as_recipes(
     mismatched: set[str],
     requested: torch.dtype | None = None,
 ) -> LibraryRecipes:
-    """Map one tensor of the checkpoint to each of the model's, as the library reads it.
+    """Map one tensor of the checkpoint to each tensor of the model, as the library does.
 
     ``sources`` maps the model's names to the checkpoint's. The caller asked to ignore the
     ``mismatched`` shapes. ``requested`` overrides the dtypes of the construction.
@@ -138,7 +138,7 @@ def as_recipes(
 
 
 def _require_own_names(catalog: Catalog) -> None:
-    """Reject codes with other names: the library looks only for ``X.weight`` in the files."""
+    """Reject codes with other names, because the library looks only for ``X.weight`` in files."""
     for name, _, _, components in catalog._core.quantized():
         if components.get("data", name) != name:
             raise unsupported(f"{components['data']} (codes, with transformers before 5.0)")
@@ -150,7 +150,7 @@ def _tied_with_own_values(model: Any, keys: _Names) -> list[TensorSlot]:
 
 
 def _sources(model: Any, keys: _Names) -> _Names:
-    """Map the model's tensors to the checkpoint's; tied tensors use the first."""
+    """Map the model's tensors to the checkpoint's; tied names use the first name that it has."""
     sources: _Names = {}
     for slot in walk(model):
         if slot.is_registered and slot.kind in SAVED and slot.name in keys:
@@ -266,12 +266,12 @@ def _move_missing_keys(
 def _load_state_dict(
     session: TransformersV4Session, original: Any, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    # The library expects the index of the offload folder.
+    # Do not read the session's model here. The result is the index of the offload folder.
     return None if session.model is model else original(model, *args, **kwargs)
 
 
 def _load_shards(session: TransformersV4Session, original: Any, shards: Any) -> Any:
-    """Read in this thread: the library's threads do not inherit the context variable."""
+    """Read in this thread, because the library's threads do not inherit the context variable."""
     load_shard: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_shard(shard) for shard in shards]
     return [], *results[-1][1:]

@@ -46,14 +46,14 @@ from loadstone._skeleton.skeleton import skeleton
 
 Session = TransformersV5Session
 
-# The release shards a model over ranks before the load.
+# True if the release shards a model over ranks before the load.
 MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
 
 # False while the library constructs a model in this thread.
 _TIES = ContextVar("loadstone_transformers_ties", default=True)
 
 # Quantizers whose modules loadstone fills: they contain plain values, or bitsandbytes' weights.
-# The library reads the others.
+# The library itself reads the checkpoints of other quantizers.
 _SUPPORTED_METHODS = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
 
 
@@ -131,7 +131,7 @@ def _get_init_context(
 def _get_hf_quantizer(
     session: TransformersV5Session, original: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Return None if codecs dequantize the checkpoint; the model does not see the config."""
+    """Return ``None`` if codecs dequantize the checkpoint; the config then has no quantization."""
     quantizer, session.stripped_config = stripped_config.choose_quantizer(
         original, session.options.dequantize, *args, **kwargs
     )
@@ -147,7 +147,7 @@ def _get_dtype(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Return a dtype for values: if the config has none, the library uses that of the codes."""
+    """Return the dtype of values. If the config has none, the library uses the dtype of codes."""
     follows_files = dtype == "auto" and getattr(config, "dtype", None) is None
     if session.stripped_config.method and follows_files and checkpoint_files:
         catalog, _ = try_inspect(checkpoint_files, allow_links=True)
@@ -167,7 +167,7 @@ def _validate_environment(
 def _adjust_max_memory(
     session: TransformersV5Session, original: Any, quantizer: Any, max_memory: Any
 ) -> Any:
-    """Use all memory: the library reserves some for quantizing on a device."""
+    """Return the whole memory, of which the library reserves some to quantize on a device."""
     return max_memory
 
 
@@ -179,7 +179,7 @@ def _param_element_size(
     name: str,
     parameter: torch.Tensor,
 ) -> float:
-    """Include the scales, which the library does not count."""
+    """Return the bytes per element including the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
         return float(original(quantizer, model, name, parameter))
     (layers,) = quantized_layers_of(owner_of(model, name))
@@ -188,7 +188,10 @@ def _param_element_size(
 
 
 def _init_weights(session: TransformersV5Session, original: Any, model: Any) -> Any:
-    """Skip construction: the library checks the default device, which is not meta here."""
+    """Skip initialisation in the constructor.
+
+    The library skips it only if the default device is meta, which is not so here.
+    """
     return None if session.is_constructing else original(model)
 
 
@@ -202,7 +205,7 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if session.model is None:  # otherwise an adapter for a loaded model
+    if session.model is None:  # otherwise the call loads an adapter into a loaded model
         mesh = load_config.device_mesh
         reason = reason_against(model, state_dict, checkpoint_files, mesh)
         if reason is None and load_config.hf_quantizer is not None:

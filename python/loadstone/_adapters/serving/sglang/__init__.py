@@ -1,1 +1,1 @@
-"""The implementation of :mod:`loadstone.vllm`; no public names."""
+"""The implementation of :mod:`loadstone.sglang`; no public names."""

@@ -1,4 +1,4 @@
-"""The loader with SGLang's interface."""
+"""A model loader with SGLang's interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadstone._base.errors import new_error
 
 logger = logging.getLogger("sglang.loadstone")
 
-# A drafter gets these from its target model after loading.
+# Modules that a drafter gets from its target model after loading.
 _TARGET_WEIGHTS = (".embed_tokens", ".lm_head")
 
 
@@ -34,7 +34,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self.options = Options.from_mapping(extra_config["loadstone"])
         try:
             library_options = {k: v for k, v in extra_config.items() if k != "loadstone"}
-            load_config.model_loader_extra_config = library_options  # it rejects ours
+            load_config.model_loader_extra_config = library_options  # SGLang rejects our options
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = extra_config
@@ -42,7 +42,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self._model_config: Any = None
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
-        """Override SGLang's loader.
+        """Load a model, in place of SGLang's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
@@ -64,9 +64,9 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def load_weights_and_postprocess(
         self, model: Any, weights: Iterable[tuple[str, torch.Tensor]], target_device: Any
     ) -> None:
-        """Override SGLang's method to run the proof between its two steps."""
+        """Override SGLang's method to run the proof between loading and postprocessing."""
         model_load = self._model_load
-        if model_load is None:  # a load that SGLang starts differently
+        if model_load is None:  # SGLang did not start with load_model
             super().load_weights_and_postprocess(model, weights, target_device)
             return
         load = model.load_weights

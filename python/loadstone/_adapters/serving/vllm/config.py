@@ -70,7 +70,10 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
 
 
 def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Reject layers for loadstone's codes, into which other loaders silently copy plain values."""
+    """Wrap ``load_model`` to reject other loaders for layers with loadstone's codes.
+
+    Other loaders would silently copy plain values into these layers.
+    """
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
@@ -85,7 +88,7 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
     wanted = quantization_config(plan_conversion(str(model_config.model), changes))
     quantization = getattr(model_config.hf_config, "quantization_config", None)
-    # vLLM adds some fields.
+    # The model's config may have more fields, which vLLM adds.
     if isinstance(quantization, dict) and _has_fields(quantization, wanted or {}):
         return
     text = json.dumps(changes.quantize)
@@ -102,7 +105,7 @@ def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
 
 
 def _has_fields(config: dict[str, Any], fields: dict[str, Any]) -> bool:
-    """Return whether all fields match; module names in any order."""
+    """Return whether a config has all fields; the order of module names does not matter."""
     names = "ignore"
     others = {key: value for key, value in fields.items() if key != names}
     are_same = sorted(config.get(names, ())) == sorted(fields.get(names, ()))

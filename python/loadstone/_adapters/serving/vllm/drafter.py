@@ -9,7 +9,7 @@ import torch
 
 from loadstone._adapters.serving.options import ConversionOptions, Options
 
-# Module path in a drafter -> the flag that marks the module as its own.
+# Module path in a drafter -> the flag that marks the module as the drafter's own.
 _TAKEN = {
     "model.embed_tokens": "has_own_embed_tokens",
     "lm_head": "has_own_lm_head",
@@ -22,7 +22,7 @@ def is_drafter(model_config: Any) -> bool:
 
 
 def options_for(options: Options, model_config: Any, speculative: Any) -> Options:
-    """Return the options for this model: a drafter has its own files, which no option changes."""
+    """Return a model's options; a drafter has its own files, which no option changes."""
     if not is_drafter(model_config):
         return options
     shares = speculative and speculative.target_model_config.model == model_config.model
@@ -39,8 +39,9 @@ def is_taken_from_target(
 ) -> bool:
     """Return whether vLLM replaces a module after loading by the target model's module.
 
-    Call this after the drafter's own code, which records the checkpoint's modules. ``speculative``
-    is ``None`` for other models. A complete draft model takes nothing.
+    Call this after the drafter's own loading code, which sets the flags of its modules.
+    ``speculative`` is ``None`` for models that are not drafters. A drafter that is a complete model
+    takes no modules.
     """
     if speculative is None or speculative.method == "draft_model":
         return False

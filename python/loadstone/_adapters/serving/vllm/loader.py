@@ -1,4 +1,4 @@
-"""The loader with vLLM's interface."""
+"""A model loader with vLLM's interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loadstone._base.dtypes import dtype_name
 # A child of vLLM's logger, so that vLLM's log settings apply.
 logger = init_logger("vllm.loadstone")
 
-# The folder of each model's first load: `weights` replaces only this folder.
+# The folder of each model's first load. The option `weights` replaces only this folder.
 _folders: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
@@ -54,7 +54,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """Override vLLM's loader.
+        """Load weights, in place of vLLM's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
@@ -86,7 +86,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def get_all_weights(
         self, model_config: Any, model: torch.nn.Module
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Override vLLM's method, which it also calls on its own to reload weights."""
+        """Override vLLM's method, which vLLM also calls outside a load to reload weights."""
         folder = str(model_config.model)
         is_first = _folders.get(model, folder) == folder
         self._stream = self._model_load or self._new_model_load(model_config, is_proved=False)
@@ -125,7 +125,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _as_vllm_accepts_it(load_config: Any) -> Iterator[None]:
-    """Hide our options and our format, which vLLM's own loader rejects."""
+    """Hide loadstone's options and load format, which vLLM's own loader rejects."""
     saved = load_config.model_loader_extra_config, load_config.load_format
     load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
     try:
