@@ -1,4 +1,4 @@
-"""A plan of the core, and facts about its model."""
+"""PlannedLoad: a plan of the core, with facts about its model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PlannedLoad:
 
     Attributes:
         forms: dtype and tie of each tensor when it was planned.
-        whole_shapes: of the tensors that are sharded over ranks.
-        held_bytes: bytes per device that the load takes and the core does not count.
+        whole_shapes: whole shapes of the tensors that are sharded over ranks.
+        held_bytes: bytes per device that the load takes but the core does not count.
         library_initialises: a library gives values to missing tensors after the load.
         shared_read: the plan of whole tensors, if ranks read for each other.
     """
@@ -71,7 +71,7 @@ class PlannedLoad:
 
 
 def _listed_errors(findings: Iterable[_core.Finding]) -> str:
-    """Return the text for all errors after the first, with counts by code, and suggestions."""
+    """Return text that lists the errors after the first, counts by code, and suggestions."""
     errors = [finding for finding in findings if finding.severity == "error"]
     lines = []
     if len(errors) > 1:

@@ -58,15 +58,16 @@ def make_plan(
     read_once: bool = False,
     **options: Any,
 ) -> PlannedLoad:
-    """Plan as :func:`loadstone.plan`, for an open checkpoint and recipes of an adapter.
+    """Make a plan like :func:`loadstone.plan`, for an open checkpoint and an adapter's recipes.
 
     Args:
         maps_tensors: ``device_map`` has the device of every tensor.
         missing_of: policies of single targets, by name.
-        allow_non_finite: the default, because libraries quantize NaN too.
+        allow_non_finite: true by default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
-        options: the core's; ``allows_unknown_modules`` warns of those in a device map.
+        options: options of the core; ``allows_unknown_modules`` only warns of unknown modules in a
+            device map.
     """
     derived = extend(library_recipes, model, catalog, dtype, quantize)
     merged = loras or MergedLoras()
