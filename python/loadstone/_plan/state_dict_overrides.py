@@ -12,8 +12,8 @@ from loadstone._base.adapters import ADAPTERS
 
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
-# Their hooks only gather or scatter sharded tensors, restore names that state dicts lack, or note
-# writes.
+# The hooks of these modules only gather or scatter sharded tensors, restore names that state dicts
+# lack, or note writes.
 _IGNORED = (
     "torch.distributed.fsdp.",
     "torch.distributed.algorithms._checkpoint.",

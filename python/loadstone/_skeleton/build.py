@@ -458,7 +458,7 @@ class Build:
         return history
 
     def to_meta(self, tensor: torch.Tensor) -> StorageHistory:
-        """Move a tensor to meta and release its memory; its storage still identifies it."""
+        """Release a tensor's memory; its old storage still identifies tensors that share it."""
         history = self.history_of(tensor)
         swap(tensor, StorageView(tensor, history).bind(history.storage))
         return history

@@ -117,7 +117,7 @@ def _same_layout(ref: StorageView, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Fact:
-    """A difference of a storage from direct construction; ``code`` lacks the prefix ``skeleton.``."""
+    """A storage's difference from direct construction; ``code`` lacks the prefix ``skeleton.``."""
 
     storage: StorageWeakRef
     code: str
