@@ -66,6 +66,7 @@ HEADER_FOLDER = {
     "finding": "base",
     "importance": "formats",
     "loadstone": "audit",
+    "machine": "storage",
     "merge": "boxes",
     "merge_options": "plan",
     "name_hash": "base",

@@ -13,14 +13,16 @@ namespace loadstone {
 // Plain data. The lists contain names of targets.
 struct LOADSTONE_API Audit {
   std::vector<Provenance> provenance;
-  std::vector<std::string> on_meta;      // without memory and not excluded
+  std::vector<std::string> on_meta;      // targets without memory that are not excluded
   std::vector<std::string> unaccounted;  // no origin, or fewer bytes written than the target has
-  std::vector<std::string> not_held;     // deliberately not in memory; their origin has the reason
+  // Targets that the load deliberately left out of memory. Their provenance gives the reason.
+  std::vector<std::string> not_held;
 
   [[nodiscard]] bool ok() const noexcept { return on_meta.empty() && unaccounted.empty(); }
-  // Throws Error "audit.on_meta" or "audit.unaccounted" that names the first few and their count.
+  // Throws Error "audit.on_meta" or "audit.unaccounted", with the number of targets and the first
+  // few names, if ok() is false.
   void require_real() const;
-  // One line with the verdict, then counts by origin.
+  // Returns one line with the verdict, then the number of targets per origin.
   [[nodiscard]] std::string text() const;
 };
 

@@ -1,4 +1,4 @@
-// Memory for bytes in flight: the plan reports it, and the engine allocates no more.
+// Memory for bytes in flight. The plan reports it, and the engine allocates no more.
 #pragma once
 
 #include <algorithm>
@@ -6,15 +6,16 @@
 
 namespace loadstone {
 
-// Address space in which a thread stages bytes. Only `used_bytes` of it are ever written to, so the
-// rest takes no memory.
+// Address space in which a thread stages bytes. The thread writes only to the first `used_bytes`,
+// so the other pages take no memory.
 struct Slot {
   std::uint64_t bytes = 0;
   std::uint64_t used_bytes = 0;
 };
 
-// Memory from which bytes are copied to devices, shared by all threads. Each has two slots, to fill
-// one while the other is copied. A slot contains a window, or several small values.
+// Host memory from which bytes are copied to devices, shared by all threads. Each thread has two
+// slots, so that it fills one while the other is copied. A slot contains a window, or several small
+// values.
 struct Ring {
   unsigned slots = 0;
   std::uint64_t slot_bytes = 0;
@@ -22,18 +23,18 @@ struct Ring {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slots * slot_bytes; }
 };
 
-// Memory per thread. Value type.
+// Memory of the engine: per thread, except `held_bytes` and `ring`. Value type.
 struct Budget {
   unsigned threads = 1;
-  std::uint64_t chunk_bytes = 0;    // per read
+  std::uint64_t chunk_bytes = 0;    // bytes per read
   Slot whole{};                     // for values that are read without a change
   Slot staging{};                   // for the source bytes of windows
-  std::uint64_t window_bytes = 0;   // of decoded values, or of values for files or devices
-  std::uint64_t numbers_bytes = 0;  // for windows that are made outside of slots
-  std::uint64_t piece_bytes = 0;    // of values that are quantized at once
-  std::uint64_t encoded_bytes = 0;  // for these after quantization, for files or devices
+  std::uint64_t window_bytes = 0;   // bytes per window of decoded or converted values
+  std::uint64_t numbers_bytes = 0;  // for windows that are computed outside of slots
+  std::uint64_t piece_bytes = 0;    // bytes of values that a thread quantizes in one step
+  std::uint64_t encoded_bytes = 0;  // for the codes of one such step
   std::uint64_t merge_bytes = 0;    // for values that are computed from several others
-  // State that values keep from their first window to their last; all threads together.
+  // State that a quantization keeps from its first window to its last, for all threads together.
   std::uint64_t held_bytes = 0;
   Ring ring{};
 

@@ -1,4 +1,4 @@
-// The build of this library, for bug reports and packagers.
+// Declares BuildInfo: how this library was built, for bug reports and packagers.
 #pragma once
 
 #include <string>
@@ -13,11 +13,11 @@ struct BuildInfo {
   std::string version;
   std::string compiler;    // "GNU 12.2.0"
   std::string build_type;  // "Release"
-  // Name and version of each library that it was compiled with; the version is empty if that
+  // Name and version of each library that loadstone was compiled with. The version is empty if the
   // library does not define one.
   std::vector<std::pair<std::string, std::string>> libraries;
-  bool has_remote = false;  // https://, hf:// and s3://, by libcurl
-  bool has_sha256 = false;  // receipts by sha256-tree, by OpenSSL
+  bool has_remote = false;  // built with libcurl: can read https://, hf:// and s3://
+  bool has_sha256 = false;  // built with OpenSSL: can write sha256-tree receipts
 };
 
 [[nodiscard]] LOADSTONE_API BuildInfo build_info();

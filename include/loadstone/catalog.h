@@ -31,20 +31,21 @@ struct Assembly;
 
 enum class FileFormat : std::uint8_t { safetensors, gguf, torch, dcp };
 
-// "safetensors", "gguf", "torch", "dcp"
+// Returns "safetensors", "gguf", "torch" or "dcp".
 [[nodiscard]] LOADSTONE_API std::string_view name(FileFormat format) noexcept;
 
 struct Shard {
   std::string path;           // as opened
-  std::string relative_path;  // to the checkpoint's root; stored in saved plans
+  std::string relative_path;  // relative to the checkpoint's root; stored in saved plans
   FileFormat format = FileFormat::safetensors;
   FileIdentity identity;
   std::string header_digest;     // XXH3-128 of all bytes around the data, 32 hex digits
   std::uint64_t data_begin = 0;  // offset of the first data byte
-  // Offset at which the data end and a directory follows, as in zip archives; 0: none follows.
+  // Offset of the end of the data if more bytes follow it, such as a zip archive's directory;
+  // 0: the data extends to the end of the file.
   std::uint64_t tail_begin = 0;
-  unsigned reads_at_once = 0;  // see ByteSource
-  bool is_on_network = false;  // see ByteSource
+  unsigned reads_at_once = 0;  // see ByteSource::reads_at_once()
+  bool is_on_network = false;  // see ByteSource::is_on_network()
 };
 
 // The 13 types of GGUF metadata, by their ids in the file.
@@ -64,13 +65,14 @@ enum class MetadataType : std::uint8_t {
   f64,
 };
 
-// "u8", "bool", "string" ...
+// Returns "u8", "bool", "string" ...
 [[nodiscard]] LOADSTONE_API std::string_view name(MetadataType type) noexcept;
 
 struct MetadataValue;
 
-// The items of an array in the file's encoding, decoded on access, so that a vocabulary of 250,000
-// tokens needs no more memory than its bytes. Thread-safe while nobody adds to it.
+// A GGUF metadata array. Keeps its items in the file's encoding and decodes them on access, so that
+// a vocabulary of 250,000 tokens takes no more memory than in the file. Thread-safe while no thread
+// adds items.
 class LOADSTONE_API MetadataArray {
  public:
   explicit MetadataArray(MetadataType item_type) : item_type_(item_type) {}
@@ -78,10 +80,11 @@ class LOADSTONE_API MetadataArray {
   [[nodiscard]] MetadataType item_type() const noexcept { return item_type_; }
   [[nodiscard]] std::size_t size() const noexcept;
   [[nodiscard]] bool empty() const noexcept { return size() == 0; }
-  // `index` is less than size().
+  // Precondition: `index` < size().
   [[nodiscard]] MetadataValue operator[](std::size_t index) const;
 
-  // Numbers and bools, little-endian; their bytes determine the count.
+  // Sets the items of an array of numbers or bools from their little-endian bytes, whose length
+  // determines the number of items.
   void assign_numbers(std::vector<std::byte> bytes) { bytes_ = std::move(bytes); }
   void add_string(std::string_view text);
   void add_array(MetadataArray array) { arrays_.push_back(std::move(array)); }
@@ -110,8 +113,8 @@ class LOADSTONE_API MetadataArray {
 
  private:
   MetadataType item_type_;
-  std::vector<std::byte> bytes_;            // numbers, or the concatenated strings
-  std::vector<std::uint64_t> string_ends_;  // offsets into bytes_
+  std::vector<std::byte> bytes_;            // the numbers, or the concatenated strings
+  std::vector<std::uint64_t> string_ends_;  // the end of each string, as an offset into bytes_
   std::vector<MetadataArray> arrays_;
 };
 
@@ -122,81 +125,84 @@ struct MetadataValue {
   MetadataType type = MetadataType::string;
 };
 
-// Values by key.
+// Metadata values by key.
 using Metadata = std::map<std::string, MetadataValue>;
 
-// Parses metadata written by people and programs, docs/formats/gguf.md: {"format":
-// "loadstone-gguf-metadata", "version": 1, "entries": [{"key", "type", "value"} ...]}. Trusts
-// nothing: throws Error "convert.metadata_json" if the JSON is malformed, if GGUF does not allow a
-// key, or if a value does not fit its type.
+// Parses metadata that people and programs write as JSON, see docs/formats/gguf.md:
+// {"format": "loadstone-gguf-metadata", "version": 1, "entries": [{"key", "type", "value"} ...]}.
+// Checks everything: throws Error "convert.metadata_json" if the JSON is malformed, if GGUF does
+// not allow a key, or if a value does not fit its type.
 [[nodiscard]] LOADSTONE_API Metadata metadata_from_json(std::string_view text);
 
-// "string", "u32", "array of f32" ...
+// Returns "string", "u32", "array of f32" ...
 [[nodiscard]] LOADSTONE_API std::string type_name(const MetadataValue& value);
 
-// Immutable after construction, so thread-safe. Plans share it and keep it alive.
+// The contents of a checkpoint. Immutable after construction, so thread-safe. Plans share the
+// catalog and keep it alive.
 class LOADSTONE_API Catalog {
  public:
-  // Indices into tensors(): [begin, end).
+  // A range [begin, end) of indices into tensors().
   struct Range {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
   };
 
-  // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
-  // by shard, then by offset.
-  // `storage`: reads the shards and must outlive the catalog. Null: this machine's file system.
-  // `assemblies`: one per shard, or empty; see assembly().
+  // Throws Error "ix.duplicate" if two tensors, even in different shards, have the same name.
+  // `tensors` must be in file order: by shard, then by offset.
+  // `storage` reads the shards and must outlive the catalog; null: this machine's file system.
+  // `assemblies` has one element per shard, or is empty; see assembly().
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
           Metadata metadata, std::vector<Finding> findings, Storage* storage = nullptr,
           QuantizationClaim claim = {},
           std::vector<std::shared_ptr<const Assembly>> assemblies = {});
-  // Joins several checkpoints into one plan: a base and adapters, or models to merge. Shards and
-  // tensors are concatenated; names are looked up in one checkpoint at a time; root, metadata and
-  // claim are those of the first. Throws Error "plan.options" if `checkpoints` is empty, one is
-  // already joined, or they have different storages.
+  // Joins several checkpoints for one plan: a base and adapters, or models to merge. Concatenates
+  // their shards and tensors; find() searches one checkpoint at a time. Root, metadata and
+  // quantization claim are those of the first checkpoint. Throws Error "plan.options" if
+  // `checkpoints` is empty, if one is already joined, or if they have different storages.
   explicit Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints);
   ~Catalog();
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
   [[nodiscard]] const std::string& root() const noexcept { return root_; }
-  // The path to show to users: of the only file, or of the folder.
+  // Returns the path to show to users: the only file, or the folder.
   [[nodiscard]] const std::string& shown_path() const noexcept {
     return shards_.size() == 1 ? shards_[0].path : root_;
   }
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  // Warnings from opening the files; never errors, which are thrown. all_findings() has more.
+  // Returns the warnings from opening the files (errors are thrown). all_findings() has more.
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
-  // Returns `other`, or if it is null the storage that the checkpoint was opened with.
+  // Returns `*other`, or the storage that the checkpoint was opened with if `other` is null.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
-  // For a shard whose tensors are stored in pieces in several files, as by
-  // torch.distributed.checkpoint: offsets beyond the end of the shard's file address data that
-  // are read from the pieces. Null: the shard is one file.
+  // Returns the pieces of a shard whose tensors are spread over several files, as
+  // torch.distributed.checkpoint does; null: the shard is one file. Offsets beyond the end of the
+  // shard's own file address data that loadstone reads from the pieces.
   [[nodiscard]] const std::shared_ptr<const Assembly>& assembly(std::uint32_t shard) const noexcept;
   // Returns an index into tensors(), or nullopt if no tensor of the checkpoint has the name.
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name,
                                                   std::uint32_t checkpoint = 0) const;
-  // The joined checkpoints; empty if this catalog describes one checkpoint.
+  // Returns the joined checkpoints; empty if this catalog describes one checkpoint.
   [[nodiscard]] const std::vector<std::shared_ptr<const Catalog>>& checkpoints() const noexcept {
     return checkpoints_;
   }
-  // Returns the tensors of one checkpoint. Rules and models use the names of the first one.
+  // Returns the tensors of one checkpoint. Rules and models refer to the names of the first one.
   [[nodiscard]] Range tensors_of(std::uint32_t checkpoint) const;
-  // Empty if the checkpoint has no FP8 tensors: only they make it necessary to look for a claim. A
-  // claimed FP8 tensor without scales has lost them.
+  // Returns the quantization that the configs declare. loadstone reads the configs only if the
+  // checkpoint has tensors that do not describe themselves (FP8, GPTQ, AWQ, transforms); otherwise
+  // the result is empty.
   [[nodiscard]] const QuantizationClaim& quantization_claim() const noexcept { return claim_; }
-  // Assigns components to quantized tensors. Computed on first use, which may read: see
-  // find_quantized_tensors(). Lives as long as the catalog. Throws Error "io.*".
+  // Returns the quantized tensors with their components. The first call computes them, which may
+  // read from the shards, see find_quantized_tensors(). The result lives as long as the catalog.
+  // Throws Error "io.*".
   [[nodiscard]] const QuantizedTensors& quantized() const;
-  // True once the shard's header has been compared with its digest for this catalog. Later opens
-  // compare only the file's identity. Thread-safe.
+  // Returns a flag that becomes true when loadstone has compared the shard's header with its
+  // digest; later opens then compare only the file's identity. Thread-safe.
   [[nodiscard]] std::atomic<bool>& header_checked(std::uint32_t shard) const noexcept {
     return headers_checked_[shard];
   }
-  // Total bytes of all tensors.
+  // Returns the total size of all tensors.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
  private:
@@ -217,17 +223,18 @@ class LOADSTONE_API Catalog {
 };
 
 struct OpenOptions {
-  // Follow links that leave the checkpoint's folder (default: only into the blobs/ of a hub cache).
+  // Follow links out of the checkpoint's folder. By default loadstone follows only those into the
+  // blobs/ folder of a Hugging Face cache.
   bool allow_links = false;
-  std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // dims of a GGUF tensor, at most
-  // Reads all files, also during later uses of the catalog, so it must outlive the catalog. Null:
+  std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // most dims of a GGUF tensor
+  // Reads all files, also when the catalog is used later, so it must outlive the catalog. Null:
   // this machine's file system.
   Storage* storage = nullptr;
 };
 
 // Opens a file, a folder (with or without an index), an index file, a glob pattern, or one part of
 // a split GGUF (which opens all parts). Reads headers only. Throws Error for any violation of the
-// format. docs/formats/sharded-index.md lists the files of a folder that are opened.
+// format. docs/formats/sharded-index.md specifies which files of a folder loadstone opens.
 [[nodiscard]] LOADSTONE_API std::shared_ptr<const Catalog> open_checkpoint(
     const std::string& path, const OpenOptions& options = {});
 // Opens several files as one checkpoint. Throws Error "format.no_checkpoint" if `paths` is empty.
@@ -237,12 +244,12 @@ struct OpenOptions {
 // Returns the catalog as the JSON that `loadstone inspect --json` prints.
 [[nodiscard]] LOADSTONE_API std::string to_json(const Catalog& catalog);
 
-// Returns the same as text: shards, metadata, totals per encoding, findings; on request with one
-// row per tensor.
+// Returns the catalog as text: shards, metadata, totals per encoding, findings and, if
+// `with_tensors`, one row per tensor.
 [[nodiscard]] LOADSTONE_API std::string to_table(const Catalog& catalog, bool with_tensors);
 
-// Returns the findings about the files and the errors that headers reveal (quantized tensors that
-// cannot be read, incomplete experts), sorted. to_json() and to_table() include them.
+// Returns, sorted, the findings about the files and the errors that headers reveal (quantized
+// tensors that cannot be read, incomplete experts). to_json() and to_table() include them.
 [[nodiscard]] LOADSTONE_API std::vector<Finding> all_findings(const Catalog& catalog);
 
 }  // namespace loadstone

@@ -1,8 +1,8 @@
-// Number types, block formats, and their union: an encoding.
+// The encodings of tensors: dtypes and block formats.
 //
-// A dtype is a plain number type. A block format (Q4_K and others) packs a fixed number of elements
-// and their scales into a fixed number of bytes. A tensor in a shard has an Encoding, which is one
-// or the other. A target always has a Dtype.
+// A dtype is the type of a single element. A block format (Q4_K and others) packs a fixed number of
+// elements and their scales into a fixed number of bytes. A tensor in a shard has an Encoding,
+// which is a dtype or a block format. A target always has a dtype.
 #pragma once
 
 #include <algorithm>
@@ -39,41 +39,41 @@ enum class Dtype : std::uint8_t {
   f6_e2m3,
   f6_e3m2,
   f4,
-  c128,  // in torch files and constructors; safetensors and GGUF lack it
+  c128,  // in torch files and models; safetensors and GGUF lack it
 };
 
 enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };
 
-// The bit patterns that are NaN or infinite.
+// The bit patterns of a dtype that are NaN or infinite.
 enum class NonFinite : std::uint8_t {
   none,
-  ieee,        // all exponent bits set: infinite, or NaN if the mantissa is not 0
-  all_ones,    // NaN only: all bits set, except the sign
-  minus_zero,  // NaN only: the sign alone
+  ieee,        // all exponent bits set: infinite if the mantissa is 0, otherwise NaN
+  all_ones,    // NaN if all bits except the sign are set; nothing is infinite
+  minus_zero,  // NaN if only the sign bit is set; nothing is infinite
 };
 
-// Precision of a real number, or of each part of a complex one: significant digits (with the
-// implicit one), and the exponents of the largest and smallest powers of two.
+// Precision of a real dtype, or of each part of a complex one: the number of significant digits
+// (with the implicit one), and the exponents of the largest and smallest powers of two.
 struct FloatFormat {
   int digits = 0;
   int largest = 0;
-  int smallest = 0;  // subnormal
+  int smallest = 0;  // of a subnormal value
   NonFinite non_finite = NonFinite::none;
 };
 
 // All properties of a dtype, except its casts (kernels/number.h).
 struct DtypeInfo {
-  std::string_view name;        // in safetensors headers and in JSON
+  std::string_view name;        // as in safetensors headers and in JSON
   std::string_view torch_name;  // empty: torch has no such dtype
   DtypeKind kind = DtypeKind::boolean;
   std::uint8_t bits = 0;  // per element
   bool is_signed = false;
-  bool has_casts = false;  // from and to other dtypes
+  bool has_casts = false;  // loadstone can cast from and to other dtypes
   FloatFormat format = {};
   Dtype dtype = Dtype::boolean;
 };
 
-// The only list of dtypes: the compiler leads you here if you add one.
+// The only list of dtypes. Add a new dtype to the enum and here.
 // clang-format off
 [[nodiscard]] constexpr DtypeInfo dtype_row(Dtype dtype) noexcept {
   constexpr auto truth = DtypeKind::boolean;
@@ -121,7 +121,7 @@ inline constexpr std::size_t dtype_count = [] {
   while (!dtype_row(static_cast<Dtype>(count)).name.empty()) ++count;
   return count;
 }();
-// Indexed by Dtype.
+// The descriptions of all dtypes, indexed by Dtype.
 inline constexpr auto dtype_table = [] {
   std::array<DtypeInfo, dtype_count> table = {};
   for (std::size_t i = 0; i < dtype_count; ++i) {
@@ -138,23 +138,23 @@ inline constexpr auto dtype_table = [] {
   return dtype_info(dtype).name;
 }
 [[nodiscard]] constexpr DtypeKind kind(Dtype dtype) noexcept { return dtype_info(dtype).kind; }
-// Bits per element.
+// Returns the bits per element.
 [[nodiscard]] constexpr unsigned bits(Dtype dtype) noexcept { return dtype_info(dtype).bits; }
-// Bytes per element; 0 if elements are not whole bytes (f4, f6).
+// Returns the bytes per element; 0 if an element is not a whole number of bytes (f4, f6).
 [[nodiscard]] constexpr std::size_t element_bytes(Dtype dtype) noexcept {
   return bits(dtype) % 8 == 0 ? bits(dtype) / 8 : 0;
 }
-// Size of the widest element, for buffers and loops that count elements.
+// Size of the widest element, for the sizes of buffers and loops.
 inline constexpr std::size_t element_bytes_max =
     std::ranges::max(dtype_table, {}, &DtypeInfo::bits).bits / 8;
 // Returns true if a safetensors header can name the dtype.
 [[nodiscard]] constexpr bool is_in_safetensors(Dtype dtype) noexcept {
   return dtype != Dtype::c128;
 }
-// Parses the exact name; otherwise nullopt. Names are case-sensitive, as in safetensors headers:
-// "f32" is invalid there.
+// Parses the exact name of a dtype; nullopt if there is no such dtype. Names are case-sensitive,
+// because "f32" is invalid in a safetensors header.
 [[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype_name(std::string_view name) noexcept;
-// Parses names that people type: in any case, and torch's ("bfloat16", "float8_e4m3fn", "half").
+// Parses a name as people type it: in any case, or torch's ("bfloat16", "float8_e4m3fn", "half").
 [[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
 // GGUF's block formats, in the order of their type ids.
@@ -188,13 +188,14 @@ enum class BlockFormat : std::uint8_t {
   q2_0,
 };
 
-// Bytes of `elements` contiguous values, which can only be divided between blocks.
+// The size of a block: `bytes` encode `elements` contiguous values. A tensor can be split only
+// between blocks.
 struct BlockLayout {
   std::uint32_t elements;
   std::uint32_t bytes;
 };
 
-// Value type, cheap to copy. Immutable, so thread-safe.
+// A dtype or a block format. Value type, cheap to copy. Immutable, so thread-safe.
 class LOADSTONE_API Encoding {
  public:
   constexpr Encoding(Dtype dtype) noexcept  // NOLINT(google-explicit-constructor): a dtype is one
@@ -209,10 +210,10 @@ class LOADSTONE_API Encoding {
   [[nodiscard]] constexpr BlockFormat block_format() const noexcept {
     return static_cast<BlockFormat>(code_);
   }
-  // "BF16", "Q4_K" ...
+  // Returns "BF16", "Q4_K" ...
   [[nodiscard]] std::string_view name() const noexcept;
-  // Bytes of `elements` values in rows of whole blocks; nullopt if the count does not fill whole
-  // blocks or whole bytes, or if the product does not fit into 64 bits.
+  // Returns the bytes of `elements` values; nullopt if they do not fill whole blocks or whole
+  // bytes, or if the result does not fit into 64 bits.
   [[nodiscard]] std::optional<std::uint64_t> byte_count(std::uint64_t elements) const noexcept;
 
   friend constexpr bool operator==(Encoding, Encoding) noexcept = default;
@@ -225,7 +226,7 @@ class LOADSTONE_API Encoding {
 // Parses the name of a dtype or block format, in any case; nullopt if it is unknown.
 [[nodiscard]] LOADSTONE_API std::optional<Encoding> parse_encoding(std::string_view name) noexcept;
 
-// Elements and bytes of one block.
+// Returns the elements and bytes of one block.
 [[nodiscard]] LOADSTONE_API BlockLayout layout(BlockFormat format) noexcept;
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Executes a plan: one pass over the shards in file order, directly into final memory.
+// Executes a plan: one pass over the shards in file order, directly into the final memory.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 
 #include "loadstone/device.h"
 #include "loadstone/export.h"
+#include "loadstone/finding.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
 #include "loadstone/receipt.h"
@@ -22,19 +23,19 @@ enum class MemoryKind : std::uint8_t { host, device };
 
 // Memory for a target's value. Owned by the caller, contiguous, row-major.
 struct Destination {
-  std::byte* data = nullptr;  // null: this call does not load the target
+  std::byte* data = nullptr;  // null: this call of execute() does not load the target
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
   // Memory for the components of a quantized target, in the order of quantized_parts(); `data` is
-  // then null. If both are empty, this call does not load the target.
+  // then null. If `data` is null and this is empty, the call does not load the target.
   std::vector<std::span<std::byte>> parts;
-  // The target's device as the plan names it, which receives copies; or the host, regardless of the
-  // plan.
+  // `device`: memory of the target's device in the plan, which receives copies. `host`: memory of
+  // this machine, even if the plan places the target on a device.
   MemoryKind kind = MemoryKind::host;
 };
 
-// Allocates a destination for each target with Delivery::memory: fresh memory of this process that
-// costs nothing before it is written to. Movable; thread-safe while nobody writes to the memory.
+// Allocates a destination for each target with Delivery::memory. A page takes memory only when it
+// is first written to. Movable; thread-safe while no thread writes to the memory.
 class LOADSTONE_API HostMemory {
  public:
   // Throws Error "memory.host".
@@ -43,8 +44,9 @@ class LOADSTONE_API HostMemory {
   HostMemory& operator=(HostMemory&&) noexcept;
   ~HostMemory();
 
-  // In the order of plan.targets; `data` is null for other deliveries. A tie has the memory of the
-  // target that it is tied to. The memory lives as long as this object.
+  // Returns the destinations in the order of plan.targets; `data` is null for targets with another
+  // delivery. A tie has the memory of the target that it is tied to. The memory lives as long as
+  // this object.
   [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
   // Returns the destination of a target, or null if the plan has no such target.
   [[nodiscard]] const Destination* find(std::string_view target) const noexcept;
@@ -54,20 +56,21 @@ class LOADSTONE_API HostMemory {
   std::unique_ptr<Impl> impl_;
 };
 
-// Memory of the targets with Delivery::file_view (PlanOptions::mmap): their bytes in shards that
-// are mapped privately, so that writes never reach the file. The files must not change while this
-// object lives: changes may become visible, and access beyond a truncated end kills the process.
-// Movable; thread-safe while nobody writes to the memory.
+// Memory of the targets with Delivery::file_view (PlanOptions::mmap): their bytes in the shards,
+// which are mapped privately, so that writes never reach the file. The files must not change while
+// this object lives: changes may become visible, and access beyond the end of a truncated file
+// kills the process. Movable; thread-safe while no thread writes to the memory.
 class LOADSTONE_API FileViews {
  public:
   // Maps each shard once. Throws Error "io.changed" if a shard is not the planned one, and
-  // "memory.host".
+  // "memory.host" if it cannot be mapped.
   explicit FileViews(const Plan& plan);
   FileViews(FileViews&&) noexcept;
   FileViews& operator=(FileViews&&) noexcept;
   ~FileViews();
 
-  // In the order of plan.targets; empty for other deliveries. A tie has the memory of its root.
+  // Returns the views in the order of plan.targets; a view is empty for a target with another
+  // delivery. A tie has the memory of its root.
   [[nodiscard]] const std::vector<std::span<std::byte>>& targets() const noexcept;
 
  private:
@@ -76,30 +79,33 @@ class LOADSTONE_API FileViews {
 };
 
 struct ExecuteOptions {
-  // Readers. 0: few at first, then more while the load gets faster, at most Plan::threads.
+  // Number of threads that read. 0: few at first, then more while that makes the load faster, at
+  // most Plan::threads.
   unsigned threads = 0;
   // Bytes per read; less if staging_bytes_max requires it.
   std::uint64_t chunk_bytes = defaults::chunk_bytes;
-  // The destinations already have their pages, as in a model in use. New memory is populated in
-  // advance, which is faster than page faults on write.
+  // The pages of the destinations already exist, as in a model in use. If false, the load populates
+  // new memory in advance, which is faster than a page fault on each first write.
   bool has_pages = false;
-  // Distance ahead of the readers at which the system is asked for bytes that its page cache lacks;
-  // 0: never.
+  // Number of bytes before the readers' position at which loadstone asks the system to read ahead
+  // bytes that the page cache lacks; 0: never.
   std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
-  // Spread host memory that the load touches first over all memory nodes of the machine. Useful if
-  // threads of all nodes read the model.
+  // Spread host memory that the load touches first over all memory nodes (NUMA) of the machine.
+  // Useful if threads of all nodes read the model.
   bool interleave = false;
-  Storage* storage = nullptr;  // null: the catalog's
-  // Copies to destinations of MemoryKind::device. Null: open_cuda(), if there are any.
+  Storage* storage = nullptr;  // null: the catalog's storage
+  // Copies to destinations of MemoryKind::device. Null: the load calls open_cuda() if there are
+  // such destinations.
   Device* device = nullptr;
   Observer* observer = nullptr;  // not owned
-  // Leave the commit of the offload folder to the owner of Report::offload.
+  // Do not commit the offload folder; the owner of Report::offload commits it.
   bool holds_offload = false;
-  // Make Report::receipt: digests of sources as they are read, and of every target in memory at the
-  // end. nullopt: no cost.
+  // Make Report::receipt with digests of this kind: of sources as they are read, and of every
+  // target in memory at the end. nullopt: no receipt, and no cost.
   std::optional<DigestKind> receipt = {};
-  // One byte per target, not owned: set to 1 before the first byte is written to its destination.
-  // If the load fails, the memory of targets with 0 is unchanged. Null: not recorded.
+  // One byte per target, owned by the caller: set to 1 before the first byte is written to the
+  // target's destination. If the load fails, the memory of targets with 0 is unchanged. Null: not
+  // recorded.
   std::uint8_t* begun = nullptr;
 };
 
@@ -112,19 +118,19 @@ struct SourceRange {
   std::uint64_t offset_end = 0;
 };
 
-// The source of a target's value, recorded when it was written. Targets on disk keep their origin,
-// with the reason "offloaded": the model does not contain them.
+// The origin and sources of a target's value, recorded when the load wrote it. Targets on disk keep
+// their origin and get the reason "offloaded", because the model does not contain them.
 struct Provenance {
   std::string target;
   Origin origin = Origin::excluded;
   TargetKind kind = TargetKind::parameter;
   Delivery delivery = Delivery::none;
   std::vector<SourceRange> sources;
-  std::vector<std::string> merged;  // roots of the adapters merged into it
+  std::vector<std::string> merged;  // roots of the adapters that were merged into the value
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  std::string encoding;  // of a quantized value; dtype and shape describe the decoded one
+  std::string encoding;  // of a quantized value, whose dtype and shape are those of decoded values
   std::string tie_of;
   std::string reason;
   std::uint64_t bytes_written = 0;
@@ -136,24 +142,33 @@ struct Report {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;         // into destinations and offload files
-  std::uint64_t bytes_read_ahead = 0;      // requested from the system, not in its page cache
+  std::uint64_t bytes_read_ahead = 0;      // requested in advance: the page cache lacked them
   std::uint64_t staging_bytes_peak = 0;    // measured
-  unsigned readers = 0;                    // at the end
+  unsigned readers = 0;                    // number of reader threads at the end
   bool is_interleaved = false;             // requested, and the system allowed it
-  double sync_seconds = 0;                 // of `seconds`: flushing offload files to disk
+  double sync_seconds = 0;                 // part of `seconds`: flushing offload files to disk
   std::shared_ptr<OffloadFolder> offload;  // only with ExecuteOptions::holds_offload
   std::shared_ptr<const Receipt> receipt;  // only with ExecuteOptions::receipt
 };
 
-// Loads a plan into `destinations`, one per target. First throws Error "io.changed" if a shard is
-// not the planned one, an error for a destination of the wrong size or dtype, and the first error
-// among the findings; no data byte is read before that. Writes the origins zeros and constant too;
-// constructor and initialiser values are the caller's task. On the first failure loadstone cancels
-// the rest and removes files written to the offload folder; the Error names file, tensor and
-// offset, or tensor and device. No copy is in flight when this returns or throws.
+// Loads a plan into `destinations`, one per target. Before it reads a data byte, throws Error
+// "io.changed" if a shard is not the planned one, an error for a destination of the wrong size or
+// dtype, and the first error among the findings. Also writes values of the origins zeros and
+// constant; constructor and initialiser values are the caller's task. On the first failure
+// loadstone cancels the other work and removes the files that it wrote to the offload folder. The
+// Error names file, tensor and offset, or tensor and device. When this returns or throws, no copy
+// is in flight.
 LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> destinations,
                              const ExecuteOptions& options = {});
 
 [[nodiscard]] LOADSTONE_API std::string to_json(const Report& report);
+
+// Compares a plan with this machine as it is now: error "memory.host" if the load would allocate
+// more than the free memory, error "io.no_space" if the disk of the offload folder has too little
+// room. Figures that the system does not report are not compared. A saved plan holds no such
+// finding.
+// `memory_bytes`: host memory that the load will allocate; 0: do not compare.
+[[nodiscard]] LOADSTONE_API std::vector<Finding> machine_findings(const Plan& plan,
+                                                                  std::uint64_t memory_bytes);
 
 }  // namespace loadstone

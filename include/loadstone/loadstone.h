@@ -7,20 +7,20 @@
 //   auto report = loadstone::execute(plan, memory.destinations());
 //   loadstone::audit(plan, report).require_real();
 //
-// For all headers, unless they specify otherwise:
+// The following applies to all headers that do not specify otherwise:
 //
-// - Errors. Functions throw loadstone::Error (error.h) and nothing else, including when memory runs
-//   out ("memory.host"). Only an exception from the caller's own Observer passes through unchanged.
-//   RE2, which compiles the patterns of rules, is built without exceptions, so running out of
-//   memory in it may end the process. Copies of plain data throw what standard containers throw.
-// - Threads. Functions may be called from several threads at once. Structs are plain data:
-//   thread-safe while nobody writes to them. Classes document their own rules.
-// - Ownership. A Storage, Device or Observer passed by pointer is owned by the caller and must
+// - Errors. Functions throw loadstone::Error (error.h) and nothing else, even when memory runs out
+//   ("memory.host"). Only an exception from the caller's own Observer passes through unchanged.
+//   RE2, which compiles the patterns of rules, is built without exceptions, so the process may end
+//   if memory runs out in RE2. Copies of plain data throw what standard containers throw.
+// - Threads. Several threads may call functions at once. Structs are plain data: thread-safe while
+//   no thread writes to them. Classes document their own rules.
+// - Ownership. The caller owns a Storage, Device or Observer that it passes by pointer, which must
 //   outlive the call, or the object that it was passed to. loadstone keeps no span or string_view
-//   that is passed in; a returned one lives as long as the object that returned it.
+//   that a caller passes in; a returned one lives as long as the object that returned it.
 // - Units. Sizes are bytes if the name contains "bytes", otherwise elements. Ranges are
 //   [begin, end). Tensors in memory are contiguous, row-major and little-endian. Times are in
-//   seconds. Names are UTF-8, paths are the system's bytes.
+//   seconds. Names are UTF-8; paths are bytes as the system gives them.
 #pragma once
 
 // clang-format off

@@ -1,13 +1,10 @@
-// Resources of this machine and this process, and whether a plan fits them.
+// Memory of this machine and this process.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "loadstone/export.h"
-#include "loadstone/finding.h"
-#include "loadstone/plan.h"
 
 namespace loadstone {
 
@@ -23,13 +20,5 @@ struct ProcessMemory {
 
 // Returns zeros if the system does not report the figures.
 [[nodiscard]] LOADSTONE_API ProcessMemory process_memory();
-
-// Compares a plan with this machine as it is now: error "memory.host" if the load would allocate
-// more than the free memory, error "io.no_space" if the disk of the offload folder has too little
-// room. Figures that the system does not report are not compared. A saved plan holds no such
-// finding.
-// `memory_bytes`: host memory that the load will allocate; 0: do not compare.
-[[nodiscard]] LOADSTONE_API std::vector<Finding> machine_findings(const Plan& plan,
-                                                                  std::uint64_t memory_bytes);
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Values computed from several sources, in addition to a recipe's boxes.
+// Merges: values that a recipe computes from several sources, in addition to its boxes.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace loadstone {
 
 // A low-rank update (LoRA): left [rows, rank] times right [rank, columns], added to a part of a
 // target that is treated as a matrix: the whole target, one expert, or the queries of a fused
-// projection. Both are read as F32; element [i, j] is
+// projection. `left` and `right` are read as F32. Element [i, j] is
 // ((left[i, 0] * right[0, j] + left[i, 1] * right[1, j]) + ...), in F32 and in this order.
 struct LowRank {
-  std::uint64_t row_begin = 0;  // of the target's matrix
+  std::uint64_t row_begin = 0;  // first row of the part in the target's matrix
   std::uint64_t column_begin = 0;
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
@@ -28,11 +28,11 @@ struct LowRank {
   friend bool operator==(const LowRank&, const LowRank&) = default;
 };
 
-// A value to multiply by a factor and add.
+// A value that is multiplied by a factor and added to the recipe's value.
 struct Term {
   float factor = 1;
-  std::vector<Box> boxes;           // with the target's shape, read as F32
-  std::optional<LowRank> low_rank;  // in place of boxes
+  std::vector<Box> boxes;           // fill the target's shape, read as F32
+  std::optional<LowRank> low_rank;  // replaces the boxes
 
   friend bool operator==(const Term&, const Term&) = default;
 };
@@ -40,32 +40,35 @@ struct Term {
 // The operation that combines terms with the recipe's own boxes.
 enum class MergeOp : std::uint8_t {
   sum,          // `factor` times the boxes, plus each term in order
-  slerp,        // one term: the arc from the boxes (0) to the term (its factor 1)
-  differences,  // the boxes, plus `factor` times the mean or sum of differences from them
+  slerp,        // the arc from the boxes (at 0) to the only term (at 1), at the term's factor
+  differences,  // the boxes, plus `factor` times the mean or sum of terms minus boxes
 };
 
-// Elements of a difference that become 0.
+// The elements of a difference that are set to 0.
 enum class Pruning : std::uint8_t {
   none,
-  random,    // the others are divided by the density (DARE)
-  smallest,  // by magnitude (TIES)
+  random,    // randomly drawn ones; the others are divided by the density (DARE)
+  smallest,  // those of the smallest magnitude (TIES)
 };
 
-// Computed in F32 and rounded once to the target's dtype. Products come last, in any form.
-// docs/merge.md has the order of all operations.
+// The merge of one target, computed in F32 and rounded once to the target's dtype. Low-rank
+// products are added last, in every MergeOp. docs/merge.md has the order of all operations.
 struct Merge {
   MergeOp op = MergeOp::sum;
   float factor = 1;
   std::vector<Term> terms;
-  // Columns of the target as a matrix, for products. 0: no products.
+  // Number of columns of the target as a matrix, for low-rank products. 0: the merge has no
+  // products.
   std::uint64_t row_elements = 0;
-  // ---- For differences
+  // ---- The following members are for MergeOp::differences.
   Pruning pruning = Pruning::none;
-  double density = 1;         // fraction of elements to keep
-  std::uint64_t seed = 0;     // for random pruning
-  std::string draws_as{};     // name that seeds the draw; empty: the target's. A tie draws once
+  double density = 1;      // fraction of elements to keep
+  std::uint64_t seed = 0;  // for random pruning
+  // Name that seeds the random pruning; empty: the target's name. Ties share it, so that they drop
+  // the same elements.
+  std::string draws_as{};
   bool elects_signs = false;  // use only differences with the sign of their sum
-  bool is_mean = false;       // divide the sum by the total of its factors
+  bool is_mean = false;       // divide the sum by the total of the terms' factors
 
   friend bool operator==(const Merge&, const Merge&) = default;
 };

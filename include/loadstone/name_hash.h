@@ -1,4 +1,4 @@
-// Hash tables for untrusted names.
+// Hash tables whose keys are names from untrusted files.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 
 namespace loadstone {
 
-// A hash with a random seed per process: with a fixed one, a file could contain a million names
-// that fall into one bucket, and a table of them takes hours. The order of iteration differs
-// between processes, so nothing may depend on it. Thread-safe.
+// A hash with a random seed per process. With a fixed seed, a file could contain a million names
+// that fall into one bucket, and filling a table with them would take hours. The order of iteration
+// differs between processes, so no result may depend on it. Thread-safe.
 struct LOADSTONE_API NameHash {
   using is_transparent = void;
-  // Not noexcept, although it never throws: libstdc++ then stores each name's hash in the table,
-  // and growing it does not hash all names again.
+  // Deliberately not noexcept, although it never throws: libstdc++ then stores each name's hash in
+  // the table, and does not compute all hashes again when the table grows.
   [[nodiscard]] std::size_t operator()(std::string_view name) const;
 };
 
-// The owner of the names must outlive the table.
+// A table of views of names, which must outlive it.
 template <typename Value>
 using NameMap = std::unordered_map<std::string_view, Value, NameHash, std::equal_to<>>;
 using NameSet = std::unordered_set<std::string_view, NameHash, std::equal_to<>>;

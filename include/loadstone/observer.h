@@ -1,4 +1,4 @@
-// Progress of a load, and its cancellation.
+// Observer: receives the progress of a load, conversion or check, and can cancel it.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 namespace loadstone {
 
 struct Progress {
-  std::uint64_t bytes_done = 0;  // of a resumed conversion, begins with the shards that it keeps
+  std::uint64_t bytes_done = 0;  // in a resumed conversion, starts at the bytes of the kept shards
   std::uint64_t bytes_total = 0;
 };
 
-// Called from the thread that called execute(), convert(), verify_values() or compare(), about 20
-// times a second, never concurrently.
+// loadstone calls the observer about 20 times a second, never concurrently, from the thread that
+// called execute(), convert(), verify_values() or compare().
 class LOADSTONE_API Observer {
  public:
   virtual ~Observer() = default;
-  // Return false to cancel: that function then throws Error "cancelled" within 0.2 s. An exception
-  // of any type also stops the work, and that function rethrows it unchanged.
+  // Return false to cancel: the function in progress then throws Error "cancelled" within 0.2 s. An
+  // exception of any type also stops the function, which rethrows it unchanged.
   virtual bool on_progress(const Progress& progress) = 0;
 };
 

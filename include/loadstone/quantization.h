@@ -1,4 +1,4 @@
-// Quantization of a tensor: the encoding to write, and the components that it has.
+// Quantization of a tensor: the encoding to write, and the components that it consists of.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@
 
 namespace loadstone {
 
-// An encoding of quantized tensors. New ones may be added, so encodings and dialects are strings,
-// not an enum. Bytes: docs/formats/bitsandbytes.md, docs/formats/modelopt.md and others there.
+// An encoding of quantized tensors. More may be added, so encodings and dialects are strings, not
+// enums. docs/formats/bitsandbytes.md, docs/formats/modelopt.md and others specify the bytes.
 struct QuantizedEncoding {
   std::string_view name;  // "nf4", "fp8-block" ...
-  // Variants of the bytes to write ("exact", "modelopt-compat", "bnb-cuda" ...), the default first;
-  // empty: loadstone only reads the encoding.
+  // Variants of the bytes to write ("exact", "modelopt-compat", "bnb-cuda" ...), the default first.
+  // Empty: loadstone only reads the encoding.
   std::span<const std::string_view> dialects;
 };
 
-// All encodings that loadstone reads; it writes those with dialects. Lives as long as the program.
+// Returns all encodings that loadstone reads; it writes those with dialects.
 [[nodiscard]] LOADSTONE_API std::vector<QuantizedEncoding> quantized_encodings();
 
 // Parameters for quantizing a tensor.
 struct Quantization {
-  std::string encoding;                // of quantized_encodings(), one with dialects
-  std::string dialect;                 // one of the encoding's; empty: the default
-  std::uint32_t block_size = 64;       // nf4, fp4: 32, 64 ... 4096 elements per scale
-  bool nested = false;                 // nf4, fp4: scales in 8 bits
+  std::string encoding;                // name of a quantized_encodings() element with dialects
+  std::string dialect;                 // one of the encoding's dialects; empty: the default
+  std::uint32_t block_size = 64;       // nf4, fp4: elements per scale: 32, 64 ... 4096
+  bool nested = false;                 // nf4, fp4: also quantize the scales, to 8 bits
   std::optional<float> nested_offset;  // nullopt: the mean of the scales
-  // Targets of one plan with the same name here (not empty) share a scale (fp8, nvfp4): that of the
-  // largest magnitude among them, matrix by matrix in a stack.
+  // Targets of one plan with the same string here (not empty) share a scale (fp8, nvfp4): the scale
+  // of the largest magnitude among them. In stacks, matrices of the same index share one.
   std::string group;
-  // GGUF's blocks: the weight of each column's errors, like ggml's "imatrix": finite, not negative,
-  // one per column, or per column of each matrix of a stack. Null: values alone decide. Equal
-  // quantizations share the object.
+  // GGUF's blocks: weights of each column's errors, like ggml's "imatrix": finite, not negative,
+  // one per column or, for a stack of matrices, one per column of each matrix. Null: all columns
+  // count by their values alone. Equal quantizations share the object.
   std::shared_ptr<const std::vector<float>> importance{};
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
@@ -56,8 +56,8 @@ struct QuantizedPart {
   }
 };
 
-// The components of a tensor of this shape and dtype (of its values: F32, F16 or BF16), the data
-// first. Throws Error "plan.quantize" if the encoding does not support it.
+// Returns the components of a tensor with values of this shape and dtype (F32, F16 or BF16), the
+// data first. Throws Error "plan.quantize" if the encoding does not support shape or dtype.
 [[nodiscard]] LOADSTONE_API std::vector<QuantizedPart> quantized_parts(
     const Quantization& quantization, const Shape& shape, Dtype dtype);
 

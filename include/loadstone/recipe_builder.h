@@ -1,4 +1,4 @@
-// Builds recipes step by step, with tensor operations on tensors that are not read.
+// Builds recipes step by step: records tensor operations without reading the tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@
 
 namespace loadstone {
 
-// Values are handles of tensors made from sources. Operations do not change their arguments.
-// Mismatches throw Error "plan.recipe" with found and expected. Not thread-safe.
+// Each function returns a Value, a handle of a tensor that is computed from sources. Operations do
+// not change their arguments. A mismatch throws Error "plan.recipe" with found and expected. Not
+// thread-safe.
 class LOADSTONE_API RecipeBuilder {
  public:
   using Value = std::uint32_t;
@@ -26,27 +27,28 @@ class LOADSTONE_API RecipeBuilder {
   RecipeBuilder& operator=(RecipeBuilder&& other) noexcept;
   ~RecipeBuilder();
 
-  // A whole tensor of the checkpoint, in its dtype.
+  // Returns a whole tensor of the checkpoint, in its dtype.
   [[nodiscard]] Value source(std::string_view name);
 
-  // Little-endian bytes. Only add() accepts the result; all constants together have at most
-  // constant_bytes_max.
+  // Makes a constant from little-endian bytes. Only add() accepts the result. All constants
+  // together have at most constant_bytes_max.
   [[nodiscard]] Value constant(std::span<const std::byte> bytes, const Shape& shape, Dtype dtype);
 
-  // The result of a kernel on whole sources, as stored in the file: see Decoding.
+  // Returns the result of a kernel on whole sources, as the file stores them: see Decoding.
   [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,
                              const Shape& shape, Dtype dtype, float offset = 0);
 
-  // The decoded value of a readable quantized tensor of the catalog: F32, BF16 or F16.
+  // Returns the decoded value of a readable quantized tensor of the catalog, in F32, BF16 or F16.
   [[nodiscard]] Value numbers(const QuantizedTensor& quantized, Dtype dtype);
 
-  // A load does one cast, from source to target, so a second one is rejected unless the first is
-  // lossless. `is_count`: I64 and bool, which are not codes, may become floats.
+  // Casts a value. A load does only one cast, from source to target, so a second cast is rejected
+  // unless the first is lossless. `is_count`: the value is a count, not codes, so I64 and bool may
+  // become floats.
   [[nodiscard]] Value cast(Value value, Dtype dtype, bool is_count = false);
-  // Dimensions may be negative, counted from the end.
+  // In all functions a negative dimension counts from the end.
   [[nodiscard]] Value transpose(Value value, std::int64_t dim_a, std::int64_t dim_b);
   [[nodiscard]] Value permute(Value value, const std::vector<std::int64_t>& order);
-  // `size` indices from `start`, `step` apart.
+  // Selects `size` indices from `start`, `step` apart.
   [[nodiscard]] Value slice(Value value, std::int64_t dim, std::uint64_t start, std::uint64_t size,
                             std::uint64_t step = 1);
   [[nodiscard]] Value reshape(Value value, const Shape& shape);
@@ -57,9 +59,9 @@ class LOADSTONE_API RecipeBuilder {
   [[nodiscard]] const Shape& shape(Value value) const;
   [[nodiscard]] Dtype dtype(Value value) const;
 
-  // Sets the value of a target, once for each name.
+  // Sets the value of a target. May be called only once for each name.
   void add(std::string target, Value value);
-  // Returns all added recipes in this order and leaves the builder empty.
+  // Returns all recipes in the order of add() and leaves the builder empty.
   [[nodiscard]] Recipes finish();
 
  private:

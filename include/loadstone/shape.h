@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// Any rank: a file may contain a tensor of rank 201. Value type.
+// A shape of any rank, because a file may contain a tensor of rank 201. Value type.
 class LOADSTONE_API Shape {
  public:
   Shape() = default;
@@ -26,10 +26,10 @@ class LOADSTONE_API Shape {
   [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
   [[nodiscard]] auto begin() const noexcept { return extents_.begin(); }
   [[nodiscard]] auto end() const noexcept { return extents_.end(); }
-  // Number of elements; 1 for rank 0; nullopt if the product does not fit into 64 bits, even if a
-  // later extent is 0, which no honest file contains.
+  // Returns the number of elements; 1 for rank 0; nullopt if the product does not fit into 64 bits.
+  // nullopt even if a later extent is 0; no valid file contains such a shape.
   [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;
-  // "[2, 3]"
+  // Returns "[2, 3]" ...
   [[nodiscard]] std::string text() const;
 
   friend bool operator==(const Shape&, const Shape&) = default;
@@ -40,15 +40,16 @@ class LOADSTONE_API Shape {
 
 // A part of a tensor along its dimensions, such as a rank's shard. Value type.
 struct LOADSTONE_API Slice {
-  std::vector<std::uint64_t> begin;  // of its first element, by dimension
+  std::vector<std::uint64_t> begin;  // index of the slice's first element, per dimension
   Shape shape;
-  // Number of equal groups per dimension; the slice takes the same part of each, and `begin` counts
-  // within the first: a rank's part of fused gate and up projections. Empty: one group each.
+  // Number of equal groups per dimension. The slice takes the same part of each group, and `begin`
+  // counts within the first group: for example a rank's part of fused gate and up projections.
+  // Empty: one group per dimension.
   std::vector<std::uint64_t> groups = {};
 
-  // Returns true if it is a slice of a tensor of this shape.
+  // Returns true if the slice fits in a tensor of this shape.
   [[nodiscard]] bool is_inside(const Shape& whole) const noexcept;
-  // "[0:512, 0:384]"; "[0:512 of 2 groups]"
+  // Returns "[0:512, 0:384]" or "[0:512 of 2 groups]".
   [[nodiscard]] std::string text() const;
   [[nodiscard]] std::uint64_t groups_of(std::size_t dim) const noexcept {
     return groups.empty() ? 1 : groups[dim];

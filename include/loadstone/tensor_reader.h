@@ -1,4 +1,4 @@
-// Reads one tensor of a checkpoint as decoded values, or a range of it, without a model or plan.
+// Reads one tensor of a checkpoint, or a range of it, as decoded values, without a model or plan.
 //
 //   loadstone::TensorReader embedding(catalog, "model.embed_tokens.weight", Dtype::f32);
 //   std::vector<float> row(embedding.shape()[1]);
@@ -26,29 +26,30 @@ namespace loadstone {
 // that it needs and keeps them open. Not thread-safe; readers may share a catalog.
 class LOADSTONE_API TensorReader {
  public:
-  // Memory for bytes in flight.
+  // Memory per reader for bytes in flight.
   static constexpr std::uint64_t staging_bytes_max = std::uint64_t{4} << 20;
 
-  // `name`: a tensor of the file, or a quantized one, see Catalog::quantized(). `dtype`: of the
-  // values; nullopt: the file's, or F32 for decoded ones. `storage`: null: the catalog's. Throws
-  // Error "plan.missing" for an unknown name, "plan.dtype" for an unsupported cast, the defect's
-  // (q.*) if a quantized tensor cannot be decoded, and "io.changed".
+  // `name`: a tensor of the file, or a quantized tensor, see Catalog::quantized(). `dtype`: dtype
+  // of the values; nullopt: the file's dtype, or F32 for decoded values. `storage` reads the
+  // shards; null: the catalog's storage. Throws Error "plan.missing" for an unknown name,
+  // "plan.dtype" for an unsupported cast, the error (q.*) in QuantizedTensor::defect for a
+  // quantized tensor that cannot be decoded, and "io.changed".
   TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
                std::optional<Dtype> dtype = std::nullopt, Storage* storage = nullptr);
   TensorReader(TensorReader&&) noexcept;
   TensorReader& operator=(TensorReader&&) noexcept;
   ~TensorReader();
 
-  // Shape of the decoded tensor.
+  // Returns the shape of the decoded tensor.
   [[nodiscard]] const Shape& shape() const noexcept;
   [[nodiscard]] Dtype dtype() const noexcept;
   [[nodiscard]] std::uint64_t elements() const noexcept;
 
-  // Writes the elements [begin, end), in row-major order, to `to`, which must have exactly their
-  // size. Throws Error "plan.box" if the range exceeds the tensor or splits a byte; "io.read" with
-  // file, tensor and offset.
+  // Writes the elements [begin, end), in row-major order, to `to`, whose size must match exactly.
+  // Throws Error "plan.box" if the range exceeds the tensor or begins or ends within a byte;
+  // "io.read" with file, tensor and offset.
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
-  // Reads all elements.
+  // Returns all elements.
   [[nodiscard]] std::vector<std::byte> read();
 
  private:
@@ -56,7 +57,7 @@ class LOADSTONE_API TensorReader {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads a whole tensor, see TensorReader.
+// Returns all values of a tensor, see TensorReader.
 [[nodiscard]] LOADSTONE_API std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog,
                                                             std::string_view name);
 

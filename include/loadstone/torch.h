@@ -1,5 +1,5 @@
-// Loads into modules of LibTorch. Header only: your program compiles it against its own LibTorch,
-// because loadstone does not depend on torch. Not part of loadstone.h.
+// Loads checkpoints into modules of LibTorch. Header only: your program compiles it against its own
+// LibTorch, because loadstone does not depend on torch. loadstone.h does not include this header.
 //
 //   auto bert = std::make_shared<Bert>();
 //   auto catalog = loadstone::open_checkpoint("all-MiniLM-L6-v2");
@@ -31,7 +31,7 @@
 
 namespace loadstone {
 
-// nullopt for dtypes that LibTorch lacks (4 and 6 bits).
+// Returns nullopt for dtypes that LibTorch lacks (4 and 6 bits).
 [[nodiscard]] inline std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::boolean:
@@ -77,7 +77,7 @@ namespace loadstone {
   }
 }
 
-// Throws Error "plan.dtype" for a type that files cannot store, such as torch's quantized ones.
+// Throws Error "plan.dtype" for a type that files cannot store, such as torch's quantized types.
 [[nodiscard]] inline Dtype dtype_of(at::ScalarType type, const std::string& tensor = {}) {
   for (int i = 0; i < static_cast<int>(dtype_count); ++i) {
     const auto dtype = static_cast<Dtype>(i);
@@ -87,8 +87,8 @@ namespace loadstone {
               {.tensor = tensor, .found = c10::toString(type)});
 }
 
-// Parameters, then buffers, by name; LibTorch saves all buffers. Tensors with the same elements in
-// the same memory are ties to the first of them.
+// Returns a skeleton of the module's parameters, then of its buffers, all of which LibTorch saves.
+// Tensors with the same elements in the same memory are ties to the first of them.
 [[nodiscard]] inline Skeleton skeleton_of(const ::torch::nn::Module& module) {
   Skeleton skeleton;
   skeleton.values_known = false;
@@ -122,9 +122,9 @@ namespace loadstone {
   return skeleton;
 }
 
-// Reads one tensor, decoded if it is quantized, into new CPU memory. `type`: nullopt: the file's,
-// or F32 for decoded values. Throws like TensorReader, and Error "plan.dtype" for a type that
-// LibTorch lacks.
+// Reads one tensor, decoded if it is quantized, into new CPU memory. `type`: dtype of the result;
+// nullopt: the file's dtype, or F32 for decoded values. Throws like TensorReader, and Error
+// "plan.dtype" for a type that LibTorch lacks.
 [[nodiscard]] inline ::torch::Tensor read_tensor(std::shared_ptr<const Catalog> catalog,
                                                  std::string_view name,
                                                  std::optional<at::ScalarType> type = {}) {
@@ -144,11 +144,11 @@ namespace loadstone {
   return tensor;
 }
 
-// Plans, loads and audits. Values are read into new memory, and the module's tensors get it
-// (set_data) when all are complete: an Error leaves the module unchanged, and old and new values
-// coexist until the end. Tensors stay the same objects on the same devices, so optimizers keep
-// them. Throws the first error of the plan (make_plan() with skeleton_of() shows all), and
-// "memory.device" for a tensor on meta, to which LibTorch cannot give memory.
+// Plans, loads and audits. Reads the values into new memory. When all values are complete, the
+// module's tensors get that memory (set_data), so an Error leaves the module unchanged, and old and
+// new values coexist until the end. Tensors stay the same objects on the same devices, so
+// optimizers keep them. Throws the first error of the plan (make_plan() with skeleton_of() returns
+// all findings), and "memory.device" for a tensor on meta, because LibTorch cannot give it memory.
 inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catalog> catalog,
                         const PlanOptions& plan_options = {},
                         const ExecuteOptions& execute_options = {}) {
@@ -180,7 +180,7 @@ inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catal
                        .dtype = target.dtype,
                        .parts = {},
                        .kind = kind};
-    // Copies run on separate streams, so work in flight on this memory must end first.
+    // Copies run on separate streams, so work in flight on this memory must end before the load.
     if (is_there) ::torch::cuda::synchronize(device.index());
   }
   Report report = execute(plan, destinations, execute_options);

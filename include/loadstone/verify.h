@@ -1,4 +1,4 @@
-// Checks the values of a checkpoint, and compares two. Opening one reads headers only.
+// Checks the values of a checkpoint, which opening does not read, and compares two checkpoints.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace loadstone {
 
-// Legal but notable values of one tensor.
+// Number of non-finite values in one tensor. They are legal, but notable.
 struct NotFinite {
   std::string name;
   std::uint64_t nan = 0;
@@ -33,14 +33,14 @@ struct Difference {
   std::string name;
   DifferenceKind kind = DifferenceKind::bytes;
   std::string found;     // in the second checkpoint
-  std::string expected;  // in the first
+  std::string expected;  // in the first checkpoint
 
   friend bool operator==(const Difference&, const Difference&) = default;
 };
 
-// A tensor that is quantized in one of two checkpoints, or differently in both: the distance
-// between the decoded values, estimated from samples, as root mean square of the difference divided
-// by that of the first one's values.
+// The error of a tensor that is quantized in one of two checkpoints, or differently in both:
+// `relative` is the root mean square of the difference between the decoded values, divided by the
+// root mean square of the first checkpoint's values, estimated from samples.
 struct QuantizationError {
   std::string name;
   std::string encoding;  // "nvfp4"
@@ -50,29 +50,29 @@ struct QuantizationError {
 };
 
 // A tensor with a different dtype in the second checkpoint: a wider one with the same values, or
-// one to which they are rounded.
+// one to which the values are rounded.
 struct Widened {
   std::string name;
   std::string found;     // in the second checkpoint: "F32"
-  std::string expected;  // in the first: "BF16"
+  std::string expected;  // in the first checkpoint: "BF16"
 
   friend bool operator==(const Widened&, const Widened&) = default;
 };
 
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating-point tensors with such values, in file order
-  // Invalid values: findings "st.bool_value", "gg.scale_nan", "q.nan", "q.scale_value" for scales,
-  // "q.config" for a config that contradicts the tensors, and "q.scale_missing" and others for
-  // weights that cannot be decoded.
+  // Findings for invalid values: "st.bool_value", "gg.scale_nan", "q.nan", "q.scale_value" for
+  // scales, "q.config" for a config that contradicts the tensors, and "q.scale_missing" and others
+  // for weights that cannot be decoded.
   std::vector<Finding> findings;
-  std::vector<QuantizationError> quantized;  // of two checkpoints, by name
-  std::vector<Widened> widened;              // of two checkpoints; not differences
-  std::vector<Widened> rounded;              // of two checkpoints; not differences
+  std::vector<QuantizationError> quantized;  // from compare(), by name
+  std::vector<Widened> widened;              // from compare(); these are not differences
+  std::vector<Widened> rounded;              // from compare(); these are not differences
   std::vector<Difference>
-      differences;  // in the first checkpoint's order, then those without a match
+      differences;  // in the first checkpoint's order, then tensors that it lacks
   std::uint64_t bytes_read = 0;
 
-  // Ignores findings of severity info.
+  // Returns true if `differences` is empty and all findings have severity info.
   [[nodiscard]] bool ok() const noexcept {
     return differences.empty() && std::ranges::all_of(findings, [](const Finding& finding) {
              return finding.severity == Severity::info;
@@ -81,40 +81,42 @@ struct VerifyReport {
 };
 
 struct VerifyOptions {
-  Storage* storage = nullptr;  // null: each catalog's own
+  Storage* storage = nullptr;  // null: the storage of each catalog
   unsigned threads = 0;  // 0: one per core, at most defaults::verify_threads_max. Each: 8 MiB.
   Observer* observer = nullptr;
   bool is_folder = false;  // verify_digests(): check all files of the checkpoint's folder
-  bool is_finite = false;  // verify_values(): non-finite values are findings "verify.not_finite"
+  bool is_finite = false;  // verify_values(): report non-finite values as "verify.not_finite"
 };
 
 // Reads every tensor once. Throws Error "io.changed" if a shard has changed since it was opened.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_values(const Catalog& catalog,
                                                        const VerifyOptions& options = {});
 
-// Compares names, encodings, shapes and bytes, regardless of files: a sharded checkpoint equals its
-// single file. Reads both once, up to the first difference of a tensor. Values that convert() makes
-// from the first without a change are equal too: experts that were joined or separated, re-packed
-// codes, floats in another dtype with the same values or rounded to the nearest. Tensors that are
-// quantized in one checkpoint only are compared after decoding: an error larger than the encoding
-// explains is a difference. The findings are those of verify_values() about configs and ties.
+// Compares names, encodings, shapes and bytes, regardless of files: a sharded checkpoint equals the
+// same tensors in a single file. Reads each tensor of both once, up to its first difference. Values
+// that convert() makes from the first checkpoint without a change count as equal: experts that were
+// joined or separated, re-packed codes, floats in a different dtype with the same values or rounded
+// to the nearest. Tensors that are quantized in only one checkpoint are compared after decoding: an
+// error larger than the encoding explains is a difference. The findings are the findings of
+// verify_values() about configs and ties.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 
-// Compares the files of a receipt with it: a tensor with different bytes is a difference, and so is
-// a tensor that only one of the two has, or a file that is too short. `output`: the folder or file
-// that was written, or a part of a split GGUF, which means all parts; empty: not checked.
-// `sources`: the folder or file of each checkpoint, in the order of the conversion; if some are
-// given, each omitted one is finding "verify.not_compared". Throws Error "usage" for an output or
-// source that the receipt lacks.
+// Compares files with their receipt. A tensor with different bytes is a difference, and so is a
+// tensor that only the files or only the receipt has, or a file that is too short. `output`: the
+// folder or file that was written, or one part of a split GGUF, which means all parts; empty:
+// not checked. `sources`: the folder or file of each checkpoint, in the order of the conversion; if
+// some are given, each omitted one is finding "verify.not_compared". Throws Error "usage" for an
+// output or source that the receipt lacks.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_receipt(const Receipt& receipt,
                                                         const std::string& output,
                                                         const std::vector<std::string>& sources,
                                                         const VerifyOptions& options = {});
 
-// Compares the files of a checkpoint in a hub's cache with the digest in their file names, SHA-256
-// or git's SHA-1: other bytes are a difference, and a file without a digest is warning
-// "verify.no_digest". Throws Error "receipt.digest" if loadstone was built without OpenSSL.
+// Compares the files of a checkpoint in a Hugging Face cache with the digests in their file names,
+// SHA-256 or git's SHA-1. A file with different bytes is a difference, and a file without a digest
+// is warning "verify.no_digest". Throws Error "receipt.digest" if loadstone was built without
+// OpenSSL.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
                                                         const VerifyOptions& options = {});
 

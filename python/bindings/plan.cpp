@@ -7,7 +7,7 @@
 #include "catalog/lacking.h"
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
-#include "loadstone/machine.h"
+#include "loadstone/execute.h"
 #include "loadstone/page.h"
 #include "named_options.h"
 #include "offload/offload.h"
@@ -282,6 +282,11 @@ void bind_defaults(nb::module_& module) {
   module.attr("ORIGINS") = origins;
 }
 
+static std::vector<Finding> findings_about_machine(const SharedPlan& plan,
+                                                   std::uint64_t memory_bytes) {
+  return machine_findings(*plan, memory_bytes);
+}
+
 void bind_plan(nb::module_& module) {
   bind_target(module);
   bind_names(module);
@@ -292,15 +297,8 @@ void bind_plan(nb::module_& module) {
                         std::size_t index) { return target_row(*self, self->targets.at(index)); })
       .def_prop_ro("findings", &get<&Plan::findings>)
       .def("add_findings", &SharedPlan::add_findings)
-      .def("with_findings",
-           [](SharedPlan self, const std::vector<Finding>& findings) {
-             self.add_findings(findings);
-             return self;
-           })
-      .def("machine_findings",
-           [](const SharedPlan& self, std::uint64_t memory_bytes) {
-             return machine_findings(*self, memory_bytes);
-           })
+      .def("with_findings", &SharedPlan::with_findings)
+      .def("machine_findings", &findings_about_machine)
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
       .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
       .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)

@@ -27,6 +27,12 @@ class SharedPlan {
     sort_findings(plan_->findings);
   }
 
+  [[nodiscard]] SharedPlan with_findings(const std::vector<Finding>& findings) const {
+    SharedPlan other = *this;
+    other.add_findings(findings);
+    return other;
+  }
+
  private:
   std::shared_ptr<Plan> plan_;
 };

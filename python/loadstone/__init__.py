@@ -17,7 +17,7 @@ from loadstone import _core as _core
 from loadstone._base.adapters import ADAPTERS as _ADAPTERS
 from loadstone._base.collector import paused as _paused
 
-# Each module defines these public names.
+# Public names by the module that defines them.
 _DEFINED_IN = {
     "_adapters.patch": ("patch",),
     "_base.errors": (
@@ -50,7 +50,7 @@ _DEFINED_IN = {
 }
 _MODULES = {name: module for module, names in _DEFINED_IN.items() for name in names}
 
-# `from loadstone import *` shadows no library and no built-in function.
+# Without `open`, so that `from loadstone import *` shadows no built-in function and no library.
 __all__ = sorted(_MODULES.keys() - {"open"})
 
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> object:
             raise AttributeError(message) from error
     if name not in _MODULES:
         raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
-    with _paused():  # torch has many objects, which a collection would look at
+    with _paused():  # importing torch makes many objects, which a collection would visit
         value = getattr(importlib.import_module(f"loadstone.{_MODULES[name]}"), name)
     return globals().setdefault(name, value)
 

@@ -92,7 +92,7 @@ class RecipeBuilder:
     def finish(self) -> Recipes: ...
 
 class Plan:
-    def __len__(self) -> int: ...  # targets
+    def __len__(self) -> int: ...  # number of targets
     def target(self, index: int) -> tuple[Any, ...]: ...
     @property
     def findings(self) -> list[Finding]: ...
@@ -145,7 +145,7 @@ class OffloadFolder:
     def sync_seconds(self) -> float: ...
 
 class Report:
-    def __len__(self) -> int: ...  # targets
+    def __len__(self) -> int: ...  # number of targets
     def provenance(self, index: int) -> tuple[Any, ...]: ...
     @property
     def offload(self) -> OffloadFolder: ...
@@ -183,11 +183,13 @@ MEMORY_UNLIMITED: int
 GGUF_RANK_MAX: int
 GGUF_RANK_MOST: int
 MISSING_POLICIES: tuple[str, ...]
-# By origin: True if a load writes such values; a word for the way it fills missing tensors.
+# By origin: whether a load writes values of this origin; a word that describes how it fills
+# missing tensors with them.
 ORIGINS: dict[str, tuple[bool, str]]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
-COUNTED_DEVICES: tuple[str, ...]  # a machine may have several; a name without number: the current
+# Device types of which a machine may have several. A name without an index is the current device.
+COUNTED_DEVICES: tuple[str, ...]
 
 def is_companion_name(name: str) -> bool: ...
 def is_accelerator(device: str) -> bool: ...
@@ -305,7 +307,7 @@ class ConvertReport:
 
 def format_of_target(target: str) -> str | None: ...
 
-CONVERT_SUMS: tuple[str, ...]  # numbers of its report that parts add up
+CONVERT_SUMS: tuple[str, ...]  # fields of a report to add up over parts
 
 class MergeOptions: ...
 
@@ -347,11 +349,11 @@ def decode_gguf(
     mode: str = "exact",
 ) -> None: ...
 
-DIALECTS: dict[str, tuple[str, ...]]  # of each encoding, the default first
+DIALECTS: dict[str, tuple[str, ...]]  # dialects by encoding, the default first
 
 def gguf_layout(format: str) -> tuple[int, int]: ...
 def parse_dtype(text: str) -> str | None: ...
-def dtypes() -> list[tuple[str, str]]: ...  # their names, and torch's
+def dtypes() -> list[tuple[str, str]]: ...  # safetensors names with torch names
 def can_cast(source_dtype: str, target_dtype: str) -> bool: ...
 def codes() -> list[tuple[str, str, str]]: ...
 

@@ -1,8 +1,8 @@
-"""accelerate: its big-model loading, planned and executed by loadstone.
+"""accelerate: its loading of large models, planned and executed by loadstone.
 
 The functions take accelerate's arguments. accelerate computes device maps and attaches its own
-hooks; loadstone reads, converts and places the tensors. See ``docs/accelerate.md`` for what
-differs.
+hooks; loadstone reads, converts and places the tensors. ``docs/accelerate.md`` lists the
+differences.
 """
 
 from __future__ import annotations

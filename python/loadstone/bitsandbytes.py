@@ -1,7 +1,7 @@
-"""bitsandbytes: a quantized weight keeps its scales when it is moved.
+"""bitsandbytes: make a quantized weight keep its scales when it is moved.
 
-bitsandbytes moves the scales of a weight separately from its bytes and shares them between copies,
-so offloading a model destroys the only scales. See ``docs/bitsandbytes.md``.
+bitsandbytes moves the scales of a weight separately from its bytes, and copies of the weight share
+the scales, so offloading a model destroys the only scales. See ``docs/bitsandbytes.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def heal(model: _Model) -> _Model:
 
     Modules and weights stay the same objects; their class becomes a subclass. This includes weights
     that are quantized later, and a second call has no effect. Call it before a model is moved or
-    offloaded; if accelerate has already offloaded it, the hooks must still find all components.
+    offloaded. If accelerate has already offloaded the model, the hooks must still have access to
+    all components.
 
     Args:
         model: an ``nn.Module``, or a pipeline of diffusers (an object with ``components``).
@@ -43,8 +44,8 @@ def heal(model: _Model) -> _Model:
         The same model.
 
     Raises:
-        FormatError: scales are lost already (``q.scale_missing``), naming the first weight; the
-            model is unchanged.
+        FormatError: scales are lost already (``q.scale_missing``); the error names the first
+            weight, and the model is unchanged.
         OptionError: ``plan.options``: the argument is neither a module nor a pipeline.
 
     Not thread-safe while the model runs.

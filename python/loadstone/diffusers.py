@@ -32,8 +32,8 @@ from loadstone._skeleton.constructor import make_builder
 
 __all__ = ["from_pretrained", "from_single_file", "trace"]
 
-# Own modules are imported inside functions here if they need a supported release of a library:
-# `skeleton_builder` serves all releases.
+# Modules of the adapter that need a supported release of diffusers are imported inside functions,
+# because `skeleton_builder` must work with every release.
 
 
 def from_single_file(
@@ -52,17 +52,17 @@ def from_single_file(
     receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call the library's ``cls.from_single_file``, planned, read and proved by loadstone.
+    """Call the library's ``cls.from_single_file``; loadstone plans, reads and audits the load.
 
     Args:
         cls: a model or a pipeline class.
-        pretrained_model_link_or_path: a file in the original or in diffusers' own key names,
-            safetensors or GGUF; it may hold several components.
-        missing: as for :func:`loadstone.plan`.
-        infer_config: corrects fields of a config (given, or guessed by the library) that does not
+        pretrained_model_link_or_path: a safetensors or GGUF file with original key names or with
+            those of diffusers; it may contain several components.
+        missing: see :func:`loadstone.plan`.
+        infer_config: correct the fields of a config (given, or guessed by the library) that do not
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
-        max_memory, offload_folder: for a ``device_map``; bytes or a size such as ``"6GiB"`` by
-            device, and a folder that is made; the library's function has neither.
+        max_memory, offload_folder: options for a ``device_map``, which the library's function
+            lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
         lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
             For a pipeline, pass each model with its own adapters.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
@@ -71,12 +71,12 @@ def from_single_file(
 
     Returns:
         The result of the library's function. Buffers and plain tensors have the constructor's
-        values and dtype; modules that the class keeps in float32 stay so.
+        values and dtype; modules that the class keeps in float32 stay in float32.
 
     Raises:
-        PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
+        PlanError: a tensor is missing, does not fit, or cannot be traced; nothing was read.
         OptionError: ``plan.options``: an unsupported file type or release of the library, or a
-            keyword that nothing takes.
+            keyword that no function accepts.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
@@ -98,24 +98,24 @@ def from_pretrained(
     receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+    """Call the library's ``cls.from_pretrained``; loadstone plans, reads and audits the load.
 
-    loadstone loads every component of a pipeline, including those of transformers.
+    loadstone loads every component of a pipeline, including models of transformers.
 
     Args:
         cls: a model or a pipeline class.
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
-        missing, lora, lora_ignore, tie: as for :func:`from_single_file`.
-        progress, threads, receipt: as for :func:`from_single_file`.
-        kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
-            of components and modules inside them, to disk and the CPU too.
+        missing, lora, lora_ignore, tie: see :func:`from_single_file`.
+        progress, threads, receipt: see :func:`from_single_file`.
+        kwargs: arguments of the library's function. A pipeline's ``device_map`` may also map
+            components and modules inside them, including to disk and the CPU.
 
     Returns:
-        The result of the library's function, as for :func:`from_single_file`.
+        The result of the library's function, see :func:`from_single_file`.
 
     Raises:
-        PlanError, OptionError: as for :func:`from_single_file`.
+        PlanError, OptionError: see :func:`from_single_file`.
     """
     pipeline_options = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
     options = LoadOptions.from_arguments(locals() | pipeline_options)
@@ -141,10 +141,10 @@ def trace(
     """Return recipes for a ``ModelMixin``, traced from the library's single-file converter.
 
     Args:
-        model: may be on meta.
-        catalog: the tensors of a file in the original or in diffusers' own key names.
-        dtype: of floating-point targets; ``None``, ``"auto"``: the model's own. Block formats are
-            decoded.
+        model: the model; may be on meta.
+        catalog: the tensors of a file with original key names or with those of diffusers.
+        dtype: dtype of floating-point targets; ``None``, ``"auto"``: the model's own. Block formats
+            are decoded.
 
     Raises:
         OptionError: ``plan.options``: the model is not of this library.
@@ -160,8 +160,8 @@ def trace(
 
 
 def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str]:
-    """Yield the names in a folder's config: components of a pipeline, arguments of a model."""
-    with contextlib.suppress(Exception):  # a file, or what the library names in its own error
+    """Yield the fields of a folder's config: components of a pipeline, arguments of a model."""
+    with contextlib.suppress(Exception):  # a file; for other sources the library raises later
         return [*cls.load_config(source, subfolder=subfolder)]
     return ()
 
@@ -172,7 +172,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.diffusers import hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
-    if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
+    if kwargs.get("custom_pipeline") is None:  # the keywords of a custom pipeline are unknown
         accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
@@ -199,8 +199,8 @@ def skeleton_builder(
     """Return a function that builds another model like a ``ModelMixin``.
 
     Args:
-        model: gives the class and the configuration.
-        dtype: the default dtype to build under; None: the one that ``model`` was built under.
+        model: has the class and the configuration.
+        dtype: the default dtype to build under; None: the dtype that ``model`` was built under.
     """
     cls: Any = type(model)
     model_config: Any = model.config

@@ -1,11 +1,11 @@
-"""llama.cpp: the tensors, keys and tokenizer of a GGUF file, from its own converter.
+"""llama.cpp: the tensors, keys and tokenizer of a GGUF file, from llama.cpp's own converter.
 
 >>> traced = loadstone.llama_cpp.trace("model/", converter="llama.cpp/")
 >>> loadstone.convert(traced.catalog, "model.safetensors", rules=traced)
 
-The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: loadstone records their
+The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data. loadstone records their
 names, permutations, stacking and types, and every key that the script writes, including the
-vocabulary. loadstone needs no table of models. See ``docs/gguf-models.md``.
+vocabulary, so it needs no table of models. See ``docs/gguf-models.md``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def trace(
         model_folder: a model in Hugging Face's layout: ``config.json``, safetensors, tokenizer.
         converter: a checkout of llama.cpp, or the unpacked source package of llama-cpp-python.
             ``None``: the folder of ``sys.path`` that has ``conversion/base.py``.
-        dtype: of the matrices, as the script's ``--outtype``: float32, float16 or bfloat16.
-            ``None``: the first 16-bit one that the checkpoint has, else float16.
+        dtype: dtype of the matrices, like the script's ``--outtype``: float32, float16 or bfloat16.
+            ``None``: the first 16-bit dtype that the checkpoint has, else float16.
         computed_bytes_max: total bytes of tensors that may be read. The converter computes with
-            some small ones (it adds 1 to Gemma's norms); they become constants, so the recipes then
-            fit only this checkpoint. 0: reject such a model.
+            some small tensors (it adds 1 to Gemma's norms). The results become constants, so the
+            recipes then fit only this checkpoint. 0: reject such a model.
         trust_code: let the converter run Python code that the folder's configs name.
         allow_links: see :func:`loadstone.inspect`.
 
@@ -59,11 +59,11 @@ def trace(
     Raises:
         OptionError: ``plan.options``: the converter or a package that it needs is missing or
             unsupported; the folder's tokenizer is code.
-        PlanError: the converter does not know the model (``plan.conversion``), or does something
+        PlanError: the converter does not know the model (``plan.conversion``), or uses an operation
             that no recipe can express (``plan.untraceable``, ``plan.data_dependent``,
             ``plan.encoding``).
 
-    Thread safety: any thread; one trace runs at a time.
+    Thread safety: any thread may call this; one trace runs at a time.
     """
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):
@@ -97,7 +97,7 @@ def save_recipes(
             :func:`trace`.
 
     Returns:
-        The paths of both.
+        The paths of both files.
 
     Raises:
         OptionError, PlanError: see :func:`trace`.

@@ -1,12 +1,12 @@
-"""NVIDIA ModelOpt: models that loadstone packs while it reads them.
+"""NVIDIA ModelOpt: models whose weights loadstone packs while it reads them.
 
 >>> with loadstone.modelopt.init_quantized_weights(mtq.NVFP4_DEFAULT_CFG):
 ...     model = AutoModelForCausalLM.from_pretrained("folder")
 
-ModelOpt's own ``low_memory_mode`` reads a checkpoint by verbatim keys, so it fails for every model
-of transformers 5 whose experts are one tensor. Here the library places its quantizers itself, and
-loadstone renames, fuses and packs weights while reading, including experts. See
-``docs/modelopt.md``.
+ModelOpt's own ``low_memory_mode`` looks up the model's names in the checkpoint unchanged, so it
+fails for every model of transformers 5 whose experts are one tensor. With this module ModelOpt
+places its quantizers itself, and loadstone renames, fuses and packs weights while reading,
+including experts. See ``docs/modelopt.md``.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ def init_quantized_weights(
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
 ) -> AbstractContextManager[None]:
-    """Run the library's context manager, planned, read, packed and proved by loadstone.
+    """Run ModelOpt's context manager of this name, with loads by loadstone.
 
     Inside it, ``AutoModelForCausalLM.from_pretrained`` returns a quantized and compressed model,
     and accepts ``device_map``, ``max_memory`` and ``attn_implementation``.
 
     Args:
-        quant_cfg, gpu_mem_percentage, quant_gemm: as for the library.
-        mode: ``"modelopt-compat"``: bytes and scales equal those of the resident model that the
-            library compresses; ``"modelopt-export"``: those of the library's export of a resident
+        quant_cfg, gpu_mem_percentage, quant_gemm: see ModelOpt's function.
+        mode: ``"modelopt-compat"``: bytes and scales equal those of the resident model that
+            ModelOpt compresses; ``"modelopt-export"``: those of ModelOpt's export of a resident
             model; ``"exact"``: scales in f32, one rounding, and layers that servers fuse (q/k/v,
             gate/up) share one scale.
         missing: policy for missing tensors, see :func:`loadstone.plan`.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Raises:
-        PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
-        PlanError: ``plan.quantize``: the config asks for an unsupported format, named.
+        PlanError: in ``from_pretrained``: a tensor is missing or does not fit; nothing was read.
+        PlanError: ``plan.quantize``: the config requests an unsupported format, which the error
+            names.
 
-    Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
+    Not thread-safe: ModelOpt replaces ``from_pretrained`` for the whole process.
     """
     options = LoadOptions.from_arguments(locals())
     return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
@@ -93,8 +94,9 @@ def load(
         model: a class of transformers (``AutoModelForCausalLM``, ``Qwen3MoeForCausalLM``), or a
             module without memory (see :func:`loadstone.skeleton`), which is changed in place.
         checkpoint: a folder, or a name in the hub.
-        quant_cfg: as for ``mtq.quantize``.
-        config, dtype, attn_implementation, trust_remote_code: of a model that is built here.
+        quant_cfg: see ``mtq.quantize``.
+        config, dtype, attn_implementation, trust_remote_code: arguments to build the model, if
+            ``model`` is a class.
         device_map, max_memory: see :func:`loadstone.plan`; not with ``"disk"``.
         quant_gemm, mode, missing, progress, threads, receipt: see :func:`init_quantized_weights`.
 
@@ -102,8 +104,9 @@ def load(
         The model. ``loadstone.audit(model)`` has the origin of every tensor.
 
     Raises:
-        PlanError: something is missing or does not fit; nothing was read, and the model is
-            unchanged. ``plan.quantize``: the config asks for an unsupported format, named.
+        PlanError: a tensor is missing or does not fit; nothing was read, and the model is
+            unchanged. ``plan.quantize``: the config requests an unsupported format, which the error
+            names.
         OptionError: ``plan.options``: the model already has memory.
     """
     options = LoadOptions.from_arguments(locals())
@@ -111,7 +114,7 @@ def load(
     if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
         building.require_blank(model)
-    else:  # a load that cannot succeed does not change it
+    else:  # check before quantizers are placed, so that a failed load does not change the model
         building.require_blank(model)
         loading.check(model, inspect(folder), options)
     building.place_quantizers(model, quant_cfg, quant_gemm)

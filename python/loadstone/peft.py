@@ -6,7 +6,7 @@
 PEFT puts an adapter on the device of its layer's weight. If accelerate has offloaded the layer,
 that is torch's meta device, and the adapter would silently lose its values. Calls of
 :func:`loadstone.transformers.from_pretrained` and the patches for ``"transformers"`` and
-``"diffusers"`` include this one. See ``docs/patch.md``.
+``"diffusers"`` include the patch for PEFT. See ``docs/patch.md``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def patches() -> Hooks:
     Raises:
         OptionError: ``plan.options``: an unsupported release of PEFT.
     """
-    from loadstone._adapters.peft import hooks  # PEFT may be absent
+    from loadstone._adapters.peft import hooks  # imported here, because PEFT may be absent
 
     return hooks.hooks()

@@ -1,8 +1,8 @@
-"""SGLang: ``--model-loader-extra-config '{"loadstone": {}}'``.
+"""SGLang: the option ``--model-loader-extra-config '{"loadstone": {}}'``.
 
 SGLang finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
-``sglang.srt.plugins``. Its load formats are a closed list, so an option selects the loader. Nothing
-changes without the option. See docs/sglang.md.
+``sglang.srt.plugins``. Its list of load formats cannot be extended, so an option selects the
+loader. Without the option nothing changes. See docs/sglang.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
 
 def register() -> None:
-    """Hook SGLang's choice of a loader."""
+    """Hook the function in which SGLang chooses a loader."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_TARGET, choose, HookType.AROUND)
@@ -28,11 +28,11 @@ def register() -> None:
 def choose(
     otherwise: Callable[..., Any], load_config: Any, model_config: Any = None, **others: Any
 ) -> Any:
-    """Return the loader for a config: loadstone's if the config has its option.
+    """Return the loader for a config: loadstone's if the config has loadstone's option.
 
     Raises:
-        RuntimeError: the option is set, but this SGLang is unsupported; the message names the
-            missing parts.
+        RuntimeError: the option is set, but this release of SGLang is unsupported; the message
+            names the missing parts.
     """
     if OPTION not in (load_config.model_loader_extra_config or {}):
         return otherwise(load_config, model_config, **others)

@@ -1,4 +1,4 @@
-"""The functions of ``safetensors.torch``, for every format."""
+"""The functions of ``safetensors.torch``, for every checkpoint format."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def load_file(
 
     Args:
         filename: see :func:`loadstone.inspect`.
-        device: of the tensors.
-        backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
-        threads: readers; ``None``: few at first, then more as long as that is faster.
+        device: device of the tensors.
+        backend: ``"mmap"`` or ``"pread"``; has no effect, because tensors own their memory.
+        threads: number of readers; ``None``: few at first, then more as long as that is faster.
         allow_links: see :func:`loadstone.inspect`.
 
     Returns:
@@ -81,10 +81,10 @@ def save_file(
 ) -> None:
     """Write tensors as a safetensors file with the same bytes as safetensors' function.
 
-    The file appears once it is complete; until then an older one remains.
+    The file appears once it is complete; until then an older file stays.
 
     Args:
-        tensors: by name; contiguous, dense, without shared memory, on any device.
+        tensors: tensors by name: contiguous, dense, without shared memory, on any device.
         metadata: strings by name.
 
     Raises:
@@ -104,7 +104,7 @@ def save_model(
 ) -> None:
     """Write a model's state dict, like safetensors' function.
 
-    If tensors share memory, it writes one of them; the metadata lists the others.
+    If tensors share memory, it writes one of them, and lists the other names in the metadata.
 
     Args:
         force_contiguous: write non-contiguous tensors as contiguous copies; else reject them.

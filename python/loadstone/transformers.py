@@ -30,8 +30,8 @@ from loadstone._skeleton.constructor import make_builder
 
 __all__ = ["from_pretrained", "trace"]
 
-# The adapter is imported inside functions, as it needs a supported release of the library:
-# `skeleton_builder` serves all releases.
+# The adapter is imported inside functions, because it needs a supported release of transformers,
+# but `skeleton_builder` must work with every release.
 
 
 def from_pretrained(
@@ -50,37 +50,38 @@ def from_pretrained(
     receipt: ReceiptDigest | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+    """Run the library's ``cls.from_pretrained``; loadstone plans, reads and audits the load.
 
     Args:
         cls: a ``PreTrainedModel`` or an ``AutoModel`` class.
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
         missing: ``"initialise"``: missing tensors get values of the library's initialiser, or of
-            the constructor if that does not write to them; others: :func:`loadstone.plan`.
+            the constructor if the initialiser does not write to them. For other policies see
+            :func:`loadstone.plan`.
         nested_offset: with ``bnb_4bit_use_double_quant``: the offset that is subtracted from the
-            scales before these are quantized, by the weight's name; default: their mean.
-            bitsandbytes' own mean depends on the number of threads.
-        quantize_experts: with a 4-bit ``BitsAndBytesConfig``: also quantizes experts that the model
-            keeps in one tensor, unlike the library.
+            scales before these are quantized, by the weight's name; default: the mean of the
+            scales. The mean that bitsandbytes computes depends on the number of threads.
+        quantize_experts: with a 4-bit ``BitsAndBytesConfig``: also quantize experts that the model
+            keeps in one tensor; the library does not.
         dequantize: ``True``: loadstone's codecs dequantize a quantized checkpoint, to ``dtype`` or
             else the config's dtype; the model is then an ordinary one. ``False``: use the library's
             quantizer. ``None``, the default: the library's quantizer, except for ModelOpt (the
             library has none) and compressed-tensors, and if the quantizer raises because a package
             or a device is missing (with a ``UserWarning``). Pass a ``quantization_config`` of the
-            checkpoint's own method to request the library's.
+            checkpoint's own method to request the library's quantizer.
         lora, lora_ignore, tie, progress, threads, receipt: see :func:`loadstone.load`.
-        kwargs: arguments of the library's function. An error for a misspelled one names the nearest
-            known one.
+        kwargs: arguments of the library's function. The error for a misspelled keyword names the
+            nearest known keyword.
 
     Returns:
         The result of the library's function: the model, or model and loading info.
         ``loadstone.audit(model)`` has the origin of every tensor.
 
     Raises:
-        PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        OptionError: ``plan.options``: an unsupported argument, named (``state_dict``,
-            ``gguf_file``, files that are not safetensors ...).
+        PlanError: a tensor is missing, does not fit, or cannot be traced; nothing was read.
+        OptionError: ``plan.options``: an unsupported argument, which the error names
+            (``state_dict``, ``gguf_file``, files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
     from loadstone._adapters.transformers import hooks
@@ -107,12 +108,12 @@ def trace(
     """Trace the recipes for a ``PreTrainedModel`` from the library's conversion registry.
 
     Args:
-        model: may be on meta.
-        dtype: ``None`` and ``"auto"``: the model's own; a torch dtype or its name.
-        key_mapping: as for ``from_pretrained``.
+        model: the model; may be on meta.
+        dtype: a torch dtype or its name; ``None`` and ``"auto"``: the model's own.
+        key_mapping: see ``from_pretrained`` of the library.
 
     Raises:
-        OptionError: ``plan.options``: the model is not of this library, or its version is
+        OptionError: ``plan.options``: the model is not of this library, or the library's version is
             unsupported.
     """
     import transformers
@@ -133,7 +134,7 @@ def skeleton_builder(
     """Return a function that builds another model of a ``PreTrainedModel``'s class and config.
 
     Args:
-        dtype: the default dtype to build under; None: the one that ``model`` was built under.
+        dtype: the default dtype to build under; None: the dtype that ``model`` was built under.
     """
     cls: Any = type(model)
     config = copy.deepcopy(model.config)

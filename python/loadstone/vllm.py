@@ -1,9 +1,9 @@
-"""vLLM: ``--load-format loadstone``.
+"""vLLM: the load format ``--load-format loadstone``.
 
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
 vLLM finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
-``vllm.general_plugins``. With a different load format one thing changes: vLLM rejects layers for
+``vllm.general_plugins``. One thing also changes for other load formats: vLLM rejects layers for
 codes that only loadstone makes. See docs/vllm.md.
 """
 
@@ -19,10 +19,10 @@ FORMAT = "loadstone"
 
 
 def register() -> None:
-    """Register the load format with vLLM. Does nothing the second time.
+    """Register the load format with vLLM. A second call does nothing.
 
-    If this vLLM is unsupported, warn with the missing parts and do not register; vLLM then rejects
-    the format if it is requested.
+    If this release of vLLM is unsupported, log a warning with the missing parts and do not
+    register; vLLM then rejects the format if it is requested.
     """
     if SITES.lacking():
         logging.getLogger("vllm.loadstone").warning("%s", SITES.refusal())

@@ -488,10 +488,6 @@ class Binder {
 }  // namespace
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
-  // `loadstone plan --json` also prints findings about the machine that it ran on.
-  std::erase_if(saved.plan.findings, [](const Finding& finding) {
-    return finding.code == "memory.host" || finding.code == "io.no_space";
-  });
   const bool is_same = check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
   Plan plan = Binder(std::move(saved), std::move(catalog)).run();
   // In a modified checkpoint, the values of the tensors in `decided_by` may have changed.

@@ -1,1 +1,1 @@
-"""Shared by all packages: errors, text, dtypes, warnings. Knows no model and no checkpoint."""
+"""Helpers that all packages share: errors, text, dtypes, warnings. Independent of models."""

@@ -1,7 +1,8 @@
-"""The registry of library adapters: the bridges between loadstone and other libraries.
+"""The registry of library adapters, which connect loadstone to other libraries.
 
-Adapters register references (``module:name``), which are resolved on demand, so that registering an
-adapter imports no library. (Adapters of models, as LoRA's, are ``loadstone._files.lora``'s.)
+Adapters register references (``module:name``), which loadstone resolves on demand, so that
+registering an adapter imports no library. (LoRA adapters of models are in
+``loadstone._files.lora``.)
 """
 
 from __future__ import annotations
@@ -13,33 +14,41 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LibraryAdapter:
-    """The parts through which loadstone's bridge to a library takes part in loads.
+    """The functions and facts through which one library takes part in loads.
+
+    A reference is a string ``module:name``.
 
     Attributes:
         library: the library's package; ``loadstone.LIBRARY`` is the adapter's public module.
-        is_patchable: ``patches()`` of that module returns hooks for :func:`loadstone.patch`,
-            ``_adapters/sites`` has the library's table, ``_adapters/LIBRARY/canary.py`` its loads.
+        is_patchable: the public module has ``patches()``, which returns hooks for
+            :func:`loadstone.patch`; ``_adapters/sites`` has the library's table of functions, and
+            ``_adapters/LIBRARY/canary.py`` its tiny loads.
         no_canary: the reason why ``doctor`` runs no tiny load of a library that is not patchable.
         recipes: a reference to ``(model, catalog, dtype=) -> LibraryRecipes``.
         rules: a reference to ``(model_type, config) -> rules`` for a model type's conversions.
-        skeleton_builder: a reference to ``(model) -> function`` that builds such a model.
+        skeleton_builder: a reference to ``(model) -> function`` that builds a model of that class.
         gguf: a reference to ``(source, target, **options)``, which returns recipes and metadata of
             a GGUF file, or None.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` if a plan needs one.
-        quantized_layers: a reference to a module about the library's layers in other libraries'
-            models: ``is_quantizing(module)``, ``quantized_bytes(model, name)``, and
-            ``traced_weights()``, which returns an extension for them.
+        quantized_layers: a reference to a module about the library's layers in models of other
+            libraries: ``is_quantizing(module)``, ``quantized_bytes(model, name)``, and
+            ``traced_weights()``, which returns an extension for these layers.
         is_supported: a reference to ``(library) -> bool`` for the installed release.
-        components: a reference to ``(tensor) -> {name: tensor}``: scales of a quantized one ...
-        not_held: a reference to ``(model, slots) -> {name: reason}``: values stored elsewhere.
-        tensor_classes: names of classes whose memory it fills.
-        filled_modules: modules of layers that it fills; it does the work of their load hooks.
-        skipped_attributes: of modules: they hold copies of the module's own tensors on their way.
-        wrapper_attributes: in which the library's layers hold the module that they replaced.
+        components: a reference to ``(tensor) -> {name: tensor}``, which returns the components of a
+            quantized tensor other than its data.
+        not_held: a reference to ``(model, slots) -> {name: reason}``, which returns the tensors
+            whose values are stored outside the model.
+        tensor_classes: names of tensor classes whose memory the adapter fills.
+        filled_modules: Python modules of layers that the adapter fills; it also does the work of
+            their load hooks.
+        skipped_attributes: attributes of modules that temporarily hold copies of the module's own
+            tensors.
+        wrapper_attributes: attributes in which the library's layers hold the module that they
+            replaced.
         gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.
         tie_list: the attribute in which models list ties as ``{name: root}``.
-        tie_option: the member of models' configs that declares ties.
+        tie_option: the field of models' configs that declares ties.
     """
 
     library: str
@@ -63,7 +72,7 @@ class LibraryAdapter:
     tie_option: str = ""
 
 
-ADAPTERS: dict[str, LibraryAdapter] = {}  # by library, in order of registration
+ADAPTERS: dict[str, LibraryAdapter] = {}  # by library name, in order of registration
 
 
 def register(*adapters: LibraryAdapter) -> None:
@@ -75,7 +84,7 @@ def adapters_with(part: str) -> dict[str, LibraryAdapter]:
 
 
 def names_in(part: str) -> set[str]:
-    """Return the names that a part lists, of all libraries."""
+    """Return the names that all adapters list in an attribute."""
     return {name for adapter in ADAPTERS.values() for name in getattr(adapter, part)}
 
 
@@ -92,7 +101,7 @@ def is_of(cls: type, package: str) -> bool:
 
 
 def has_parts_of(model: Any, package: str) -> bool:
-    """Return whether a module, parameter or buffer of a model has a class of a package."""
+    """Return whether the class of any module, parameter or buffer of a model is from a package."""
     classes = set()
     for module in model.modules():
         classes.add(type(module))
@@ -101,7 +110,7 @@ def has_parts_of(model: Any, package: str) -> bool:
 
 
 def quantized_layers_of(model: Any) -> list[Any]:
-    """Return the registered ``quantized_layers`` of each library that has parts in a model."""
+    """Return the registered ``quantized_layers`` of each library that has layers in a model."""
     return [
         resolve(adapter.quantized_layers)
         for library, adapter in adapters_with("quantized_layers").items()

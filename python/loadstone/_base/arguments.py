@@ -41,12 +41,12 @@ def path_text(field: str, path: Any) -> str:
 
 
 def optional_path(field: str, path: Any) -> str:
-    """Return the text of a path, ``""`` for ``None``."""
+    """Return a path as a string, ``""`` for ``None``."""
     return "" if path is None else path_text(field, path)
 
 
 def path_list(field: str, paths: Any) -> list[str]:
-    """Return the text of one path, or of those of an iterable."""
+    """Return one path, or the paths of an iterable, as a list of strings."""
     several = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     if not isinstance(several, Iterable):
         raise wrong_kind(field, paths, "a path, or a sequence of paths")
@@ -54,7 +54,7 @@ def path_list(field: str, paths: Any) -> list[str]:
 
 
 def string_list(field: str, values: Any) -> list[str]:
-    """Return one string, or those of an iterable, as a list."""
+    """Return one string, or the strings of an iterable, as a list."""
     strings = [values] if isinstance(values, str) else values
     if not isinstance(strings, Iterable):
         raise wrong_kind(field, values, "a string, or a sequence of strings")

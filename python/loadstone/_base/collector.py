@@ -1,7 +1,7 @@
 """Pause Python's automatic garbage collection during loads.
 
-A load makes many objects that stay. They trigger collections, which look at every object of the
-process and free nothing: half of the time of a load of 10,000 tensors.
+A load makes many long-lived objects. They trigger collections, which visit every object of the
+process and free nothing. These would take half of the time of a load of 10,000 tensors.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from loadstone import _core
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Disable automatic collection in all threads during this block; for short work only.
+    """Disable automatic collection in all threads during this block, which must be short.
 
-    Also a decorator. Thread-safe; an interrupt at any line ends the pause too.
+    Also a decorator. Thread-safe. An interrupt at any line also ends the pause.
     """
     with _core.CollectionPause():
         yield

@@ -1,4 +1,4 @@
-"""Convert between torch dtypes and their safetensors names, which all our JSON uses."""
+"""Convert between torch dtypes and their safetensors names, which all JSON of loadstone uses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from loadstone import _core
 from loadstone._base.errors import new_error
 from loadstone._base.lazy_torch import torch
 
-# Elements per scale in nf4 and fp4.
+# Supported numbers of elements per scale in nf4 and fp4.
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-# torch packs two F4 values in one element. Checkpoints count the values.
+# A torch dtype with two F4 values per element. The shapes in checkpoints count values instead.
 _PAIRS = "float4_e2m1fn_x2"
 
 _TORCH_NAMES = {name: torch_name for name, torch_name in _core.dtypes() if torch_name}
@@ -43,7 +43,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def element_dtype(name: str) -> torch.dtype:
-    """Return the dtype of a tensor's elements; for F4, that of pairs."""
+    """Return the dtype of a tensor's elements; for F4, the dtype that packs two values."""
     pairs: torch.dtype | None = getattr(torch, _PAIRS, None) if name == "F4" else None
     return torch_dtype(name) if pairs is None else pairs
 

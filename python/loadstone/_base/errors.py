@@ -17,15 +17,15 @@ class Error(Exception):
         message: the sentence without file and code.
         path: the file concerned, or ``""``.
         tensor: the tensor or metadata key concerned, or ``""``.
-        byte_offset: where in the file, in bytes from its start, or ``None``.
+        byte_offset: the offset in bytes from the start of the file, or ``None``.
         field, found, expected: the argument or field, its value, and the accepted values.
         errno: the operating system's error number, or ``None``.
         findings: all findings of the rejected plan (:class:`PlanError`), else empty.
-        half_written: tensors of the model that may hold a part of their new value, if a load in
+        half_written: tensors of the model that may contain a part of their new value, if a load in
             place failed; else empty.
 
-    ``str()`` escapes control and invisible characters, as in the core's errors. Neither the text
-    nor an attribute contains the query, user or password of a URL.
+    ``str()`` escapes control and invisible characters, like errors of the C++ core. Neither the
+    text nor an attribute contains the query, user or password of a URL.
     """
 
     errno: int | None
@@ -67,9 +67,9 @@ def _public(value: Any) -> Any:
     return _core.without_secrets(value) if isinstance(value, str) else value
 
 
-# Our errors also derive from the exceptions that callers of the libraries catch. A mismatch is a
-# RuntimeError in torch and transformers, a ValueError in diffusers and accelerate; a file that
-# cannot be parsed is an OSError in diffusers, and a ValueError if it is JSON.
+# loadstone's errors also derive from the exceptions that users of other libraries catch. For a
+# mismatch, torch and transformers raise RuntimeError, diffusers and accelerate ValueError. For a
+# file that cannot be parsed, diffusers raises OSError, and ValueError if the file is JSON.
 
 
 class FormatError(Error, OSError, ValueError):
@@ -81,11 +81,11 @@ class PlanError(Error, RuntimeError, ValueError):
 
 
 class OptionError(PlanError):
-    """An argument that is not supported, not known, or of the wrong kind."""
+    """An argument that is unsupported, unknown or of the wrong type."""
 
 
 class LoadError(Error):
-    """A load that failed during execution: input and output, memory, a device, cancellation."""
+    """A load that failed during execution: input or output, memory, a device, or cancellation."""
 
 
 class FileError(LoadError, OSError):
@@ -97,7 +97,7 @@ class MissingFileError(FileError, FileNotFoundError):
 
 
 class MissingShardError(FormatError, FileNotFoundError):
-    """A file of a checkpoint that its index or numbering promises and that does not exist."""
+    """A file of a checkpoint that its index or numbering requires but that does not exist."""
 
 
 class DeniedError(FileError, PermissionError):
@@ -109,10 +109,10 @@ class NoMemoryError(LoadError, MemoryError):
 
 
 class MissingTensorError(PlanError, KeyError):
-    """A name that the checkpoint does not have; the message lists the nearest ones."""
+    """A name that the checkpoint does not have; the message lists the nearest names."""
 
     def __str__(self) -> str:
-        return str(self.args[0])  # a KeyError would show it with quotes
+        return str(self.args[0])  # KeyError's own __str__ adds quotes
 
 
 class TensorIndexError(PlanError, IndexError):
@@ -124,7 +124,7 @@ class AuditError(Error):
 
 
 class FilledWarning(UserWarning):
-    """Tensors that the checkpoint lacks got other values, as the caller requested."""
+    """Tensors that the checkpoint lacks got different values, as the caller requested."""
 
 
 _AREAS: dict[str, type[Error]] = {
@@ -174,8 +174,8 @@ def error_class(code: str) -> type[Error]:
 def from_core(
     text: str, code: str, message: str = "", path: str = "", tensor: str = "", *rest: Any
 ) -> Error:
-    """Make the exception for an error of the C++ core, which calls this."""
-    if f"'{tensor}'" in message:  # name the tensor once
+    """Make the exception for an error of the C++ core. The core calls this function."""
+    if f"'{tensor}'" in message:  # do not name the tensor twice
         text = text.replace(f"'{tensor}': {message}", message, 1)
     return error_class(code)(text, code, message, path, tensor, *rest)
 
@@ -195,7 +195,7 @@ def new_error(code: str, message: str, lines: Sequence[str] = (), **where: Any) 
 def unknown_word_error(
     field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
 ) -> Error:
-    """Return an error that names the nearest known word; ``what`` is its kind: ``"library"``."""
+    """Return an error that names the nearest known word; ``what`` is e.g. ``"library"``."""
     words = list(known)
     error = new_error(code, _core.unknown_word(what, str(word), words), field=field)
     error.found, error.expected = _public(str(word)), ", ".join(words)
@@ -213,6 +213,6 @@ def listed(
     separator: str = ", ",
     more: str = " and {} more",
 ) -> str:
-    """Join the first ``limit`` items, and count the others: ``"a, b and 3 more"``."""
+    """Join the first ``limit`` items and the number of the others: ``"a, b and 3 more"``."""
     left = len(items) - limit
     return separator.join(map(format_item, items[:limit])) + (more.format(left) if left > 0 else "")

@@ -1,4 +1,4 @@
-"""Convert indices such as ``[0:128, :, None, -1]`` to boxes, before any read."""
+"""Convert indices such as ``[0:128, :, None, -1]`` to boxes, before any value is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Selection:
 
     Attributes:
         ranges: first index, count and step for each dimension of the tensor.
-        shape: without the dimensions that an integer selects from, with those that ``None`` adds.
+        shape: shape of the result: without the dimensions that an integer selects from, and with
+            the dimensions that ``None`` adds.
     """
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -39,7 +40,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
     ``[:]`` of a tensor without dimensions selects all of it. An empty list selects no row.
 
     Returns:
-        ``None`` for other indices (lists, tensors, masks), which are not boxes.
+        ``None`` for lists, tensors and masks, which select no box.
 
     Raises:
         TensorIndexError: an integer is outside its dimension, there are more items than dimensions,
@@ -69,7 +70,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 
 def index_tensor(tensor: Any, index: Any, name: str) -> Any:
-    """Apply an index that is not a box; a list selects rows, as in NumPy."""
+    """Apply an index that does not select a box; a list selects rows, as in NumPy."""
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:

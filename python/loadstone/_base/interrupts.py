@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def delay_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block ends. Only the main thread ever gets it."""
+    """Delay Ctrl-C until the block ends. Has no effect in threads other than the main thread."""
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(before):  # ignored, or not a Python handler
+    if not is_main or not callable(before):  # SIGINT is ignored, or its handler is not in Python
         yield
         return
     interrupts: list[tuple[int, FrameType | None]] = []

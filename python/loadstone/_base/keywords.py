@@ -1,4 +1,4 @@
-"""Reject misspelled keywords, which libraries would ignore, and suggest the nearest name."""
+"""Reject misspelled keywords, which libraries would ignore, and suggest the nearest keyword."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from loadstone._base.errors import unknown_word_error
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# `difflib` ratio above which a keyword counts as misspelled. The core's edit distance suggests
-# "patch_size" for "block_size". Of the fields of other models' configs in transformers, which a
-# model's own code may take, it would reject 11 %; this ratio rejects 2 %.
+# `difflib` ratio above which a keyword counts as misspelled. (The core's edit distance would
+# suggest "patch_size" for "block_size".) A model's own code may accept fields of other models'
+# configs in transformers. The edit distance would reject 11 % of these fields; this ratio rejects
+# 2 %.
 LIKENESS_MIN = 0.85
 
 
 def names_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make the TypeError for an unknown keyword suggest the nearest one."""
+    """Make the TypeError for an unknown keyword suggest the nearest keyword."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -46,16 +47,16 @@ def refuse_misspelled(
     config: Any = None,
     fields: Callable[[], Iterable[str]] = tuple,
 ) -> None:
-    """Reject keywords that nothing accepts and that are close to one that something accepts.
+    """Reject keywords that nothing accepts but that are similar to an accepted keyword.
 
-    All others pass: libraries hand keywords on to configs, models and components.
+    All other keywords pass, because libraries hand them on to configs, models and components.
 
     Args:
         ours: loadstone's own keywords of the function that is called.
         takers: functions and classes of the library; they accept their parameters, and names that
             their code looks up in ``**kwargs``.
-        config: a class or an object; its attributes may be keywords.
-        fields: returns further possible keywords; called only before a rejection.
+        config: a class or an object whose attributes may be keywords.
+        fields: returns further accepted keywords; called only before a rejection.
 
     Raises:
         OptionError: ``plan.options``, which names the nearest keyword.
@@ -90,7 +91,7 @@ def _accepted_keywords(taker: Any) -> set[str]:
 
 
 def _constructors(cls: type) -> Iterator[Any]:
-    """Yield the constructors of a class and its bases, as long as they pass keywords on."""
+    """Yield the constructors of a class and of its bases, as long as they pass on ``**kwargs``."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue

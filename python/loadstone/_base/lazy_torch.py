@@ -7,7 +7,7 @@ class _Late:
     def __getattr__(self, attribute: str) -> Any:
         import torch
 
-        self.__dict__ = torch.__dict__  # later look-ups find the module's attributes
+        self.__dict__ = torch.__dict__  # later look-ups do not call __getattr__
         return getattr(torch, attribute)
 
 

@@ -25,7 +25,7 @@ _UNITS = {
 
 
 def byte_count(size: int | str, field: str = "max_memory") -> int:
-    """Return the bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``."""
+    """Return a size such as ``4096``, ``"8GiB"`` or ``"500 MB"`` in bytes."""
     count: float = -1
     if isinstance(size, int) and not isinstance(size, bool):
         count = size
@@ -86,9 +86,9 @@ def read_proc_field(path: str, name: str) -> str:
 def capacities(
     max_memory: Mapping[Any, int | str] | None, *, computed: bool
 ) -> list[tuple[str, int]]:
-    """Return devices and bytes by preference; those of the machine if a map is to be computed.
+    """Return devices and their bytes, by preference; measure them if a map must be computed.
 
-    ``"unlimited"`` is a size that nothing exceeds.
+    The size ``"unlimited"`` sets no limit.
     """
     if max_memory is not None:
         if not isinstance(max_memory, Mapping):

@@ -1,4 +1,4 @@
-"""Dotted names of tensors and modules."""
+"""Join and split dotted names of tensors and modules."""
 
 from __future__ import annotations
 

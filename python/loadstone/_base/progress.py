@@ -1,4 +1,4 @@
-"""Progress bars and callbacks of long work."""
+"""Progress bars and callbacks of loads and conversions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Progress = bool | ProgressCallback
 
 @contextlib.contextmanager
 def show_progress(progress: Progress, title: str) -> Iterator[ProgressCallback | None]:
-    """Yield a bar for ``True``, or the caller's function of bytes done and bytes in total."""
+    """Yield a progress bar for ``True``, or the caller's callback (bytes done, total bytes)."""
     if progress is False:
         yield None
     elif progress is not True:

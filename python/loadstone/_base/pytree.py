@@ -1,4 +1,4 @@
-"""Walk nested lists, tuples and dicts: arguments and results of operations."""
+"""Walk the nested lists, tuples and dicts that torch operations take and return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if issubclass(type(item), torch.Tensor):  # not a proxy
+        if issubclass(type(item), torch.Tensor):  # isinstance() would also accept proxies
             yield item
         elif isinstance(item, list | tuple):
             waiting += reversed(item)

@@ -8,5 +8,5 @@ from loadstone import _core
 
 
 def printable(text: str) -> str:
-    """Return one line for a terminal, without secrets of URLs."""
+    """Return the text as one line for a terminal, without the secrets in URLs."""
     return _core.printable(str(text), sys.maxsize)

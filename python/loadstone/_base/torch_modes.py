@@ -15,21 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Setting:
-    """Process-wide state that constructors change and that this restores.
+    """A process-wide setting that constructors change and that loadstone restores.
 
-    Thread-safe. If threads overlap, the last one to leave restores the value that the first one
-    found; a value that a different thread sets meanwhile on purpose is lost.
+    Thread-safe. If threads overlap, the last thread to leave restores the value that the first one
+    found. If another thread sets the value deliberately meanwhile, its value is lost.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         self.read = read
         self.write = write
         self._initial: Any = None
-        self._inside: list[int] = []  # thread ids, once per entry
+        self._inside: list[int] = []  # ids of the threads inside, one entry per nested use
         self.renew()
 
     def renew(self) -> None:
-        """Reset after a fork: the child has none of the other threads."""
+        """Reset after a fork: the child process has only the thread that forked."""
         self._lock = threading.Lock()
         self._inside = [thread for thread in self._inside if thread == threading.get_ident()]
 
@@ -37,7 +37,7 @@ class Setting:
     def kept(self, *, is_mine: bool = False) -> Iterator[None]:
         """Restore the value on leaving.
 
-        ``is_mine``: no other thread sets the value meanwhile, so restore it at once.
+        ``is_mine``: no other thread sets the value meanwhile, so restore it immediately.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -73,7 +73,7 @@ _lock = threading.RLock()
 
 
 def _renew() -> None:
-    """Reset the locks in a forked child: it lacks the threads that may have held them."""
+    """Reset the locks in a forked child, which lacks the threads that may have held them."""
     global _lock
     _lock = threading.RLock()
     default_dtype.renew()
@@ -85,10 +85,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that sees every operation and that torch's compiler skips.
+    """A dispatch mode that sees every operation and that torch's compiler skips.
 
-    torch wraps ``__torch_dispatch__`` for that purpose, and the wrapper imports the compiler: a
-    second and 800 modules for a process that compiles nothing. This class marks the code instead.
+    For the compiler to skip a mode, torch wraps ``__torch_dispatch__``. That wrapper imports the
+    compiler, which costs a second and 800 modules even if nothing is compiled. This class marks the
+    code of ``__torch_dispatch__`` instead.
     """
 
     def __init_subclass__(cls) -> None:
@@ -103,12 +104,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Restore torch's default dtype on leaving; all code that sets it runs in here.
+    """Restore torch's default dtype on leaving. All code of loadstone that sets it runs in here.
 
     One thread at a time is inside; the same thread may enter again.
 
     Args:
-        dtype: the default dtype inside; None: the current one, which a library may set.
+        dtype: the default dtype inside; None: the current one, which a library may then change.
     """
     with _lock, default_dtype.kept(is_mine=True):
         if dtype is not None:
@@ -117,7 +118,9 @@ def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 def wrap_always(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return the ``wrap`` of a hook for all callers, patched or not: they share the lock.
+    """Return the ``wrap`` of a hook that is active even without :func:`loadstone.patch`.
+
+    All such hooks share the lock of :func:`constructing`.
 
     Args:
         wrap_call: called with the library's own function and then the call's arguments.
@@ -143,10 +146,10 @@ def construct(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Make no inference tensors inside, because torch does not count writes to them.
+    """Make ordinary tensors inside, because torch does not count writes to inference tensors.
 
-    Inside ``torch.inference_mode()`` torch also does not decompose operations, which tracing of
-    conversion code needs. Gradient recording stays unchanged.
+    In addition, torch does not decompose operations inside ``torch.inference_mode()``, but tracing
+    of conversion code needs that. Gradient recording stays unchanged.
     """
     if not torch.is_inference_mode_enabled():
         yield

@@ -1,4 +1,4 @@
-"""Small files in the user's cache folder: private, and written atomically."""
+"""Store small files in the user's cache folder: private, and written atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-# Files per folder; write() removes the oldest.
+# Number of files per folder; write() removes the oldest files above this limit.
 FILES_MAX = 64
 
 
@@ -17,7 +17,7 @@ def folder(name: str) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file that this user owns, else None."""
+    """Return the content of a file that the current user owns, else None."""
     return path.read_bytes() if path.stat().st_uid == os.getuid() else None
 
 

@@ -1,4 +1,4 @@
-"""The version, and how this copy of the package was built."""
+"""Report the version, and how this copy of the package was built."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class BuildInfo:
     """The build of this copy's C++ core, for bug reports and packagers.
 
     Attributes:
-        version: of the core; the package's ``__version__``.
+        version: version of the core, which equals the package's ``__version__``.
         compiler: ``"GNU 12.2.0"``.
         build_type: ``"Release"``.
-        libraries: version by name of each library that the core was compiled with; an empty text
+        libraries: version by name of each library that the core was compiled with; an empty string
             if the library does not report its version.
         has_remote: whether ``https://``, ``hf://`` and ``s3://`` are supported (libcurl).
-        has_sha256: whether receipts by ``sha256-tree`` are supported (OpenSSL).
+        has_sha256: whether ``sha256-tree`` receipts are supported (OpenSSL).
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Types of the arguments that public functions share. The core checks their words at run time."""
+"""Types of the arguments that public functions share. The core checks their strings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ModelOptMode = Literal["exact", "modelopt-compat", "modelopt-export"]
 Style = Literal["modelopt", "compressed-tensors"]
 MergeMethod = Literal["linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"]
 
-# Bytes, or a size such as "8GiB", by device: a name, a number or a `torch.device`. The key of a
-# `Mapping` is invariant, so a union would reject a `dict[str, int]`.
+# Bytes, or a size such as "8GiB", per device. A device is a string, an integer or a
+# `torch.device`; the key type is Any, because the key of a `Mapping` is invariant, so a union would
+# reject a `dict[str, int]`.
 MaxMemory = Mapping[Any, int | str]

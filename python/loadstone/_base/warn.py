@@ -1,4 +1,4 @@
-"""Warnings of loads, if possible at the line of the user's code that requested the load."""
+"""Issue warnings of loads, if possible at the line of the user's code that called the load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadstone._base.adapters import ADAPTERS
 from loadstone._base.errors import counted
 from loadstone._base.terminal import printable
 
-# Packages whose frames are skipped to find the user's line, besides the registered libraries.
+# Packages whose frames do not count as the user's code, in addition to the registered libraries.
 _LOADING = ("loadstone", "huggingface_hub", "contextlib", "functools")
 
 
@@ -20,7 +20,7 @@ def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 
 
 
 def users_level() -> int:
-    """Return the ``stacklevel`` of the first caller that is not loading code."""
+    """Return the ``stacklevel`` of the first caller outside these packages."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -31,9 +31,9 @@ def users_level() -> int:
 
 
 def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
-    """Warn of findings that no report passes on.
+    """Issue the warnings among findings that are not part of a report.
 
-    Skips a wrong total in an index: no value depends on it, and many files have one.
+    Skips a wrong total in an index, because no value depends on it and many files have one.
     """
     for finding in findings:
         if finding.severity == "warning" and finding.code != "ix.total_size":
@@ -41,7 +41,7 @@ def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
 
 
 def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
-    """Warn once about all tensors with finite values that their dtype cannot represent."""
+    """Warn once about all tensors with finite values that overflow their dtype."""
     overflows = [finding for finding in findings if finding.code == "convert.overflow"]
     if not overflows:
         return

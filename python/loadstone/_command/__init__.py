@@ -1,1 +1,1 @@
-"""``python -m loadstone``."""
+"""The command ``python -m loadstone``."""

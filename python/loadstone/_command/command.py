@@ -1,7 +1,7 @@
 """``python -m loadstone``: the C++ command, plus three features that need Python.
 
 ``convert FOLDER NAME.gguf`` first runs llama.cpp's converter for names, layouts and metadata
-(:mod:`loadstone.llama_cpp`), and passes them on as ``--rules`` and ``--metadata``.
+(:mod:`loadstone.llama_cpp`), and passes them to the C++ command as ``--rules`` and ``--metadata``.
 ``export-rules`` asks a Python library for its conversions, and ``doctor`` checks the libraries and
 the machine.
 """
@@ -24,12 +24,12 @@ from loadstone._adapters.llama_cpp import model_folder
 from loadstone._base import adapters
 from loadstone._base.errors import Error, new_error
 
-# The command's exit statuses: docs/cli.md.
+# The command's exit statuses, see docs/cli.md.
 _USAGE = 2
 _INTERRUPTED = 130
 
-# Commands that the C++ program lacks.
-# References, because these modules import frameworks.
+# Commands that the C++ program lacks. The values are references, because importing these modules
+# imports frameworks.
 _PYTHON_COMMANDS = {
     "doctor": "loadstone._command.doctor:main",
     "export-rules": "loadstone._command.export_rules:main",
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             return _USAGE
         except KeyboardInterrupt:
             return _INTERRUPTED
-        # The command handles Ctrl-C and cleans up; unlike SIG_IGN, a handler is not inherited.
+        # The command handles Ctrl-C and cleans up. A handler is not inherited, unlike SIG_IGN.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             return subprocess.run(command, check=False).returncode
@@ -66,13 +66,13 @@ def _run_own(name: str, *arguments: str) -> int:
 
 
 def prepare(arguments: list[str], folder: Path) -> list[str]:
-    """Return the command's arguments; write the files that they name to ``folder``."""
+    """Return the C++ command's arguments; write the files that they name to ``folder``."""
     if not _is_traced(arguments):
         return arguments
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--converter")
     parser.add_argument("--trust-code", action="store_true")
-    parser.add_argument("--dtype")  # passed to the converter, which picks one per tensor
+    parser.add_argument("--dtype")  # passed to the converter, which chooses each tensor's dtype
     ours, rest = parser.parse_known_args(arguments)
     traced = model_folder.trace(
         arguments[1],
@@ -86,7 +86,7 @@ def prepare(arguments: list[str], folder: Path) -> list[str]:
 
 
 def _prepare_in_process(arguments: list[str], folder: Path) -> list[str]:
-    """Run prepare() in its own process: the converter's imports would stay in memory."""
+    """Run prepare() in a separate process, because the converter's imports would stay in memory."""
     if not _is_traced(arguments):
         return arguments
     context = multiprocessing.get_context("spawn")
@@ -103,7 +103,7 @@ def _is_traced(arguments: list[str]) -> bool:
 
 
 def _command() -> str:
-    """Return the command installed with the package, or the first one in the path."""
+    """Return the path of the command installed with the package, or else the first in PATH."""
     name = "loadstone"
     installed = Path(sysconfig.get_path("scripts"), name)
     path = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)

@@ -1,4 +1,4 @@
-"""``python -m loadstone doctor``: facts for a bug report, and the canaries of the adapters."""
+"""``python -m loadstone doctor``: print facts for a bug report, and run the adapters' canaries."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from loadstone._base.adapters import adapters_with
 from loadstone._base.terminal import printable
 from loadstone._base.version import build_info
 
-# Adapters without a canary, and the reason.
+# The reason why an adapter has no canary, by library.
 WITHOUT_CANARY = {
     library: adapter.no_canary for library, adapter in adapters_with("no_canary").items()
 }
 _WRONG = (canaries.DIFFERS, canaries.FAILED)
 
-# Tokens in the errors of other libraries: of the hub, of a header, of a query. The group stays.
+# Secrets in the errors of other libraries: hub tokens, headers, queries. The group is kept.
 _SECRETS = re.compile(
     r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{10,}"
     r"|(\b(?i:bearer)\s+|(?i:token|password|secret|api_?key)=)[^\s'\",;)\]}]+"
@@ -40,7 +40,7 @@ _SECRETS = re.compile(
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report; return 1 if it found a fault, else 0."""
+    """Print the report; return 1 if it contains a fault, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m loadstone doctor",
         allow_abbrev=False,
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def report(*, again: bool) -> dict[str, Any]:
     libraries = [_check_library(name) for name in (*LIBRARIES, *WITHOUT_CANARY)]
-    for library in libraries:  # after all imports, so that each result names all releases
+    for library in libraries:  # after all imports, so that each canary can name all releases
         library["canary"] = dataclasses.asdict(_run_canary(library, again))
     return {
         "ok": not any(
@@ -94,7 +94,7 @@ def _check_library(name: str) -> dict[str, Any]:
         "is_newer": False,
         "lacking": [],
     }
-    if name == "llama_cpp":  # its table needs a folder
+    if name == "llama_cpp":  # its table of functions needs the converter's folder
         return facts
     sites = sites_of(name)
     facts["tested"] = sites.tested
@@ -104,7 +104,7 @@ def _check_library(name: str) -> dict[str, Any]:
         facts["version"] = sites.version()
         facts["is_newer"] = sites.is_untried()
         facts["lacking"] = list(sites.lacking())
-    except (Exception, SystemExit) as error:  # other libraries raise any class
+    except (Exception, SystemExit) as error:  # other libraries may raise any class
         facts["version"] = facts["version"] or "?"
         facts["lacking"] = [f"{name} ({type(error).__name__}: {error})"]
     return facts
@@ -125,7 +125,7 @@ def _find_gpus() -> dict[str, Any]:
         import torch
 
         gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    except Exception as error:  # e.g. a driver that does not match the build
+    except Exception as error:  # e.g. a driver that does not match torch's build
         return {"torch": f"{type(error).__name__}: {error}", "gpus": []}
     return {
         "torch": torch.__version__,
@@ -134,7 +134,7 @@ def _find_gpus() -> dict[str, Any]:
 
 
 def _redact_secrets(value: Any) -> Any:
-    """Remove tokens, secrets of URLs, and paths in the user's home."""
+    """Remove tokens, secrets in URLs, and paths in the user's home folder."""
     if isinstance(value, dict):
         return {name: _redact_secrets(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -148,10 +148,10 @@ def _redact_secrets(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _discarded(descriptor: int) -> Iterator[None]:
-    """Discard what C code and other processes write to a descriptor, too."""
+    """Discard all output to a file descriptor, even by C code and other processes."""
     try:
         kept = os.dup(descriptor)
-    except OSError:  # the shell closed it
+    except OSError:  # the shell closed the descriptor
         yield
         return
     try:
@@ -166,7 +166,7 @@ def _discarded(descriptor: int) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write the buffers of Python and of C."""
+    """Flush the output buffers of Python and of C."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             stream.flush()

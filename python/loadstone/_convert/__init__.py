@@ -1,1 +1,1 @@
-"""File to file: conversions, merges, and tensors quantized in memory."""
+"""Convert and merge checkpoints file to file, and quantize tensors in memory."""

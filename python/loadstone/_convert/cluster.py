@@ -1,7 +1,8 @@
 """Run the parts of a conversion as tasks of an engine that schedules, places and retries them.
 
-A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may run twice,
-anywhere, at any time: complete shards are kept, and two tasks never write the same shard.
+A task is a call of :func:`loadstone.convert` with plain arguments and a part. A task may run twice,
+on any machine, at any time: loadstone keeps complete shards, and two tasks never write the same
+shard.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from loadstone._base.errors import Error, new_error
 from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
-# Fields of the report to add up over parts. Not ``seconds``: parts run at the same time.
+# Fields of the report to add up over parts. ``seconds`` is not one, because parts run in parallel.
 SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
 
-_RETRIES = 8  # of a part, if its process or machine dies
-_SLOTS = 8  # if the engine does not report its slots
-_LOCKED_SECONDS = 600.0  # after this time, report the lock as held
+_RETRIES = 8  # retries of a part if its process or machine dies
+_SLOTS = 8  # assumed number of slots if the engine does not report it
+_LOCKED_SECONDS = 600.0  # after this time, raise the error that the target is locked
 
 _Result = TypeVar("_Result")
 Convert = Callable[..., ConvertReport]  # :func:`loadstone.convert`
@@ -41,7 +42,7 @@ class PartDone:
 
 
 def retry_while_locked(call: Callable[[], _Result]) -> _Result:
-    """Retry while the target is locked, such as by an abandoned task that has not ended yet."""
+    """Retry while the target is locked, for example by an abandoned task that is still running."""
     end = time.monotonic() + _LOCKED_SECONDS
     while True:
         try:
@@ -53,7 +54,7 @@ def retry_while_locked(call: Callable[[], _Result]) -> _Result:
 
 
 def do_part(convert: Convert, arguments: dict[str, Any], index: int, count: int) -> PartDone:
-    """Return errors of loadstone instead of raising them: a retry would fail again."""
+    """Return errors of loadstone instead of raising them, because a retry would fail again."""
     try:
         report = retry_while_locked(lambda: convert(**arguments, part=(index, count)))
     except Error as error:
@@ -81,7 +82,7 @@ def run_parts(
     return done
 
 
-# Begins n parts and yields each when it is done; closing it early cancels the rest.
+# Begins n parts and yields the result of each when it is done; closing it early cancels the others.
 _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 

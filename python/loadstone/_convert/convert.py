@@ -25,7 +25,7 @@ from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
 
 @runtime_checkable
 class TracedRecipes(Protocol):
-    """The part of ``LibraryRecipes`` that files need: this module works without torch."""
+    """The fields of ``LibraryRecipes`` used here. This module works without torch."""
 
     recipes: _core.Recipes | None
     findings: list[_core.Finding]
@@ -83,78 +83,80 @@ def convert(
     Args:
         source: see :func:`loadstone.inspect`; or its result.
         target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
-            index, which may contain other files, but no model.
-        rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
-            recipes (:func:`save_recipes`), or an adapter's trace for the same catalog.
+            index, which may contain other files, but not another model.
+        rules: rules for names and layouts: a list as in ``docs/rules.md``, a JSON file of rules or
+            of recipes (:func:`save_recipes`), or an adapter's trace for the same catalog.
             ``None``: names stay unchanged.
-        dtype: for floating tensors of 16 bits or more, FP8 tensors without scales, and block
-            formats. ``None``: unchanged.
-        block_dtype: for block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
-            keeps blocks unchanged.
-        quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
+        dtype: dtype of floating-point tensors of 16 bits or more, of FP8 tensors without scales,
+            and of block formats. ``None``: unchanged.
+        block_dtype: dtype of block formats if ``dtype`` is ``None``: bfloat16, float16 or float32.
+            A GGUF file keeps blocks unchanged.
+        quantize: an encoding for the weights in decoder layers (``"nvfp4"``, ``"nf4:128"``
             with a block size ...; for GGUF files ``"q8_0"`` and llama.cpp's mixes such as
-            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in names, and
-            the first match wins; ``""`` is for the rest, ``"none"`` excludes.
+            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in names. The
+            first match wins; ``""`` matches all names, and the encoding ``"none"`` excludes.
         include, exclude: regular expressions of additional names to quantize, or of names to
             exclude.
-        style: of names, shapes and configs: ``"modelopt"`` (the default) or
-            ``"compressed-tensors"``. Encodings of bitsandbytes have their own style, and take no
-            other. Without ``quantize``, tensors that are already quantized get the style with
+        style: style of names, shapes and configs: ``"modelopt"`` (the default) or
+            ``"compressed-tensors"``. The encodings of bitsandbytes have their own style, and accept
+            no other. Without ``quantize``, tensors that are already quantized get the style with
             unchanged values (``convert.lossy`` if that is impossible).
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt writes.
-        imatrix: for GGUF files: an importance matrix, from llama.cpp's ``llama-imatrix``
+        imatrix: for GGUF files: an importance matrix from llama.cpp's ``llama-imatrix``
             (``.gguf``, or the older ``.dat``). It gives errors in important columns more weight;
             the encodings with the fewest bits need it. It stays in memory.
         allow_non_finite: quantize non-finite values (NaN, inf), and write values that are too large
             for their dtype, with a finding; default: an error.
         copy_code: also copy Python files of the source's folder.
-        dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
-            any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
+        dequantize: dequantize tensors of the source (to ``dtype``, or bfloat16): FP8 of
+            any granularity, NVFP4, MXFP4, MXFP8 and int8 with the names of DeepSeek, ModelOpt,
             compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize``
             implies it.
         experts: ``"fused"``: all experts of a layer in one tensor, as in transformers 5;
-            ``"separate"``: separate tensors, as in published checkpoints; ``"keep"``.
-        metadata: keys to add to the source's, or to replace: strings and bools by key, or
+            ``"separate"``: one tensor per expert, as in published checkpoints; ``"keep"``:
+            unchanged.
+        metadata: keys to add to the source's metadata, or to replace: strings and bools by key, or
             ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
             [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
-            ``general.architecture``, from the source or from here.
+            ``general.architecture``, from the source or from this argument.
         beyond_ggml: allow GGUF tensors with more than 4 dims and names of more than 63 bytes, which
-            ggml rejects and programs for video models read.
-        converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It determines names, layouts
-            and metadata if the source is a folder of a language model, the target is
+            ggml rejects but programs for video models read.
+        converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It determines
+            names, layouts and metadata if the source is a folder of a language model, the target is
             ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices.
         trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
-            ``name.gguf`` then becomes ``name-00001-of-00003.gguf`` and so on.
-        name: of files in a folder; ``None``: ``diffusion_pytorch_model`` for a diffusers config,
-            else ``model``.
+            If given for ``name.gguf``, the files are ``name-00001-of-00003.gguf`` and so on.
+        name: prefix of the file names in a folder; ``None``: ``diffusion_pytorch_model`` for a
+            diffusers config, else ``model``.
         max_memory: limit in bytes (``int`` or ``"8GiB"``); loadstone rejects a conversion that
             needs more.
-        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
-        threads: workers; ``None``: one per core, at most a few.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``, for sources that recipes do not use.
+        threads: number of workers; ``None``: one per core, at most 16.
         progress: ``True`` for a bar, or a callable with arguments bytes done and total bytes.
         dry_run: plan and check the target, but write nothing.
-        resume: keep the shards that an earlier run of the same conversion finished, and those of
-            this run, even if it fails. A single file has no shards, so it starts over.
-        part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
+        resume: keep the shards that an earlier run of the same conversion finished, and the shards
+            of this run, even if it fails. A single file has no shards, so it starts over.
+        part: ``(i, n)``: convert only this share of the shards, ``i`` from 1 to ``n``, to a folder
             next to the target. Parts may run at the same time, on machines that share the folder,
             and you may repeat them.
         finish: check the shards of all parts, and move them to the target.
         receipt: ``"xxh3-128"`` or ``"sha256-tree"``: write a receipt with digests of all bytes read
-            and written, next to the output; ``receipt.json`` in a folder. The same for all parts.
+            and written, next to the output; ``receipt.json`` in a folder. Must be the same for all
+            parts.
         page_cache: ``"release"``: drop the files' pages from the system's page cache after use,
             except source pages that were there before. ``"keep"``: leave them. ``"auto"``: release
             if the files exceed half of the machine's memory.
-        cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
-            ``submit()`` like pools of ``concurrent.futures``, Dask and MPI. Each uses one thread
-            unless ``threads`` is larger. It keeps shards that an earlier run finished.
-        parts: number of parts, with ``cluster``; ``None``: one for each of its slots.
+        cluster: run all parts as tasks of ``"ray"`` (extra ``ray``), or of an object with
+            ``submit()`` like pools of ``concurrent.futures``, Dask and MPI. Each task uses one
+            thread unless ``threads`` is larger. Shards that an earlier run finished are kept.
+        parts: number of parts, with ``cluster``; ``None``: one for each slot of the cluster.
 
     Raises:
         PlanError: the target is impossible (all ``findings`` attached), or needs more than
             ``max_memory``. ``convert.overflow``: a tensor has values that its new dtype cannot
-            hold. ``convert.target``: the target is the source, or in its folder, or is a folder
-            with another model.
+            represent. ``convert.target``: the target is the source, or in its folder, or is a
+            folder with another model.
         FormatError: the source breaks a rule of its format. ``q.nan``: a tensor to quantize has
             non-finite values.
         LoadError: input or output failed, the disk is full, the source changed during the
@@ -235,7 +237,7 @@ def _convert_in_parts(
 
 
 def _absolute(field: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return the path for another process; do not resolve links."""
+    """Return an absolute path, which is valid in another process; do not resolve links."""
     return None if path is None else os.path.abspath(path_text(field, path))  # noqa: PTH100
 
 
@@ -249,7 +251,7 @@ def _open_source(
     trust_code: bool,
     allow_links: bool,
 ) -> dict[str, Any]:
-    """Return recipes and metadata; for a language model, from llama.cpp's converter."""
+    """Return recipes and metadata; llama.cpp's converter makes them for a language model."""
     traced: Any = None
     options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
     for adapter in adapters_with("gguf").values() if rules is None else ():
@@ -278,7 +280,7 @@ def _open_source(
 def _rules_or_recipes(
     rules: Rules | None, source: Any, catalog: _core.Catalog
 ) -> tuple[str, _core.Recipes | None]:
-    """Return rules as JSON, and recipes; at most one of them is set."""
+    """Return rules as JSON, and recipes; at most one of the two is set."""
     if rules is None:
         return "", None
     if not isinstance(rules, TracedRecipes):

@@ -34,17 +34,18 @@ def dequantize(
 
     Args:
         parts: the components by name. For the block formats of GGUF ``{"data": uint8}``, the blocks
-            of all rows in order, in any shape. For encodings of bitsandbytes and ModelOpt as in
-            :func:`loadstone.quantize`; tables of codes are optional, and scales of ModelOpt's are
-            F32, or F16 or BF16 if the tensor was.
+            of all rows in order, in any shape. For encodings of bitsandbytes and ModelOpt the names
+            are those of :func:`loadstone.quantize`; tables of codes are optional. Scales of
+            ModelOpt's encodings are F32, or F16 or BF16 if the original tensor was.
         encoding: the name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
             ``"int8"``, ``"fp8"``, ``"nvfp4"`` and the others of :func:`loadstone.quantize`.
-        shape: of the result; for GGUF the last dimension must be a multiple of the block.
+        shape: shape of the result; for GGUF the last dimension must be a multiple of the block
+            size.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``, or its name.
         dialect: for GGUF ``"exact"`` (the default: the bits of gguf-py's F32, rounded to nearest
             even) or ``"diffusers-compatible"`` (the F16 arithmetic of diffusers, for the formats
             that it supports). It has no effect on other encodings.
-        block_size: of nf4 and fp4.
+        block_size: elements per scale of nf4 and fp4.
         allow_non_finite: accept non-finite scales of bitsandbytes' encodings.
 
     Returns:
@@ -54,7 +55,7 @@ def dequantize(
         PlanError: the encoding is unknown (``plan.encoding``), the dtype is unknown or unsupported
             (``plan.dtype``), or the bytes do not fit the shape (``plan.shape``).
         OptionError: parts or dialect are unsupported (``plan.options``).
-        FormatError: the encoding is removed from GGUF (``gg.type``) or has no values
+        FormatError: the encoding was removed from GGUF (``gg.type``) or has no values
             (``gg.no_dequant``); a component of bitsandbytes is missing, unknown, or does not fit
             (``q.scale_missing``, ``q.scale_unused``, ``q.shape``, ``q.scale_shape``, ``q.dtype``,
             ``q.group_size``, ``q.code``, ``q.nan``).

@@ -67,35 +67,37 @@ def merge(
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
-    loadstone computes in F32 and rounds once. Names, shapes and dtypes are the first model's;
-    quantized tensors are dequantized. See ``docs/merge.md``.
+    loadstone computes in F32 and rounds once. Names, shapes and dtypes are those of the first
+    model; quantized tensors are dequantized. See ``docs/merge.md``.
 
     Args:
         models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. The
             default weight is 1; a first model that is the method's base has no weight.
         target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder.
-        lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
-        lora_ignore: regular expressions of adapters' tensors to leave out, such as those of a
+        lora: adapters with the tensor names of peft, diffusers or kohya, each with a factor, in the
+            same forms as ``models``.
+        lora_ignore: regular expressions of adapters' tensors to leave out, such as tensors for a
             different model of a pipeline. Any other unused tensor is an error.
         tie: for an embedding that an adapter changes and the config ties to the head:
             ``"split"`` writes the head as a separate tensor with the base's value, and a config
             with ``tie_word_embeddings: false``; ``"keep"`` changes both.
-        method: ``"linear"``: the weighted sum of all. ``"slerp"``: the arc from the
-            first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first
-            plus the weighted differences of the others from it; ``"ties"``, ``"dare-linear"`` and
-            ``"dare-ties"`` prune these differences.
-        normalise: divide by the sum of the weights; ``None``: ``"ties"`` and ``"dare-ties"`` do.
-        scale: a factor for the sum of differences; default 1. loadstone rejects this and the next
-            two if the method does not use them.
-        density: the share of each difference that pruning methods keep; default 1.
-        seed: for the random draws of ``"dare-linear"`` and ``"dare-ties"``; default 0.
+        method: ``"linear"``: the weighted sum of all models. ``"slerp"``: the arc from the
+            first model (0) to the second (1), at the second's weight. ``"task-arithmetic"``: the
+            first model plus the weighted differences of the others from it. ``"ties"``,
+            ``"dare-linear"`` and ``"dare-ties"`` prune these differences.
+        normalise: divide by the sum of the weights. ``None``: true for ``"ties"`` and
+            ``"dare-ties"``.
+        scale: a factor for the sum of differences; default 1. loadstone rejects ``scale``,
+            ``density`` and ``seed`` if the method does not use them.
+        density: the fraction of each difference that pruning methods keep; default 1.
+        seed: seed of the random draws of ``"dare-linear"`` and ``"dare-ties"``; default 0.
 
     All other arguments are those of :func:`loadstone.convert`. Without ``dtype``, quantized sources
     get ``block_dtype``.
 
     Raises:
-        PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
-            ``merge.unused`` (all ``findings`` attached); or need more than ``max_memory``.
+        PlanError: the checkpoints do not fit each other (``merge.adapter``, ``merge.models``,
+            ``merge.unused``; all ``findings`` attached), or need more than ``max_memory``.
         FormatError, LoadError: see :func:`loadstone.convert`.
     """
     options = OutputOptions.from_arguments(locals())

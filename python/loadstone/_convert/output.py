@@ -22,20 +22,20 @@ STYLES = get_args(Style)
 
 @dataclass
 class ConvertReport:
-    """The result of :func:`convert`, or with ``dry_run`` the expected one.
+    """The result of :func:`convert`, or with ``dry_run`` the expected result.
 
     Attributes:
         outputs: the files that were written, the index last; empty after a dry run. With ``part``
-            its shards, at their temporary paths.
+            the shards of that part, at their temporary paths.
         seconds: wall time.
-        bytes_read, bytes_written: transposed tensors may be read more than once.
+        bytes_read, bytes_written: totals; transposed tensors may be read more than once.
         bytes_read_ahead: bytes that the run asked the system to prefetch into its page cache.
         bytes_kept: bytes of files that earlier runs finished.
-        peak_bytes: peak memory, in addition to the memory of the process before.
+        peak_bytes: peak memory, in addition to the memory that the process had before.
         findings: problems, most severe first.
         table: sources and targets as a readable table.
-        files: number of files with tensors: one, or the shards.
-        sync_seconds: part of ``seconds`` spent in syncing files to the disk.
+        files: number of files with tensors: one, or the number of shards.
+        sync_seconds: part of ``seconds`` spent flushing files to disk.
         page_cache: ``"release"`` if the conversion dropped the files' pages from the page cache,
             else ``"keep"``.
     """
@@ -65,7 +65,7 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The keywords that :func:`convert` and :func:`merge` share; :func:`convert` explains them."""
+    """The keywords that :func:`convert` and :func:`merge` share, see :func:`convert`."""
 
     block_dtype: torch.dtype | str
     quantize: Quantize | None
@@ -91,11 +91,11 @@ class OutputOptions:
 
     @classmethod
     def from_arguments(cls, keywords: Mapping[str, Any]) -> OutputOptions:
-        """Pick the options from all keywords of a call."""
+        """Select the options among all keywords of a call."""
         return cls(**{option.name: keywords[option.name] for option in fields(cls)})
 
     def core_arguments(self, source: Any, target: str) -> dict[str, Any]:
-        """Return the core's arguments. The target's name asks for one file, shards or a folder."""
+        """Return the core's arguments. The target's name selects one file, shards or a folder."""
         format = _core.format_of_target(target)
         is_split = format == "gguf" and self.shard_size is not None
         if format is not None and self.shard_size is not None and not is_split:
@@ -125,7 +125,7 @@ class OutputOptions:
         }
 
     def run(self, conversion: _core.Conversion, target: str) -> ConvertReport:
-        """Write the target, or after a dry run only report the planned output."""
+        """Write the target; for a dry run, only report the planned output."""
         if self.dry_run:
             return _predict(conversion, target)
         require_ok(conversion)
@@ -181,7 +181,7 @@ def _predict(conversion: _core.Conversion, target: str) -> ConvertReport:
 
 
 def require_no_errors(findings: list[_core.Finding]) -> None:
-    """Raise the first error among the findings, with all of them."""
+    """Raise the first error among the findings, with all findings attached."""
     for finding in findings:
         if finding.severity == "error":
             error = new_error(finding.code, finding.message)

@@ -30,13 +30,13 @@ class Quantized:
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        shape: of the original tensor.
-        dtype: of the original tensor.
+        shape: shape of the original tensor.
+        dtype: dtype of the original tensor.
         parts: ``"data"``, ``"absmax"`` and, for nf4 and fp4, ``"code"``; with nested statistics
-            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. ModelOpt's and the MX
-            formats have ``"data"``, ``"scale"`` and, for nvfp4, ``"scale_2"``.
-        block_size: for nf4 and fp4: elements that share a scale; 0 for other encodings.
-        dialect: the implementation that has the same bytes: ``"bnb-cpu"``, ``"exact"`` ...
+            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. ModelOpt's encodings and
+            the MX formats have ``"data"``, ``"scale"`` and, for nvfp4, ``"scale_2"``.
+        block_size: for nf4 and fp4, the number of elements that share a scale; otherwise 0.
+        dialect: the implementation that writes the same bytes: ``"bnb-cpu"``, ``"exact"`` ...
         allow_non_finite: True if scales may be NaN or infinite.
     """
 
@@ -57,7 +57,7 @@ class Quantized:
         """Decode into a new tensor.
 
         Args:
-            dtype: as for :func:`loadstone.dequantize`; ``None``: that of the original tensor.
+            dtype: as for :func:`loadstone.dequantize`; ``None``: the original tensor's dtype.
 
         Raises:
             FormatError, PlanError, AuditError: see :func:`loadstone.dequantize`.
@@ -66,7 +66,7 @@ class Quantized:
 
 
 def decoded_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """Return the dtype of this name, if encodings can be decoded to it; else ``plan.dtype``."""
+    """Return the dtype of this name if values can be decoded to it; else raise ``plan.dtype``."""
     target = torch_dtype(dtype_argument(dtype))
     if target not in (torch.float32, torch.bfloat16, torch.float16):
         raise new_error(
@@ -98,20 +98,22 @@ def quantize(
 
     Args:
         tensor: float32, bfloat16 or float16, on the CPU, with any strides.
-        encoding: in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``, ``"fp8-channel"``,
-            ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``, ``"nvfp4"``,
-            ``"mxfp4"``, ``"mxfp8"``. All dimensions but the last two are a stack of matrices.
-        block_size: for nf4 and fp4: 32, 64, 128 ... 4096.
+        encoding: the name, in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``,
+            ``"fp8-channel"``, ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``,
+            ``"nvfp4"``, ``"mxfp4"``, ``"mxfp8"``. All dimensions except the last two are a stack of
+            matrices.
+        block_size: elements per scale for nf4 and fp4: 32, 64, 128 ... 4096.
         nested: quantize the scales of nf4 and fp4 as well (double quantization).
-        nested_offset: subtracted from the scales before that. ``None``: their mean, summed in
-            float64 and rounded once; bitsandbytes' own mean depends on the number of threads.
-        dialect: for nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
-            ties, in signs of zero and in blocks of zeros. For the others ``"exact"`` (the default:
-            scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that ModelOpt
-            compressed) and, for fp8, ``"modelopt-export"``.
-        allow_non_finite: encode non-finite values: as bitsandbytes does, which spoils their whole
-            block or row; in other encodings scales ignore them.
-        amax: of fp8 and nvfp4: the largest magnitude, from which the scale is computed, or one for
+        nested_offset: value that is subtracted from the scales before ``nested`` quantizes them.
+            ``None``: the scales' mean, summed in float64 and rounded once; the mean that
+            bitsandbytes computes depends on the number of threads.
+        dialect: for nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``, which differ
+            in ties, in signs of zero and in blocks of zeros. For other encodings ``"exact"`` (the
+            default: scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that
+            ModelOpt compressed) and, for fp8, ``"modelopt-export"``.
+        allow_non_finite: encode non-finite values. In encodings of bitsandbytes they spoil their
+            whole block or row, as in bitsandbytes; in other encodings scales ignore them.
+        amax: for fp8 and nvfp4: the largest magnitude, from which the scale is computed, or one for
             each matrix of a stack. ``None``: the tensor's own.
 
     Returns:
@@ -122,7 +124,7 @@ def quantize(
             ``q.shape``: int8 without rows.
         PlanError: ``plan.dtype``, ``plan.encoding``: an unsupported dtype or encoding;
             ``plan.quantize``: a shape that the encoding does not support.
-        OptionError: ``plan.options``: others.
+        OptionError: ``plan.options``: another argument is invalid.
     """
     name = encoding.lower()
     dialect = _check_options(name, block_size, nested, nested_offset, dialect)

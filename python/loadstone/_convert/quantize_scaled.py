@@ -23,7 +23,7 @@ def encode(
     dialect: str,
     amax: float | Sequence[float] | torch.Tensor | None,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """Encode contiguous values; return components and the index of the first non-finite one."""
+    """Encode contiguous values; return components and the index of the first non-finite value."""
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
@@ -45,7 +45,7 @@ def decode(
     dtype: torch.dtype,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    # Scales of another dtype than F32 have the dtype of the original tensor.
+    # Scales of a dtype other than F32 have the dtype of the original tensor.
     scale = dtype_name(parts["scale"].dtype) if "scale" in parts else ""
     source = scale if scale in ("F16", "BF16") else "F32"
     dialect = "exact" if source == "F32" else "modelopt-compat"
@@ -66,7 +66,7 @@ def decode(
 def _check_parts(
     parts: Mapping[str, torch.Tensor], rows: Sequence[tuple[str, list[int], str]]
 ) -> dict[str, torch.Tensor]:
-    """Return the components in the order of the rows: names, shapes and dtypes."""
+    """Return the components in the order of ``rows`` (names, shapes and dtypes)."""
     names = [name for name, _, _ in rows]
     for name in parts:
         if name not in names:
@@ -97,7 +97,7 @@ def _check_parts(
 
 
 def _check_scales(name: str, scales: torch.Tensor) -> None:
-    if scales.dtype is torch.uint8:  # powers of two
+    if scales.dtype is torch.uint8:  # exponents of powers of two; 255 is NaN
         wrong = (scales == 255).reshape(-1)
     else:
         wrong = ~torch.isfinite(scales.float()).reshape(-1)

@@ -1,4 +1,4 @@
-"""Recipes of a library's own conversion as a file, for conversions that run without it."""
+"""Save the recipes of a library's own conversion as a file for conversions without the library."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ def save_recipes(
     >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 
     Args:
-        model: of that library; may be on meta.
-        checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: of the JSON file; it has names of tensors, and no values except small constants.
+        model: a model of the library; may be on meta.
+        checkpoint: the checkpoint to convert later, or one with the same names, encodings and
+            shapes.
+        path: path of the JSON file, which has names of tensors, and no values except small
+            constants.
         rules: the library: ``"diffusers"`` or ``"transformers"``.
-        dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
+        dtype: dtype of the targets; ``None``: the model's own. Modules that the class keeps in
+            float32 stay in float32.
 
     Raises:
         PlanError: the checkpoint lacks tensors of the model, which ``findings`` name.

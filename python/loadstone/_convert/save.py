@@ -1,4 +1,4 @@
-"""Write safetensors files, byte for byte as safetensors does, in one rename."""
+"""Write safetensors files atomically, with the same bytes as safetensors itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadstone._base.errors import Error, new_error
 from loadstone._base.text import code_of
 from loadstone._convert.shared_storages import find_shared
 
-# The order of the format's reference writer: larger elements first, then names.
+# The order of the format's reference writer: dtypes of larger elements first, then names.
 _ORDER = [
     "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
     "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
@@ -53,7 +53,7 @@ class Serialized:
         self.header = len(text).to_bytes(8, "little") + text
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield all bytes in order; a chunk is valid until the next one."""
+        """Yield all bytes in order; a chunk is valid until the next chunk is requested."""
         yield memoryview(self.header)
         for tensor in self.tensors:
             if tensor.nbytes:
@@ -68,9 +68,9 @@ class Serialized:
         return data.getvalue()
 
     def write(self, filename: str | os.PathLike[str]) -> None:
-        """Write next to the file, sync and rename: a reader sees the old file or the new one.
+        """Write to a new file, sync it and rename it: a reader sees the old file or the new one.
 
-        Keep a link and replace its target. A failure leaves nothing behind.
+        If ``filename`` is a link, keep the link and replace its target. A failure leaves nothing.
 
         Raises:
             LoadError: the file cannot be written, or is not a regular file (``io.*``).
@@ -90,7 +90,7 @@ class Serialized:
                 for chunk in self.chunks():
                     while chunk:
                         chunk = chunk[os.write(descriptor, chunk[:_WRITE_BYTES]) :]
-        except (OSError, ValueError) as reason:  # a path may hold a null
+        except (OSError, ValueError) as reason:  # ValueError: a path contains a null character
             if isinstance(reason, Error):
                 raise
             number = getattr(reason, "errno", None) or 0
@@ -119,7 +119,7 @@ def _replacing(path: str) -> Iterator[int]:
     except BaseException:
         os.unlink(new)  # noqa: PTH108
         raise
-    with contextlib.suppress(PermissionError):  # a folder with write but no read permission
+    with contextlib.suppress(PermissionError):  # the folder may be writable but not readable
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(at)

@@ -1,4 +1,4 @@
-"""Tensors of a state dict that share memory, as safetensors counts them."""
+"""Find tensors of a state dict that share memory, by the rules of safetensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadstone._model.tensor_memory import byte_span
 def find_shared(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Return groups of names whose tensors overlap in memory.
 
-    Disjoint parts of one storage are not shared. Tensors on meta share nothing.
+    Disjoint parts of one storage do not form a group. Tensors on meta share nothing.
     """
     storages: dict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -53,9 +53,10 @@ def _covers_storage(tensor: torch.Tensor) -> bool:
 def find_duplicates(
     tensors: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()
 ) -> dict[str, list[str]]:
-    """Return names to leave out so that no memory is written twice, by the name that is kept.
+    """Return names to leave out, by the name that is kept, so that no memory is written twice.
 
-    The kept tensor covers its storage: one of ``preferred``, or the first in the alphabet.
+    The kept tensor must cover the whole storage. It is one of ``preferred``, or else the first in
+    alphabetical order.
 
     Raises:
         PlanError: no tensor of a group covers the storage (``save.shared``).

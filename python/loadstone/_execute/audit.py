@@ -1,4 +1,4 @@
-"""Proof after a load: every tensor reachable from the model has a value with an origin."""
+"""Prove after a load that every tensor reachable from the model has a value with an origin."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Audit:
             is not an error: training, ``.half()`` and adapters do so. torch's version counter
             misses some writes: through ``.data``, numpy or another thread's ``detach()``, and any
             write to a tensor made in ``torch.inference_mode()``.
-        proved: with a receipt, tensors whose memory has the bytes that the load gave them.
-        unlisted: with a receipt, tensors from the checkpoint of which it has no digest.
+        proved: with a receipt, tensors whose memory still has the bytes that the load wrote.
+        unlisted: with a receipt, tensors from the checkpoint that have no digest in the receipt.
         not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
             or the rule that excludes them).
         held_elsewhere: tensors without memory that an object outside the walk refers to (a
-            ``functools.partial``, a closure, an optimizer), with its type; and parameters that a
-            load had to replace despite such references. If the holder would compute with no value
-            at all, the name is in ``on_meta`` too.
+            ``functools.partial``, a closure, an optimizer), with the object's type. Also parameters
+            that a load had to replace although such an object refers to them. If that object would
+            compute without any value, the name is in ``on_meta`` too.
     """
 
     provenance: dict[str, Provenance] = field(default_factory=dict)
@@ -109,8 +109,8 @@ class Audit:
 class _TensorState:
     """State of a tensor after the load.
 
-    Compares the storage itself, by weak reference, not its address, which a new storage can get
-    after the memory is freed.
+    Compares the storage itself, by weak reference, instead of its address, because a new storage
+    can get the same address after the memory is freed.
     """
 
     storage: Any
@@ -129,7 +129,7 @@ class _TensorState:
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
-        # The weak reference keeps another storage from getting the same ``cdata``.
+        # The weak reference keeps torch from giving a different storage the same ``cdata``.
         return storage_key(tensor) == (None if self.storage is None else self.storage.cdata)
 
 
@@ -152,14 +152,14 @@ _last_load: weakref.WeakKeyDictionary[Any, _LoadRecord] = weakref.WeakKeyDiction
 
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Record which memory has the loaded values, without keeping it alive."""
-    shapes: dict[Any, Any] = {}  # one object for equal shapes
+    shapes: dict[Any, Any] = {}  # shared objects for equal shapes, to save memory
     states = {
         slot.name: _TensorState.from_tensor(slot.tensor, shapes)
         for slot in slots
         if not slot.tensor.is_meta
     }
     for module in model.modules() if _last_load else ():
-        _last_load.pop(module, None)  # earlier loads of parts
+        _last_load.pop(module, None)  # records of earlier loads into parts of the model
     _last_load[model] = _LoadRecord(report, states)
 
 
@@ -184,9 +184,9 @@ class LoadRecords:
 
 
 def drop_records(tensors: Iterable[Any]) -> None:
-    """Stop accounting for the values in the memory of these tensors."""
+    """Forget the origins of the values in the memory of these tensors."""
     keys = {storage_key(tensor) for tensor in tensors}
-    for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
+    for ref in _last_load.keyrefs():  # a copy, because other threads may load meanwhile
         model = ref()
         record = None if model is None else _last_load.get(model)
         if record is None:
@@ -219,10 +219,10 @@ def audit(
 
     Args:
         model: an ``nn.Module``.
-        report: of its load; ``None``: that of the last load into this model. Without any report no
-            tensor is accounted for.
-        receipt: of its load, or its path; ``True``: that of the report. The audit then hashes the
-            memory of every tensor and compares it, which detects overwrites of any kind.
+        report: report of its load; ``None``: the report of the last load into this model. Without
+            any report no tensor is accounted for.
+        receipt: receipt of its load, or a path; ``True``: the receipt of the report. The audit then
+            hashes the memory of every tensor and compares it, which detects overwrites of any kind.
 
     Raises:
         OptionError: ``plan.options``: ``model`` is not a module; or ``receipt=True``, but the load
@@ -271,14 +271,14 @@ def audit(
 
 
 def require_audited(model: Any, report: Report | None = None) -> None:
-    """Require a value with an origin for every tensor; warn of tensors that others hold."""
+    """Require a value with an origin for every tensor; warn of tensors that other objects hold."""
     result = audit(model, report)
     result.require_real()
     _warn_of_holders(result)
 
 
 def warn_of_replaced(model: Any) -> None:
-    """Warn of tensors that a load had to replace while something held them."""
+    """Warn of tensors that a load had to replace although other objects held them."""
     result = Audit()
     _find_holders(result, model, [])
     _warn_of_holders(result)
@@ -338,9 +338,9 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
 
 
 def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
-    """Return the last loads of a model and of modules in it (wrapped since then), by path.
+    """Return the last loads of a model and of modules that have been wrapped since, by path.
 
-    A report of an earlier load proves nothing.
+    The report of an earlier load proves nothing.
     """
     records = {}
     for path, module in model.named_modules():
@@ -361,7 +361,7 @@ def _load_of(
 
 
 def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
-    """Return a tensor's name when it was loaded, if a library has wrapped its module since."""
+    """Return a tensor's name when loaded; a library may have wrapped its module since then."""
     if record is None or name in record.report.provenance:
         return name
     wrappers = adapters.names_in("wrapper_attributes")
@@ -379,7 +379,7 @@ def _names_by_storage(record: _LoadRecord) -> dict[int, str]:
 
 
 def _borrowed(record: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
-    """Account for an attribute that a forward pass of a quantized layer set to loaded memory."""
+    """Account for an attribute that a quantized layer's forward pass set to loaded memory."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
     entry = record.report.provenance.get(owner) if owner is not None else None
@@ -391,17 +391,17 @@ def _borrowed(record: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Pr
 
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
-    """Return tensors whose values hooks provide, with the reason for their absence here."""
+    """Return tensors whose values a library's hooks provide, with the reason for each."""
     reasons: dict[str, str] = {}
     for adapter in adapters.adapters_with("not_held").values():
-        package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
+        package = adapter.not_held.rpartition(".")[0]  # the package of the module classes
         if package in sys.modules and adapters.has_parts_of(model, package):
             reasons |= adapters.resolve(adapter.not_held)(model, slots)
     return reasons
 
 
 def _not_held(report: Report, entry: Provenance) -> str | None:
-    """Return why the tensor, or the root of its tie, has no value on purpose."""
+    """Return the reason why a tensor, or the root of its tie, has no value on purpose."""
     root = report.provenance[entry.tie_of] if entry.origin == "tie" else entry
     for source in (entry, root):
         if source.origin == "excluded" or source.reason == OFFLOADED:

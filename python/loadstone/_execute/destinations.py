@@ -1,9 +1,10 @@
 """Allocate output tensors and swap them into the model, whose tensors stay the same objects.
 
-Optimizers, hooks and other owners hold a parameter by identity. So values are made in separate
-memory; when all are complete, ``.data`` is set, and tensors on meta exchange their contents
-(``_model/tensor_swap.py``). Until then the model is unchanged. Tensors that share memory
-still share it afterwards: a load copies the memory and moves all of them.
+Optimizers, hooks and other owners hold a parameter by identity. So a load makes the values in
+separate memory. When all values are complete, it sets ``.data`` of the model's tensors; tensors on
+meta exchange their contents with the new tensors (``_model/tensor_swap.py``). Until then the model
+is unchanged. Tensors that share memory still share it afterwards, because the load copies the
+shared memory and moves all of them.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from loadstone._plan.model_memory import (
 
 
 class Destinations:
-    """The output tensors of one load; ``in_place`` overwrites the model's without a backup."""
+    """The output tensors of one load; ``in_place`` overwrites the model's memory, no backup."""
 
     def __init__(
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
     ) -> None:
         self._pairs = list(zip(slots, targets, strict=True))
         self.in_place = in_place
-        self._views: dict[int, torch.Tensor] = {}  # of copied memory, by id of the tensor
-        self._recast: list[tuple[torch.Tensor, torch.Tensor]] = []  # to another dtype or device
-        # Tensors with their old memory and gradient.
+        self._views: dict[int, torch.Tensor] = {}  # views of copied memory, by id of the tensor
+        self._recast: list[tuple[torch.Tensor, torch.Tensor]] = []  # to a new dtype or device
+        # Tensors with their old memory and gradient, to restore them if the load fails.
         self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._swap = TensorSwap()
-        # A byte per target, set when the core begins to write it. None: any may be written.
+        # One byte per target, set when the core begins to write it. None: any target may have been
+        # written.
         self.begun: torch.Tensor | None = None
         if in_place:
             self.begun = torch.zeros(len(slots), dtype=torch.uint8, device="cpu")
@@ -60,7 +62,7 @@ class Destinations:
 
     def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
         """Return the model's tensor for a value: its own (but see :meth:`final`) or a new one."""
-        self.begun = None  # from here on, not only the core writes
+        self.begun = None  # from now on, Python code also writes to targets
         slot, target = self._pairs[index]
         if value is slot.tensor:
             _note_write(value)
@@ -99,7 +101,7 @@ class Destinations:
         self._swap.commit()
 
     def _move(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
-        """Set ``.data``; drop a gradient whose dtype or device no longer fits."""
+        """Set ``.data``; drop a gradient whose dtype or device does not fit the new memory."""
         grad = tensor.grad if tensor.is_leaf else None
         self._moves.append((tensor, tensor.data, grad))
         if grad is not None and (grad.dtype, grad.device) != (new.dtype, new.device):
@@ -114,7 +116,8 @@ class Destinations:
     def report_half_written(self, error: BaseException) -> None:
         """Record the tensors whose memory a failed load may have written to.
 
-        The error names them, and no audit accounts for them until a load has written them.
+        The error names these tensors, and no audit accounts for them until a later load has
+        written them.
         """
         if not self.in_place:
             return
@@ -165,6 +168,6 @@ def _copied(group: Group) -> dict[int, torch.Tensor]:
 
 
 def _note_write(tensor: Any) -> None:
-    """Bump the version: autograd may have saved the old value."""
+    """Increment torch's version counter, because autograd may have saved the old value."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)

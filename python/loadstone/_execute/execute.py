@@ -36,6 +36,7 @@ from loadstone._model.modules import ModuleStates
 from loadstone._model.ranks import refresh_fsdp
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
+from loadstone._plan.model_memory import reused_bytes
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
@@ -84,7 +85,7 @@ def execute_plan(
     finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
 ) -> Report:
-    """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
+    """See :meth:`loadstone.Plan.execute`; call ``finalize_offload`` before the commit."""
 
     def install_and_report(filled: FilledValues) -> tuple[Report, list[str], list[str]]:
         splits = may_split(plan.targets, plan.findings)
@@ -117,7 +118,7 @@ def read_and_install(
 ) -> tuple[FilledValues, _Result]:
     """Read all values, let ``install`` give them to the model, and replace the offload folder.
 
-    The model and its records are as they were before if any of this fails or is interrupted.
+    If any of this fails or is interrupted, the model and its records are as they were before.
 
     Args:
         in_place: write to the memory of the model; ``None``: as planned.
@@ -125,10 +126,11 @@ def read_and_install(
     is_shared = plan.shared_read is not None
     with model_lock(model), read_once.session(is_shared):
         _require_modules(plan)
-        plan.compare_with_machine(in_place=plan.in_place if in_place is None else in_place)
-        plan.require_ok()
         slots = planned_slots(plan, model)
-        # Before a byte is read, as initialisers may fail.
+        writes_in_place = plan.in_place if in_place is None else in_place
+        plan.compare_with_machine(reused_bytes(slots, plan.targets) if writes_in_place else 0)
+        plan.require_ok()
+        # Run the initialisers before any byte is read, because they may fail.
         initial = {} if plan.library_initialises else initialise.values(plan.targets, model)
         before = ModelState(model)
         filled = read_values(plan, slots, options, in_place)
@@ -168,7 +170,7 @@ class ModelState:
 
 
 def _require_modules(plan: PlannedLoad) -> None:
-    """Reject a plan from a file that quantizes: it does not know the modules."""
+    """Reject a plan from a file that quantizes, because the file does not describe the modules."""
     extended = plan.extension_names()
     for target in plan.targets:
         if target.encoding and target.name not in extended:
@@ -182,18 +184,18 @@ def _require_modules(plan: PlannedLoad) -> None:
 
 
 class ComponentTensors(dict[str, Any]):
-    """Components of a quantized tensor, by name: ``"data"``, ``"absmax"`` ..."""
+    """The components of a quantized tensor, by name: ``"data"``, ``"absmax"`` ..."""
 
 
 @dataclasses.dataclass
 class FilledValues:
-    """Values from the core, before the model has them.
+    """Values that the core has read, before the model gets them.
 
     Attributes:
-        slots: in the plan's order.
+        slots: the model's tensors in the plan's order.
         values: for each slot a finished tensor, :class:`ComponentTensors`, or ``None`` if no
             bytes move.
-        modules: their states before the plan's extensions change the model.
+        modules: the states of the modules before the plan's extensions change the model.
     """
 
     slots: list[TensorSlot]
@@ -214,7 +216,7 @@ def read_values(
     options: ExecuteOptions,
     in_place: bool | None = None,
 ) -> FilledValues:
-    """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
+    """Read all values into new memory or, if ``in_place`` (``None``: as planned), the model's."""
     in_place = plan.in_place if in_place is None else in_place
     half_written.require_written(slots, plan.targets)
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
@@ -241,7 +243,7 @@ def read_values(
 def make_report(
     plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
-    """Compute tensors that follow from parameters, and record the origin of every value."""
+    """Compute tensors that depend on parameters, and record the origin of every value."""
     entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
     provenance = {entry.target: entry for entry in entries}
     for name, root in (tied_again or {}).items():
@@ -304,7 +306,7 @@ def _read(
 
 @collector.paused()
 def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any]) -> list[int]:
-    """Make views, and allocate memory for the targets that the core writes; return these."""
+    """Make views; allocate memory for targets that the core writes; return their indices."""
     map_shard = functools.cache(functools.partial(_core.map_shard, plan.core))
     wanted: list[int] = []
     for index, target in enumerate(plan.targets):
@@ -337,7 +339,7 @@ def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.
 def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
-    """Return address, bytes and dtype of each target; addresses and bytes of each component."""
+    """Return address, bytes and dtype of each target; address and bytes of each component."""
     rows = [tensor_memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
@@ -353,7 +355,7 @@ def _addresses(
 def install_tensors(
     plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
-    """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
+    """Give the model the tensors that no extension gives it; or only ``names`` and their ties."""
     slots, values = filled.slots, filled.values
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
@@ -366,12 +368,12 @@ def install_tensors(
             new = _placed(target, plan.constructor_values.get(target.name, slot.tensor), slot)
         is_away = new is None and target.device in ("disk", "meta")
         if is_away and (not slot.tensor.is_meta or is_split(slot, target)):
-            # on meta too: the root of a split tie gets the tensor that they share
+            # If a tie is split, the names that stay tied share one new tensor, even on meta.
             new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
         installed[target.name] = (
             slot.tensor if new is None else filled.destinations.take(index, new)
         )
-        del new  # frees the memory if it was copied
+        del new  # frees the old memory if it was copied
     filled.destinations.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
         root = target.tie_of or target.name
@@ -384,7 +386,7 @@ def install_tensors(
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
-    """Return the constructor's value on its planned device and dtype; None: it is there."""
+    """Return the constructor's value on its planned device and dtype; None if it already is."""
     if value.is_meta or facts.is_computed(value):
         return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):
@@ -400,7 +402,7 @@ def install(
     filled: FilledValues,
     install_rest: Callable[[PlannedLoad, Any, FilledValues], None] = install_tensors,
 ) -> None:
-    """Give the model all tensors, those without an extension by ``install_rest``."""
+    """Give the model all tensors; ``install_rest`` gives it those without an extension."""
     prepared = [
         extension.prepare(model, plan.targets, filled.values, filled.offload)
         for extension in plan.extensions

@@ -71,7 +71,7 @@ def load(
             read.
         LoadError, FormatError, AuditError: see :meth:`loadstone.Plan.execute` and
             :func:`loadstone.audit`.
-        TypeError: an argument that neither of them has.
+        TypeError: an argument that neither of these functions has.
 
     Thread safety: loads into one model wait for each other.
     """
@@ -109,7 +109,7 @@ def _warn_of_unexpected(checked: Plan) -> None:
 
 
 def _warn_of_nothing(checked: Plan) -> None:
-    """Warn if nothing matches, which a caller of ``strict=False`` rarely wants."""
+    """Warn if no tensor matches, which a caller of ``strict=False`` rarely wants."""
     if any(target.origin == "checkpoint" for target in checked.targets):
         return
     warn(

@@ -45,7 +45,7 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     _require_dtypes(plan, slots)
     _require_kept(plan, slots)
     for finding in overlap.findings(overlap.overlapping(slots), plan.targets):
-        if finding.severity == "error":  # in a model other than the planned one
+        if finding.severity == "error":  # possible if this is not the planned model
             raise new_error(finding.code, finding.message, tensor=finding.target)
     return slots
 
@@ -62,7 +62,7 @@ def _changed(change: str, slot: TensorSlot, found: str, expected: str) -> Except
 
 
 def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Reject equal slices of different tensors; a plan from a file has no whole shapes."""
+    """Reject a slice of a different whole tensor; a plan from a file has no whole shapes."""
     for slot in slots:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
@@ -71,7 +71,7 @@ def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Reject a tensor of another kind: its origin and dtype depend on the kind."""
+    """Reject a tensor of a different kind, because its origin and dtype depend on the kind."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
             found, expected = (kind.replace("_", " ") for kind in (slot.kind, target.kind))
@@ -90,9 +90,9 @@ def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Reject a dtype or tie that is neither the planned model's nor the plan's.
+    """Reject a dtype or tie that neither the planned model nor the plan has.
 
-    Otherwise the load would silently restore the old dtype, and cut or remake the tie.
+    Otherwise the load would silently restore the old dtype, and split or restore the tie.
     """
     extended = plan.extension_names()
     splits = not plan.forms and ties.may_split(plan.targets, plan.findings)
@@ -100,12 +100,12 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for target, slot in zip(plan.targets, slots, strict=True):
         if slot.name in extended:
             continue
-        # a plan from a file has ties, but not the model's dtypes
+        # A plan from a file has the ties, but not the dtypes of the model.
         planned_tie = target.tie_of if target.origin == "tie" else ""
         dtype, tie_of = plan.forms.get(slot.name, (slot.tensor.dtype, planned_tie))
         root = slot.tie_of or ""
         if splits and ties.is_split(slot, target):
-            tie_of = root  # the plan's own doing
+            tie_of = root  # the plan itself splits the tie
         if root != tie_of and roots.get(root, "") != roots[slot.name]:
             separate = "a separate tensor"
             found, expected = (f"tied to {name}" if name else separate for name in (root, tie_of))
@@ -115,7 +115,7 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Reject a dtype that no option gives to a tensor of the model: a file may contain any.
+    """Reject a dtype that no option gives to a tensor of the model, because a file may have any.
 
     Options cast parameters and persistent buffers from float to float. A value from a source may
     have the dtype of the source, which the core has compared.

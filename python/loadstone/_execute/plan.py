@@ -1,4 +1,4 @@
-"""Plans for callers: made, inspected, saved and executed."""
+"""Plan: what callers inspect, save and execute."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from loadstone._plan.planning import make_plan
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.rules import Rules, is_file, is_json
 
-# A page with more targets adds megabytes to a notebook.
+# Number of targets up to which a notebook shows the page, because each adds to the notebook's size.
 _NOTEBOOK_TARGETS_MAX = 3000
 
 
@@ -44,17 +44,17 @@ class Plan:
     """One recipe, one placement and one origin for every tensor; findings; predicted memory.
 
     Made by :func:`loadstone.plan` or :meth:`Plan.load`. Refers to the model weakly. Unpickling
-    checks it against the shards, and :meth:`execute` then needs ``model=``, as after
-    :meth:`Plan.load`.
+    checks the plan against the shards; the plan then has no model, as after :meth:`Plan.load`, so
+    :meth:`execute` needs ``model=``.
     """
 
     def __init__(self, planned: PlannedLoad) -> None:
-        planned.compare_with_machine(in_place=planned.in_place)
+        planned.compare_with_machine(planned.reused_bytes)
         self._planned = planned
 
     @property
     def targets(self) -> list[PlannedTarget]:
-        """Every tensor that the model needs, in its order."""
+        """Every tensor that the model needs, in the model's order."""
         return self._planned.targets
 
     @property
@@ -81,13 +81,14 @@ class Plan:
     def peak_bytes(self) -> dict[str, int]:
         """Peak bytes of the model and the load, per device; ``"cpu"`` includes staging.
 
-        The model's old memory is freed after all values are loaded; until then both count.
+        The model's old memory is freed after all values are loaded. Until then the old and the new
+        memory both count.
         """
         return self._planned.peak_bytes
 
     @property
     def device_map(self) -> dict[str, str]:
-        """Module path to device, as given or computed; empty if everything goes to the cpu."""
+        """Modules with their devices, as given or computed; empty if everything is on the cpu."""
         return dict(self._planned.core.device_map)
 
     def require_ok(self) -> None:
@@ -117,18 +118,19 @@ class Plan:
 
         Args:
             model: needed for a plan that was read from a file.
-            into: like ``model``, but writes to its existing memory, like a plan made with
+            into: like ``model``, but writes to the model's existing memory, like a plan made with
                 ``in_place``: no second copy, and tensors that share the memory see the new values.
                 A failed load leaves some of it half-written: the error's ``half_written`` names the
                 tensors, the audit does not account for them, and the next load that succeeds
                 repairs them.
-            progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
+            progress: ``True`` for a bar, or a callable with arguments bytes done and total bytes.
             threads: the exact number of readers; ``None``: few at first, then more as long as that
-                is faster, up to the number in the plan. The report has ``readers``.
-            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: the report's ``receipt`` has digests of
+                is faster, up to the number in the plan. ``readers`` of the report is the final
+                number.
+            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: ``receipt`` of the report has digests of
                 all bytes read, and of all values in memory. Their cost is in docs/receipt.md.
-            read_ahead_bytes: how far ahead of the readers to request planned bytes that the
-                system's page cache lacks; 0: never.
+            read_ahead_bytes: distance ahead of the readers at which loadstone requests planned
+                bytes that the system's page cache lacks; 0: never.
             interleave: allocate new host memory across all memory nodes of the machine. Useful if
                 threads of all nodes read the model.
 
@@ -152,11 +154,11 @@ class Plan:
         return report
 
     def _model(self) -> Any:
-        """Return the planned model; ``None`` if it is gone, or the plan came from a file."""
+        """Return the planned model; ``None`` if it was freed, or the plan came from a file."""
         return None if self._planned.model is None else self._planned.model()
 
     def to_json(self) -> str:
-        """Return the plan as text, which the command line and C++ programs can execute too."""
+        """Return the plan as JSON, which the command and C++ programs can execute too."""
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
@@ -186,17 +188,18 @@ class Plan:
 
         Args:
             root: the checkpoint's folder. Needed if it was moved or copied, unless the plan's
-                folder has the shards. For a plan with adapters a list, with their folders after it.
-            offload_folder: where tensors placed on ``"disk"`` go. loadstone does not trust the
-                folder that a file names: pass it again.
-            allow_remote: read the checkpoint from the URL that the plan names. Without it loadstone
+                folder has the shards. For a plan with adapters a list, with the adapters' folders
+                after the checkpoint's.
+            offload_folder: folder for tensors placed on ``"disk"``. loadstone does not trust the
+                folder in the file: pass it again.
+            allow_remote: read the checkpoint from the URL in the plan. Without it loadstone
                 contacts no host (``plan.remote``), except for a URL that you pass as ``root``.
 
         Raises:
             PlanError: the text is not a plan, or a box does not fit its tensors; or the plan writes
                 to disk and no ``offload_folder`` was passed (``plan.offload_folder``).
-            LoadError: a shard is not the planned one (``io.changed``). One with only a different
-                modification time is a warning in ``findings`` (``io.time``).
+            LoadError: a shard is not the planned one (``io.changed``). A shard that differs only in
+                its modification time is a warning in ``findings`` (``io.time``).
         """
         planned = _plan_from_json(
             read_text(path),
@@ -223,8 +226,8 @@ class Plan:
         """Return the plan as one HTML page that needs no network and no other files.
 
         Args:
-            path: also write it to this file.
-            report: of this plan's execution, to compare measured with planned values.
+            path: file to write the page to, too.
+            report: report of this plan's execution, to compare measured with planned values.
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model()
@@ -243,7 +246,7 @@ class Plan:
         return page
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, or the table if the page would be large."""
+        """Return the page in a frame, or the plan as text if the page would be large."""
         if len(self._planned.core) > _NOTEBOOK_TARGETS_MAX:
             return f"<pre>{html.escape(str(self))}</pre>"
         return (
@@ -381,7 +384,7 @@ def _planned(
     catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
     is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
-    with model_lock(model):  # one walk over it
+    with model_lock(model):  # trace() and make_plan() share one walk over the model
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
         return make_plan(
             model,
@@ -401,7 +404,7 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """Read a plan as :meth:`Plan.load` does: checked against the shards, without a model."""
     plan = json.loads(text)
     checkpoints = [plan, *plan.get("other_checkpoints", [])]
-    # An empty root keeps the URL that the plan names.
+    # An empty root makes the core use the URL in the plan.
     roots = [
         "" if _core.is_remote(checkpoint["root"]) else str(Path(folder, checkpoint["root"]))
         for checkpoint in checkpoints

@@ -1,9 +1,9 @@
 """Ranks of a node that read each byte once: one rank reads a tensor and sends its slices.
 
-Each rank plans its slices, and all ranks have the same plan of whole tensors. They read these in
-batches: each rank reads some whole tensors of a batch and sends the other ranks their slices.
-Before anything is sent, and at the end, the ranks exchange failures: if one failed, all raise an
-error, and no model gets a value.
+Each rank plans its slices, and all ranks have the same plan of whole tensors. The ranks read these
+in batches: each rank reads some whole tensors of a batch and sends the other ranks their slices.
+Before anything is sent, and at the end, the ranks exchange whether they failed. If one
+failed, all raise an error, and no model gets a value.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from loadstone._plan.shared_read import SharedReadPlan, require_group
 
 Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
 
-# The ranks of the current load.
+# The ranks of the load that the current context executes.
 _PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
 
-# Threads take turns: messages of two loads at a time would be confused.
+# Threads take turns, because messages of two simultaneous loads would be confused.
 _one_at_a_time = threading.Lock()
 
 
@@ -50,9 +50,9 @@ def read(
     assert shared is not None and peers is not None
     with torch.no_grad():
         slices = _agree_on_slices(peers, shared, plan.targets)
-        destinations.begun = None  # tensors get values from other ranks
+        destinations.begun = None  # other ranks also send values, which the core does not record
         reports = [_execute_own(plan, shared, destinations, values, reading)]
-        load = [0] * peers.count  # bytes that each rank has read
+        load = [0] * peers.count  # number of bytes that each rank has read
         for wave in shared.waves():
             owners = _owners(shared, wave, load)
             local_indices = [index for index in wave if owners[index] == peers.rank]
@@ -61,7 +61,7 @@ def read(
             for index in wave:
                 values[index] = _memory(plan, destinations, index)
             parts = {index: _parts(source, index, slices) for index, source in sources.items()}
-            peers.agree()  # all memory is allocated: nothing can fail after this
+            peers.agree()  # all memory is allocated, so the exchange cannot run out of memory
             peers.exchange(wave, owners, parts, values)
             for index in wave:
                 values[index] = values[index].to(plan.targets[index].device)
@@ -70,7 +70,7 @@ def read(
 
 @contextlib.contextmanager
 def session(is_wanted: bool) -> Iterator[None]:
-    """Make ranks that load together fail together: the others get an error of the block."""
+    """Make ranks that load together fail together: an error in the block reaches all ranks."""
     if not is_wanted or _PEERS.get() is not None:
         yield
         return
@@ -93,7 +93,7 @@ def finish() -> None:
 def _agree_on_slices(
     peers: Peers, shared: SharedReadPlan, targets: Sequence[PlannedTarget]
 ) -> list[dict[int, Slice]]:
-    """Return each rank's slice of each tensor; raise if they load different things."""
+    """Return each rank's slice of each tensor; raise if the ranks load different things."""
     slices = {i: (*targets[i].slice_position, targets[i].shape) for i in shared.exchanged}
     answers = peers.gather((shared.terms(), slices))
     for rank, (terms, _) in zip(peers.ranks, answers, strict=True):
@@ -111,7 +111,7 @@ def _execute_own(
     values: list[Any],
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Make the values that are in no file; each rank makes its own."""
+    """Make the values that no file contains; each rank makes its own."""
     exchanged = set(shared.exchanged)
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:
@@ -134,9 +134,10 @@ def _execute(
 
 
 def _owners(shared: SharedReadPlan, wave: list[int], load: list[int]) -> dict[int, int]:
-    """Choose the reader of each tensor, equally on all ranks.
+    """Choose the rank that reads each tensor; every rank computes the same choice.
 
-    Neighbours go to one rank, which reads them in one go; the rank that has read least begins.
+    Neighbouring tensors go to one rank, which reads them in one pass. The rank that has read least
+    begins.
     """
     ranks = sorted(range(len(load)), key=load.__getitem__)
     total = max(1, sum(shared.targets[index].nbytes for index in wave))
@@ -184,7 +185,7 @@ class Peers:
 
     def __init__(self) -> None:
         require_group()
-        self.is_over = False  # all have ended, or a failure was sent
+        self.is_over = False  # all ranks have ended, or a failure was sent
         self._group: Any = None
         self._is_own = False
         nodes: list[str] = [""] * dist.get_world_size()
@@ -234,7 +235,7 @@ class Peers:
     ) -> None:
         """Send the other ranks their slices of this rank's tensors; receive this rank's slices."""
         work: Any
-        pending: list[tuple[Any, torch.Tensor]] = []  # keeps memory alive until it is sent
+        pending: list[tuple[Any, torch.Tensor]] = []  # keeps buffers alive until they are sent
         received = []
         for index in wave:
             owner = owners[index]
@@ -251,7 +252,7 @@ class Peers:
                 if peer == self.rank:
                     values[index].copy_(part)
                 elif part.numel() > 0:
-                    buffer = bytes_of(part)  # backends support few dtypes
+                    buffer = bytes_of(part)  # as bytes, because backends support few dtypes
                     work = dist.isend(buffer, self.ranks[peer], group=self._group, tag=index)
                     pending.append((work, buffer))
         for work, value, buffer in received:

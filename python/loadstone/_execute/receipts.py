@@ -1,4 +1,4 @@
-"""Receipts of loads, completed with digests of tensors in memory."""
+"""Complete the receipts of loads with digests of tensors in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def add_components(
 ) -> Receipt:
     """Add digests of the model's quantized tensors, right after the load.
 
-    A codec's components become tensors in the library's own form (a table next to codes, scales
-    in a different unit), and later checks can compare only those.
+    The library stores a codec's components in a different form (a table next to codes,
+    scales in a different unit), and later checks can compare only these tensors.
     """
     document = json.loads(receipt.to_json())
     for slot in model_slots:
@@ -35,7 +35,7 @@ def add_components(
 
 
 def held_entry(digest: str, name: str, tensor: Any, sources: list[str]) -> dict[str, Any]:
-    """Return a receipt's entry for a tensor as the model holds it."""
+    """Return a receipt's entry for a tensor in the form that the model holds."""
     return {
         "name": name,
         "encoding": dtype_name(tensor.dtype),

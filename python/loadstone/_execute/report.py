@@ -1,4 +1,4 @@
-"""Report of loads: the origin of the value of every tensor."""
+"""Report of a load: the origin of the value of every tensor, times and memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Report:
     Attributes:
         provenance: one entry for every tensor reachable from the model.
         seconds: wall time from the first check to the last byte.
-        bytes_read, bytes_written: from shards; into memory and offload files.
-        staging_bytes_peak: the peak of bytes in flight, counted.
+        bytes_read: bytes read from shards.
+        bytes_written: bytes written into memory and offload files.
+        staging_bytes_peak: the peak of bytes in flight, as counted by loadstone.
         bytes_read_ahead: bytes that the load asked the system to prefetch, because its page cache
             lacked them. The system does not report whether it did.
-        readers: the final number of threads.
+        readers: the final number of reader threads.
         is_interleaved: new memory came from all memory nodes in turns, as requested.
         process_bytes_peak: the largest resident set of the process until the load ended,
             including memory from before the load; 0 if the system does not report it.
-        findings: the plan's, and those of the load.
-        sync_seconds: time spent syncing the files of the offload folder to the disk.
+        findings: the findings of the plan and of the load.
+        sync_seconds: time spent flushing the files of the offload folder to disk.
         receipt: digests of the bytes read and of the loaded values, if requested.
     """
 
@@ -48,7 +49,7 @@ class Report:
 
     @property
     def filled(self) -> list[Provenance]:
-        """Tensors that the checkpoint lacks, filled because the caller asked for it."""
+        """Tensors that the checkpoint lacks, filled because the caller requested it."""
         names = {finding.target for finding in filled_findings(self.findings)}
         return [item for name, item in self.provenance.items() if name in names]
 
@@ -66,7 +67,7 @@ class Report:
 
 
 def _members(item: Any) -> dict[str, Any]:
-    """JSON encodings for types that it lacks."""
+    """Return the fields of an object for JSON, which has no encoding for its type."""
     names = dir(item) if isinstance(item, _core.Finding) else vars(item)
     return {name: getattr(item, name) for name in names if not name.startswith("_")}
 

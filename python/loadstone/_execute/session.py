@@ -22,7 +22,7 @@ from loadstone._plan.recipes import LibraryRecipes
 class LoadSession:
     """One load: adapters give it recipes and install its values as their library requires.
 
-    The model gets nothing before all values are read, and its offload folder is replaced last.
+    The model gets no value before all values are read, and the offload folder is replaced last.
     For one thread. ``model`` stays ``None`` if the library loads it.
     """
 
@@ -30,14 +30,14 @@ class LoadSession:
         self.options = options
         self.model: Any = None
         self.plan: PlannedLoad | None = None
-        self._device_map: Mapping[str, Any] | None = None  # of modules, if not all are on the cpu
+        self._device_map: Mapping[str, Any] | None = None  # None: all modules are on the cpu
         self._core: _core.Report | None = None
         self._is_finished = False
 
     def devices(
         self, model: Any, device_map: Mapping[str, Any] | None, offload_buffers: bool = False
     ) -> dict[str, Any] | None:
-        """Return :func:`tensor_devices`, with the cpu for other tensors; ``None``: all there."""
+        """Return :func:`tensor_devices`, else the cpu for a tensor; ``None``: all on the cpu."""
         if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
             return None
         self._device_map = device_map
@@ -64,7 +64,7 @@ class LoadSession:
         self._core = filled.core
 
     def install(self, filled: FilledValues) -> None:
-        """Give the values to the model, which gets its old tensors back if this fails."""
+        """Give the values to the model; if this fails, the model gets its old tensors back."""
         assert self.plan is not None
         execute.install(self.plan, self.model, filled, self.install_tensors)
         if self._device_map is not None:
@@ -77,11 +77,11 @@ class LoadSession:
 
     @property
     def offload_index(self) -> dict[str, Any]:
-        """Index of tensors on disk, tied ones under each of their names."""
+        """Index of the tensors on disk, with tied tensors under each of their names."""
         return self._core.offload.index() if self._core is not None else {}
 
     def report_and_audit(self, model: Any) -> Report | None:
-        """Make the report and audit the model; ``None`` if nothing was read, or on later calls."""
+        """Make the report and audit the model; ``None`` if nothing was read or it is made."""
         if self.plan is None or self._core is None or self._is_finished:
             return None
         self._is_finished = True
@@ -92,4 +92,4 @@ class LoadSession:
         return report
 
     def amend_report(self, model: Any, report: Report) -> None:
-        """Add to the report what the library did after the values were read."""
+        """Add to the report changes that the library made after the values were read."""

@@ -1,4 +1,4 @@
-"""Ties of a model after a load: its library's list of them, and names with two values."""
+"""Ties of a model after a load: the library's list of ties, and tied names with two values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadstone._plan.ties import is_split
 
 
 def unlist_ties(model: Any, names: Sequence[str]) -> None:
-    """Remove split names from the library's list of ties, so that it does not tie them."""
+    """Remove split names from the library's list of ties, so that the library does not tie them."""
     tied = _listed(model)
     for name in names:
         tied.pop(name, None)
@@ -55,8 +55,8 @@ def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
     """Remove ties from the library's list.
 
-    ``names`` were untied by an adapter, so the config declares it too; ``different`` have their
-    own values in the checkpoint.
+    An adapter untied the ``names``, so the config gets untied too. The names in ``different`` have
+    separate values in the checkpoint.
     """
     unlist_ties(model, [*names, *different])
     if names and _tying(getattr(model, "config", None)):
@@ -66,7 +66,7 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
 
 
 def _tying(config: Any) -> list[tuple[Any, str]]:
-    """Return the config and its part for text, if they declare ties, with the option's name."""
+    """Return the config and its text part, if they declare ties, with the name of the option."""
     configs = (config, getattr(config, "text_config", None))
     options = [adapter.tie_option for adapter in adapters_with("tie_option").values()]
     return [
@@ -90,11 +90,11 @@ def _own_config(model: Any) -> Any:
 
 
 def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Tie the names in ``untied`` again if both values are equal; warn once of the others.
+    """Tie the names in ``untied`` again if both values are equal; warn once of the other names.
 
     Returns:
-        The names that are tied again, with their roots, and the names that stay apart: their values
-        differ, or are not in memory to compare.
+        The names that are tied again, with their roots, and the names that stay separate, because
+        their values differ or are not in memory to compare.
     """
     slots = {slot.name: slot for slot in slots_of(model)}
     equal: dict[str, str] = {}
@@ -122,7 +122,7 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
 
 
 def warn_of_ties(findings: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
-    """Warn of values that differ under the names of one tie, which only the load detects."""
+    """Warn of names of one tie that have different values, which only the load detects."""
     known = {(finding.code, finding.message) for finding in planned}
     for finding in findings:
         is_tie = finding.code == "plan.tie" and finding.severity == "warning"
@@ -133,9 +133,9 @@ def warn_of_ties(findings: Iterable[_core.Finding], planned: Sequence[_core.Find
 def split_names(
     model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> list[str]:
-    """Return names that the plan unties for an adapter.
+    """Return the names that the plan unties for an adapter.
 
-    A library also lists ties that it did not make because another thread constructed a model.
+    A library may list a tie that it did not make, because another thread constructed a model.
     """
     listed = _listed(model)
     return [

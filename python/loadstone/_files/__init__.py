@@ -1,1 +1,1 @@
-"""Checkpoints: headers, tensors read one by one, receipts."""
+"""Open checkpoints: headers, tensors read one by one, receipts."""

@@ -17,8 +17,8 @@ from loadstone._files import hub, remote
 
 CheckpointPath = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
-# GGUF files of video models contain patch embeddings of rank 5, one more than ggml supports; code
-# for such models passes this value.
+# Rank limit for GGUF files of video models, whose patch embeddings have rank 5, one more than ggml
+# supports. The code for such models passes this value.
 RANK_MAX = _core.GGUF_RANK_MOST
 
 
@@ -28,9 +28,9 @@ class TensorInfo:
 
     Attributes:
         encoding: a dtype by its safetensors name (``"BF16"``) or a block format (``"Q4_K"``).
-        shape: outermost dimension first, for GGUF too.
-        offset_begin, offset_end: bytes from the start of the shard.
-        strides: in elements, of tensors that are not in C order (views that torch saved); empty
+        shape: the shape, outermost dimension first, for GGUF too.
+        offset_begin, offset_end: byte range, counted from the start of the shard.
+        strides: in elements, for tensors that are not in C order (views that torch saved); empty
             otherwise.
     """
 
@@ -50,7 +50,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class EncodingTotal:
-    """Totals over all tensors of one encoding."""
+    """Numbers of tensors, elements and bytes of one encoding."""
 
     tensors: int = 0
     elements: int = 0
@@ -60,13 +60,13 @@ class EncodingTotal:
 class Catalog:
     """Names, encodings, shapes and byte ranges of a checkpoint. Immutable.
 
-    It is pickled as its paths. Unpickling reads the headers again, and refuses a checkpoint with
-    other tensors (``io.changed``).
+    A pickle contains only the paths. Unpickling reads the headers again, and rejects a checkpoint
+    with different tensors (``io.changed``).
     """
 
     def __init__(self, core: _core.Catalog, arguments: tuple[Any, ...] = ()) -> None:
         self._core = core
-        self._arguments = arguments  # of _reopen(), without the digest
+        self._arguments = arguments  # arguments of _reopen(), without the digest
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = self._arguments or (self.shards, True, RANK_MAX)
@@ -92,7 +92,7 @@ class Catalog:
 
     @property
     def shards(self) -> list[str]:
-        """The files, in order."""
+        """The paths of the shards, in order."""
         return self._core.shards
 
     @property
@@ -115,7 +115,7 @@ class Catalog:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Faults of the files and of quantized tensors, as ``loadstone inspect`` lists them."""
+        """Problems of the files and of quantized tensors, as ``loadstone inspect`` lists them."""
         return self._core.findings
 
     def to_json(self) -> str:
@@ -138,12 +138,12 @@ def inspect(
 
     Args:
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
-            of a split GGUF, or a list of files that together are one checkpoint. A hub id
-            (``org/name``, ``org/name/file.gguf``), if no such path exists, refers to the local
-            cache of the hub, offline. ``https://`` URLs of files, ``hf://org/name@revision`` and
-            ``s3://bucket/key`` are read remotely (:func:`loadstone.configure_remote`).
+            of a split GGUF, or a list of files that together are one checkpoint. If no such path
+            exists, a hub id (``org/name``, ``org/name/file.gguf``) refers to the local cache of the
+            hub, offline. loadstone reads ``https://`` URLs of files, ``hf://org/name@revision`` and
+            ``s3://bucket/key`` remotely (:func:`loadstone.configure_remote`).
         allow_links: follow links that leave the folder (loadstone always follows links into the
-            ``blobs`` of a hub cache).
+            ``blobs`` folder of a hub cache).
         gguf_rank_max: maximal rank of a GGUF tensor. ggml allows 4; files of video models have
             tensors of rank 5, which loadstone rejects by default.
 
@@ -168,17 +168,17 @@ def inspect(
 
 
 def open_catalog(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
-    """Return a catalog unchanged; else open a checkpoint, with tensors of any rank."""
+    """Return a catalog unchanged; open any other source, with tensors of any rank."""
     if isinstance(source, Catalog):
         return source
     return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
 
 
 def try_inspect(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
-    """Return the catalog; or the reason why loadstone cannot read a file that torch may read.
+    """Return the catalog, or the reason why loadstone cannot read a file that torch may read.
 
     Raises:
-        FormatError, LoadError: see :func:`inspect`; for files that are not torch's.
+        FormatError, LoadError: see :func:`inspect`; only for files that are not torch's.
     """
     try:
         return inspect(paths, allow_links=allow_links), ""

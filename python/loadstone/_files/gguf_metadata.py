@@ -1,4 +1,4 @@
-"""Typed metadata of GGUF files, in the core's JSON: ``docs/formats/gguf.md``."""
+"""Write typed metadata of GGUF files as the core's JSON: ``docs/formats/gguf.md``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Write non-finite values as strings, because JSON has no literals for them."""
+    """Replace non-finite values by strings, because JSON has no literals for them."""
     if isinstance(value, list | tuple):
         return [json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -11,10 +11,10 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:/(?P<file>[^/].*))?")
 
 
 def resolve_hub_id(path: str) -> str:
-    """Return the folder or file in the hub cache for a hub id; else the path unchanged.
+    """Return the folder or file in the hub cache for a hub id; return other paths unchanged.
 
     An existing path is never an id. ``huggingface_hub`` finds the snapshot of the branch ``main``
-    offline. If it is not installed, or the cache lacks the id, the path stays unchanged, and
+    offline. If it is not installed, or the cache lacks the id, this returns the path unchanged, and
     opening it fails.
     """
     match = _HUB_ID.fullmatch(path)

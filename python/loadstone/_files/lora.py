@@ -1,4 +1,4 @@
-"""Weighted checkpoints, and adapters that a load merges."""
+"""Parse weighted checkpoints, and open the LoRA adapters that a load merges."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_weights(weighted: Weighted, field: str) -> list[tuple[Source, float]]:
 
 
 def join_catalogs(catalogs: Sequence[Catalog]) -> _core.Catalog:
-    """Join checkpoints; names are those of the first."""
+    """Join checkpoints; the joined catalog uses the names of the first."""
     return _core.join_checkpoints([catalog._core for catalog in catalogs])
 
 
@@ -44,8 +44,8 @@ class MergedLoras:
     """Adapters that a load merges into its model, in order.
 
     Attributes:
-        rows: factor of each, and patterns of the tensors to ignore.
-        tie: how a change to one name of a tied tensor affects the others.
+        rows: the factor of each adapter, and patterns of its tensors to ignore.
+        tie: policy for a tied tensor if an adapter changes only one of its names.
     """
 
     catalogs: tuple[Catalog, ...] = ()
@@ -75,7 +75,7 @@ def open_loras(
 def adapter_rows(
     pairs: Sequence[tuple[Source, float]], ignore: str | Sequence[str]
 ) -> list[tuple[float, list[str]]]:
-    """Return each adapter's factor and patterns to ignore; reject patterns without an adapter."""
+    """Return each adapter's factor and ignored patterns; reject patterns without adapters."""
     patterns = string_list("lora_ignore", ignore)
     if patterns and not pairs:
         raise new_error("plan.options", "lora_ignore requires lora", field="lora_ignore")

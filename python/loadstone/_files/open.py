@@ -1,4 +1,4 @@
-"""A checkpoint as a mapping of names to lazily read tensors."""
+"""Open a checkpoint as a mapping of names to lazily read tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from loadstone._files.read import Entry, TensorReader, device_argument
 class LazyTensor:
     """A lazily read tensor of an open checkpoint.
 
-    An index (``t[0:128, :]``, ``t[...]``), :meth:`tensor`, ``torch.asarray(t)`` or a function of
+    Indexing (``t[0:128, :]``, ``t[...]``), :meth:`tensor`, ``torch.asarray(t)`` or a function of
     torch reads it into a ``torch.Tensor`` that owns its memory. An index of integers, slices,
-    ``...`` and ``None`` reads only the rows that it selects, and the scales that they need; any
-    other index that torch supports reads the whole tensor. Steps must be positive. Every use reads
-    the file again.
+    ``...`` and ``None`` reads only the selected rows and the scales that they need; any other index
+    that torch supports reads the whole tensor. Steps must be positive. Every use reads the file
+    again.
     """
 
     def __init__(self, owner: OpenCheckpoint, entry: Entry) -> None:
@@ -32,7 +32,7 @@ class LazyTensor:
 
     @property
     def name(self) -> str:
-        """The name in the checkpoint; a quantized tensor has that of its data."""
+        """The name in the checkpoint; for a quantized tensor the name of its data."""
         return self._entry.name
 
     @property
@@ -42,14 +42,14 @@ class LazyTensor:
 
     @property
     def ndim(self) -> int:
-        """Count of dimensions."""
+        """The number of dimensions."""
         return len(self._entry.shape)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of tensors that are read: the file's, or float32 for a quantized tensor.
 
-        ``dtype=`` of :func:`loadstone.open` replaces it for floating-point tensors.
+        The ``dtype`` argument of :func:`loadstone.open` replaces it for floating-point tensors.
         """
         return element_dtype(self._entry.read_dtype(self._owner._dtype))
 
@@ -60,7 +60,7 @@ class LazyTensor:
 
     @property
     def is_quantized(self) -> bool:
-        """True if reads decode the values."""
+        """True if the tensor is quantized, so that reading decodes it."""
         return self._entry.is_decoded
 
     @property
@@ -70,7 +70,7 @@ class LazyTensor:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes in the file, of all components."""
+        """Bytes in the file, including all components."""
         return self._entry.stored_bytes
 
     def numel(self) -> int:
@@ -87,21 +87,21 @@ class LazyTensor:
 
         Args:
             dtype: a torch dtype or its name; ``None``: :attr:`dtype`. Rounds to nearest even, once.
-            device: ``None``: that of :func:`loadstone.open`.
+            device: device of the result; ``None``: the device given to :func:`loadstone.open`.
 
         Raises:
             PlanError: unsupported cast to this dtype (``plan.dtype``), or missing device.
-            FormatError: its components contradict each other (``q.*``).
+            FormatError: the tensor's components contradict each other (``q.*``).
             LoadError: the file cannot be read, or has changed since it was opened.
         """
         return self._owner._read(self._entry, dtype, device)
 
     def numpy(self) -> Any:
-        """Read the whole tensor as a NumPy array; ``TypeError`` for dtypes that NumPy lacks."""
+        """Read the whole tensor as a NumPy array; ``TypeError`` if NumPy lacks the dtype."""
         return self.tensor(device="cpu").numpy()
 
     def components(self) -> dict[str, torch.Tensor]:
-        """Read the components; see :meth:`OpenCheckpoint.components`."""
+        """Read the components, see :meth:`OpenCheckpoint.components`."""
         return self._owner.components(self.name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -155,8 +155,8 @@ class LazyTensor:
 class OpenCheckpoint(Mapping[str, LazyTensor]):
     """A checkpoint that :func:`loadstone.open` opened: its names, each with a lazy tensor.
 
-    A quantized tensor has one name, that of its data; its other components are not listed, see
-    :meth:`components`. Immutable, and tensors may be read from many threads.
+    A quantized tensor has one name, the name of its data; :meth:`components` reads its other
+    components. Immutable, and many threads may read tensors at once.
 
     Attributes:
         catalog: the contents of the headers.
@@ -176,7 +176,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensors that have been read from the files."""
+        """Number of bytes of tensors that have been read from the files."""
         return self._reader.bytes_read
 
     def get(
@@ -187,7 +187,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | int | None = None,
     ) -> Any:
-        """Read a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
+        """Read a tensor, like ``self[name].tensor(dtype=dtype, device=device)``.
 
         Args:
             default: returned for a name that the checkpoint does not have.
@@ -201,15 +201,15 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
             name: a name among :meth:`keys`.
 
         Returns:
-            By role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; for block formats
-            ``{"data": uint8 tensor [rows, bytes of a row]}``; for a plain tensor ``{"data": it}``.
-            ``loadstone.dequantize`` takes them.
+            The components by role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; for
+            block formats ``{"data": uint8 tensor [rows, bytes of a row]}``; for a plain tensor
+            ``{"data": tensor}``. ``loadstone.dequantize`` accepts this dict.
         """
         self._require_open(name)
         return self._reader.components(self._reader.entry(name))
 
     def close(self) -> None:
-        """Refuse further reads. Files are open only while they are read."""
+        """Reject further reads. Files are open only while they are read."""
         self._is_closed = True
 
     def _require_open(self, name: str) -> None:
@@ -270,8 +270,8 @@ def open(
     Args:
         path: see :func:`loadstone.inspect`: safetensors, GGUF and torch files, folders, hub ids.
         device: the device of the tensors that are read; they pass through host memory.
-        dtype: for floating-point and quantized tensors; ``None``: the file's, and float32 for
-            quantized ones. Integers and bools keep the file's dtype.
+        dtype: dtype of floating-point and quantized tensors; ``None``: the file's, and float32 for
+            quantized tensors. Integers and bools keep the file's dtype.
         allow_links, gguf_rank_max: see :func:`loadstone.inspect`.
 
     Raises:
@@ -292,7 +292,7 @@ def load_file(
     allow_links: bool = False,
     gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> dict[str, torch.Tensor]:
-    """Read all tensors of a checkpoint in one pass; quantized ones are decoded.
+    """Read all tensors of a checkpoint in one pass, and decode quantized tensors.
 
     >>> state = loadstone.load_file("model.gguf", dtype="bfloat16")
 
@@ -301,7 +301,7 @@ def load_file(
     Args:
         path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For a
             device other than the CPU, 256 MiB at a time pass through host memory.
-        threads: readers; ``None``: few at first, then more as long as that is faster.
+        threads: number of readers; ``None``: few at first, then more as long as that is faster.
 
     Returns:
         Tensors by name, in file order, with the names of :func:`loadstone.open`.

@@ -1,4 +1,4 @@
-"""Read tensors of a checkpoint, whole, in boxes or all in one pass."""
+"""Read tensors of a checkpoint: whole tensors, boxes of them, or all tensors in one pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from loadstone._files.catalog import Catalog, TensorInfo
 from loadstone._model import devices
 from loadstone._model.ranks import local_ranks
 
-# Smaller reads use one thread.
+# One thread makes smaller reads.
 ONE_THREAD_BYTES = 8 << 20
 NEAREST_MAX = 3
 
 
 class Entry(NamedTuple):
-    """One tensor as callers see it: decoded, or unchanged.
+    """One tensor under the name that callers use: decoded, or unchanged.
 
     Attributes:
         encoding: a dtype by its safetensors name, a block format (``"Q4_K"``) or the name of a
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     stored_bytes: int
 
     def read_dtype(self, requested: str | None) -> str:
-        """Return the dtype of a read if a caller requests one for floating-point tensors."""
+        """Return the dtype of a read; ``requested`` applies only to floating-point tensors."""
         return requested if requested and is_floating(self.dtype) else self.dtype
 
 
@@ -61,14 +61,14 @@ class TensorReader:
     """Reads the tensors of one catalog. Thread-safe.
 
     Args:
-        decodes: decode quantized tensors and hide their components; else each tensor of the file
-            is an entry, unchanged (block formats are always decoded).
+        decodes: decode quantized tensors and hide their components. If false, each tensor of the
+            file is an entry, unchanged, except that block formats are always decoded.
     """
 
     @collector.paused()
     def __init__(self, catalog: Catalog, *, decodes: bool, receipt: str = "") -> None:
         self.catalog = catalog
-        self.receipts: list[str] = []  # one per read, as JSON, if requested
+        self.receipts: list[str] = []  # receipts as JSON, one per read, if requested
         self._digest = receipt
         rows = [_Quantized(*row) for row in catalog._core.quantized()]
         self._quantized = {row.components.get("data", row.name): row for row in rows}
@@ -81,7 +81,7 @@ class TensorReader:
         self.bytes_read = 0
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of a name, or raise ``open.name``."""
+        """Return the entry for a name; raise ``open.name`` if it is unknown."""
         try:
             return self.entries[name]
         except (KeyError, TypeError):
@@ -117,13 +117,13 @@ class TensorReader:
         return tensor.view(element_shape(selection.shape, dtype))
 
     def read_index(self, entry: Entry, dtype: str, index: Any, device: str) -> torch.Tensor:
-        """Read what an index selects; only lists, tensors and masks read the whole tensor."""
+        """Read the elements that an index selects; a list or tensor reads all of it first."""
         selection = select(index, entry.shape, entry.name)
         tensor = self.read(entry, dtype, selection, device)
         return tensor if selection is not None else index_tensor(tensor, index, entry.name)
 
     def dtypes(self, requested: str | None = None) -> dict[str, str]:
-        """Return the dtypes to read all tensors with: see :meth:`Entry.read_dtype`."""
+        """Return the dtype to read each tensor with: see :meth:`Entry.read_dtype`."""
         return {name: entry.read_dtype(requested) for name, entry in self.entries.items()}
 
     @collector.paused()
@@ -137,7 +137,7 @@ class TensorReader:
             for entry in entries
         }
         for entry in entries:
-            if entry.is_decoded and not entry.shape:  # missing codes have no shape
+            if entry.is_decoded and not entry.shape:  # the shape is unknown if codes are missing
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
@@ -151,7 +151,7 @@ class TensorReader:
         return tensors
 
     def components(self, entry: Entry) -> dict[str, torch.Tensor]:
-        """Read a tensor's components unchanged, by role; blocks are bytes of rows."""
+        """Read a tensor's components unchanged, by role; blocks become rows of bytes."""
         forms = [_form(self.catalog.tensors[name]) for name in entry.components.values()]
         targets = [_core.Target(*form) for form in forms]
         tensors = [_empty(*form) for form in forms]
@@ -160,7 +160,7 @@ class TensorReader:
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
         hidden = set(self.catalog._core.companions())
-        if not decodes:  # blocks are always decoded, including their scales
+        if not decodes:  # block formats are decoded anyway, which includes their scales
             hidden = set().union(*map(self._components_of_blocks, self._quantized.items()))
         for name, info in self.catalog.tensors.items():
             row = self._quantized.get(name) if decodes else None
@@ -207,11 +207,11 @@ class TensorReader:
             ) from error
 
     def is_component(self, name: str) -> bool:
-        """Return whether a tensor is a component of a quantized one: codes, scales ..."""
+        """Return whether a tensor is a component of a quantized tensor: codes, scales ..."""
         return name in self._components
 
     def companions(self, names: Iterable[str]) -> list[_core.Target]:
-        """Return the other components of codes: the core reads codes only together with them."""
+        """Return the other components of the codes in ``names``, which the core needs with them."""
         codes = set(names)
         rows = (self._quantized[name] for name in codes if name in self._quantized)
         companions = {name for row in rows for name in row.components.values()} - codes
@@ -228,7 +228,7 @@ class TensorReader:
         progress: ProgressCallback | None = None,
         skipped: int = 0,
     ) -> None:
-        """Execute a plan of :func:`plan_for`; its last ``skipped`` targets are not read."""
+        """Execute a plan of :func:`plan_for`, except its last ``skipped`` targets."""
         plan.require_ok()
         with devices.Copier((device, tensor) for tensor in tensors) as copier:
             places = [
@@ -307,7 +307,7 @@ def plan_for(
 
 
 def _form(info: TensorInfo) -> tuple[str, tuple[int, ...], str]:
-    """Return name, shape and dtype; blocks are bytes of rows, or flat if they span rows."""
+    """Return name, shape and dtype; blocks become rows of bytes, or flat if they span rows."""
     if is_dtype(info.encoding) or info.encoding == "F4":
         return info.name, info.shape, info.encoding
     is_gguf = not info.encoding.startswith("F6")

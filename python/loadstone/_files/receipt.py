@@ -14,7 +14,7 @@ from loadstone._base.text import require_local, write_text
 
 
 def read_components(tensor: Any) -> dict[str, Any]:
-    """Return a quantized parameter's tensors other than its data, by the codec's names."""
+    """Return the components of a quantized parameter except its data, by the codec's names."""
     for library, adapter in adapters.adapters_with("components").items():
         if adapters.is_of(type(tensor), library):
             return dict(adapters.resolve(adapter.components)(tensor))
@@ -27,16 +27,17 @@ def digest_of(digest: str, tensor: Any) -> str:
 
 
 class Receipt:
-    """Digests of a load's or a conversion's sources and results.
+    """Digests of the sources and results of a load or a conversion.
 
     >>> report = loadstone.load(model, "checkpoint/", receipt="sha256-tree")
     >>> report.receipt.save("receipt.json")
 
     Attributes:
-        digest: ``"xxh3-128"``, which detects accidents, or ``"sha256-tree"``, which is proof
-            against tampering as long as the receipt itself is kept safe.
-        sources, outputs: files, with their tensors, as ``docs/receipt.md`` has them.
-        targets: of a load, by name: its entries, one for each component of a quantized tensor.
+        digest: ``"xxh3-128"``, which detects accidental changes, or ``"sha256-tree"``, which also
+            detects tampering as long as the receipt itself is kept safe.
+        sources, outputs: files with their tensors, in the form that ``docs/receipt.md`` specifies.
+        targets: for a load, the entries of each target by name, one for each component of a
+            quantized tensor.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,7 +53,7 @@ class Receipt:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
-        """Load one that was saved, or that a conversion wrote."""
+        """Load a receipt that was saved, or that a conversion wrote."""
         require_local(os.fsdecode(path))
         size_max = _core.RECEIPT_JSON_BYTES_MAX
         with Path(path).open("rb") as file:
@@ -78,9 +79,9 @@ class Receipt:
         write_text(path, self._text)
 
     def matches(self, name: str, tensor: Any) -> bool | None:
-        """Compare a tensor with the bytes from the load; ``None`` if the receipt lacks them.
+        """Compare a tensor with the digest from the load; ``None`` if the receipt lacks it.
 
-        Costs a pass over its memory, and a copy if it is not contiguous or is on a device.
+        Reads the tensor's memory once, and copies it if it is not contiguous or is on a device.
         """
         entries = self.targets.get(name, [])
         plain = [entry for entry in entries if not entry.get("component")]
@@ -92,7 +93,7 @@ class Receipt:
         return digest_of(self.digest, tensor) == str(data[0]["digest"])
 
     def components_match(self, name: str, tensor: Any) -> bool | None:
-        """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
+        """Compare the components of a quantized tensor other than its data: see :meth:`matches`."""
         entries = {entry.get("component"): entry for entry in self.targets.get(name, [])}
         components = read_components(tensor)
         if any(part.is_meta or role not in entries for role, part in components.items()):

@@ -1,4 +1,4 @@
-"""Options for remote access: from the caller, else from the environment."""
+"""Options for remote access, from the caller or from environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from loadstone import _core
 from loadstone._base.keywords import names_keywords
 
-# The core gets no other variables.
+# Prefixes of the environment variables that are passed to the core.
 _PREFIXES = ("AWS_", "HF_")
 _VARIABLES = {
     *("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"),
@@ -38,20 +38,21 @@ def configure_remote(
 
     >>> loadstone.configure_remote(ca_file="corporate.pem")
 
-    Each option replaces environment variables; ``None`` uses them. A call discards the options of
-    earlier calls. loadstone writes none of them to plans, messages or logs.
+    Each option replaces the environment variables in parentheses; ``None`` uses the variables. A
+    call discards the options of earlier calls. loadstone writes no option to plans, messages or
+    logs.
 
     Args:
-        token: of the hub (``HF_TOKEN``, or the file that ``hf auth login`` writes). loadstone sends
-            it only to ``endpoint``, never to redirect targets.
+        token: token of the hub (``HF_TOKEN``, or the file that ``hf auth login`` writes). loadstone
+            sends it only to ``endpoint``, never to redirect targets.
         ca_file: PEM file of trusted authorities (``SSL_CERT_FILE``). Default: the system's.
         proxy: URL of a proxy (``HTTPS_PROXY``, ``ALL_PROXY``; ``NO_PROXY`` lists exceptions);
             ``""`` for none.
-        endpoint: of the hub (``HF_ENDPOINT``). Default: ``https://huggingface.co``.
-        s3_endpoint: of a store outside AWS (``AWS_ENDPOINT_URL``).
-        s3_region, s3_access_key, s3_secret_key, s3_session_token: ``AWS_REGION``,
-            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``. Without a key
-            loadstone does not sign requests.
+        endpoint: URL of the hub (``HF_ENDPOINT``). Default: ``https://huggingface.co``.
+        s3_endpoint: URL of a store outside AWS (``AWS_ENDPOINT_URL``).
+        s3_region, s3_access_key, s3_secret_key, s3_session_token: region and credentials
+            (``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+            ``AWS_SESSION_TOKEN``). Without a key loadstone does not sign requests.
     """
     options = {
         "hub_token": token,
@@ -70,7 +71,7 @@ def configure_remote(
 
 
 def storage() -> _core.Storage:
-    """Return the storage for all checkpoints, even local ones; one per set of options."""
+    """Return the storage for all checkpoints, even local ones; cached per set of options."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -86,12 +87,12 @@ def storage() -> _core.Storage:
 
 
 def absolute(path: str) -> str:
-    """Return the path in a form that is valid in any folder; links and patterns stay.
+    """Return an absolute path; do not resolve links and patterns.
 
-    A URL loses its query, so that a pickle contains no signature.
+    Remove the query of a URL, so that a pickle contains no signature.
     """
     if not _core.is_remote(path):
         return str(Path(path).absolute())
     location, mark, rest = path.partition("?")
-    # In a bucket, an object's name may contain "?".
+    # The name of an object in a bucket may contain "?".
     return _core.without_secrets(location) + (mark + rest if path.startswith("s3:") else "")

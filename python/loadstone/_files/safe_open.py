@@ -39,15 +39,15 @@ class safe_open:  # noqa: N801
     >>> with loadstone.safe_open("model.safetensors", framework="pt") as file:
     ...     rows = file.get_slice("lm_head.weight")[:16]
 
-    Tensors are as stored: each component of a quantized tensor has its own name
+    Tensors are returned as stored: each component of a quantized tensor has its own name
     (:func:`loadstone.open` dequantizes). Block formats of GGUF, for which torch
     has no dtype, are decoded to float32.
 
     Args:
         filename: see :func:`loadstone.inspect`.
-        framework: ``"pt"`` or ``"numpy"``, or any other safetensors name for these.
+        framework: ``"pt"`` or ``"numpy"``, or any other name that safetensors accepts for these.
         device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
-        backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
+        backend: ``"mmap"`` or ``"pread"``; has no effect, because tensors own their memory.
         allow_links: see :func:`loadstone.inspect`.
 
     Raises:
@@ -96,7 +96,7 @@ class safe_open:  # noqa: N801
         """Read a whole tensor.
 
         Raises:
-            MissingTensorError: an unknown name; also a ``KeyError``.
+            MissingTensorError: the name is unknown. The error is also a ``KeyError``.
         """
         reader = self._open()
         entry = reader.entry(name)

@@ -1,8 +1,8 @@
 """Read ``_metadata`` of state dicts in torch's files, and the names of non-tensor entries.
 
 The core keeps only the tensors of such files, and ``torch.load(weights_only=True)`` rejects a file
-for one unknown class, so this module reads the pickle again. It imports and calls nothing by name:
-every global becomes an empty class.
+that contains a single unknown class, so this module reads the pickle again. It never imports or
+calls anything that the pickle names: every global becomes an empty class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from loadstone._files.catalog import Catalog
 
-# The core's limits.
+# The same limits as in the core.
 _PICKLE_BYTES_MAX = 48 << 20
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 _WRAPPERS_MAX = 4
@@ -22,11 +22,11 @@ _TENSORS = frozenset({"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_
 
 
 def read_metadata(catalog: Catalog) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the parts of all shards that are not tensors; none for formats other than torch's.
+    """Return the entries of all shards that are not tensors; none for formats other than torch's.
 
     Returns:
-        Values that ``load_state_dict`` passes to each module, by path (None without metadata); and
-        names of extra state that is not a tensor.
+        The metadata that ``load_state_dict`` passes to each module, by module path (None if the
+        file has none), and the names of extra state that is not a tensor.
     """
     modules: dict[str, Any] | None = None
     objects: list[str] = []
@@ -85,7 +85,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_state(path: str) -> Any:
-    """Return the state dict, with stand-ins for tensors; ``None`` for other kinds of files."""
+    """Return the state dict, with stand-ins for tensors; ``None`` if the file is not torch's."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -102,7 +102,7 @@ def _read_state(path: str) -> Any:
             for _ in ("magic number", "protocol", "machine"):
                 _Unpickler(file).load()
             return _unwrap(_Unpickler(file).load())
-    except Exception:  # the pickle needs more than the stand-ins support
+    except Exception:  # the pickle uses a feature that the stand-ins lack
         return None
 
 

@@ -1,1 +1,1 @@
-"""A model as it is: its modules, its tensors and their memory."""
+"""Inspect a model: its modules, its tensors and their memory."""

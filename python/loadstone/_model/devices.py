@@ -1,8 +1,8 @@
 """Allocate device memory and copy loaded values into it.
 
-Values for a GPU are read into a ring of pinned memory and copied from there during further reads,
-so the host never has a second copy of a tensor. The core copies to CUDA devices with the driver
-that torch has loaded; torch copies to all other devices.
+The core reads values for a GPU into a ring of pinned memory and copies them from there during
+further reads, so the host never has a second copy of a tensor. The core copies to CUDA devices with
+the driver that torch has loaded; torch copies to all other devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, new_error
 from loadstone._base.lazy_torch import torch
 
-# torch loads it by this name.
+# The name by which torch loads the driver.
 CUDA_LIBRARY = "libcuda.so.1"
 
 
@@ -42,14 +42,14 @@ def memory_for(name: str, device: str) -> Iterator[None]:
 
 def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
     """Return uninitialized memory for a target; raise ``memory.device`` if the device is full."""
-    try:  # memory_for() inlined: it costs as much as the allocation
+    try:  # like memory_for(), which costs as much as the allocation itself
         return torch.empty(shape, dtype=element_dtype(dtype), device=device)
     except RuntimeError as error:
         _rethrow(error, name, device)
 
 
 def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
-    # OutOfMemoryError is a RuntimeError; Metal has no specific class.
+    # OutOfMemoryError is a RuntimeError; for Metal, torch raises a plain RuntimeError.
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
     reason = str(error).partition("\n")[0]
@@ -60,16 +60,16 @@ def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
 class Copier:
     """Copies to the tensors that a load is about to write.
 
-    For CUDA, copies are addressed by pointer. They run on their own streams, so the constructor
-    first synchronizes the devices. torch's copies are addressed by numbers, because not every
-    device has addresses (``data_ptr()`` on ``mps`` is an object's).
+    CUDA copies are addressed by pointer. They run on separate streams, so the constructor first
+    synchronizes the devices. torch's copies are addressed by offsets instead,
+    because not every device has addresses (on ``mps``, ``data_ptr()`` is the address of an object).
     """
 
     def __init__(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
         on_devices = [pair for pair in values if _core.is_accelerator(pair[0])]
         names = sorted({device for device, _ in on_devices})
         self.core = _open_cuda(names) if names else None
-        self._numbers: dict[int, int] = {}  # by the tensor's identity
+        self._numbers: dict[int, int] = {}  # addresses for torch's copies, by id of the tensor
         if self.core is not None:
             for name in names:
                 _synchronize(name)
@@ -82,7 +82,7 @@ class Copier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the driver, even if an error's traceback keeps this object."""
+        """Release the driver, even if the traceback of an error keeps this object alive."""
         self.core = None
 
     def address(self, tensor: torch.Tensor) -> int:
@@ -98,7 +98,7 @@ def _open_cuda(devices: Sequence[str]) -> _core.Device | None:
     try:
         return _core.open_cuda(CUDA_LIBRARY)
     except Error as error:
-        if not error.path:  # found, but failed
+        if not error.path:  # the driver was found, but failed
             raise
         return None
 
@@ -113,7 +113,7 @@ class _TorchCopies:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.numel()]
         sizes = (tensor.nbytes for tensor in self._tensors)
-        self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 is not a destination
+        self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 means no destination
         pairs = zip(self._tensors, self._begins, strict=False)
         self.numbers = {id(tensor): begin for tensor, begin in pairs}
         self._ring = torch.empty(0, dtype=torch.uint8)

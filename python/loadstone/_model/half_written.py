@@ -1,7 +1,7 @@
-"""Record tensors that a failed load in place may have left with old and new values.
+"""Record tensors that a failed load in place may have left with a mix of old and new values.
 
 There are two records. One is by memory, which several modules may share. The other is on the module
-that owns the tensor: it survives a move to other memory (``.to()``), ``copy.deepcopy`` and
+that owns the tensor; it survives a move to other memory (``.to()``), ``copy.deepcopy`` and
 ``pickle``.
 """
 
@@ -29,19 +29,19 @@ from loadstone._model.walk import HALF_WRITTEN, TensorSlot
 WRITTEN = tuple(name for name, (is_written, _) in _core.ORIGINS.items() if is_written)
 
 _Range = tuple[int, int, int]  # storage, begin and end in bytes
-# The references keep torch from reusing a storage's address.
+# These references keep torch from reusing a storage's address.
 _ranges: dict[_Range, StorageWeakRef] = {}
 
 
 class _Mark:
-    """Marks a tensor of a module as half-written. A copy forgets the memory."""
+    """Marks a tensor of a module as half-written. A copy of the mark has no memory range."""
 
     __slots__ = ("before", "range", "weak")
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.range = None if tensor is None else _range(tensor)
         self.weak = None if tensor is None else weak_storage(tensor)
-        self.before: tuple[torch.Tensor, int | None] | None = None  # while a state dict is loaded
+        self.before: tuple[torch.Tensor, int | None] | None = None  # set during load_state_dict
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Mark, ()
@@ -62,7 +62,7 @@ def mark(slots: Iterable[TensorSlot]) -> None:
 
 
 def unmark(slots: Iterable[TensorSlot], written: Set[str]) -> None:
-    """Forget the marks of written tensors, by name, without ties."""
+    """Forget the marks of tensors that were written; ``written`` has names without ties."""
     for slot in slots:
         marks = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
         if (slot.tie_of or slot.name) in written:
@@ -77,7 +77,7 @@ def unmark(slots: Iterable[TensorSlot], written: Set[str]) -> None:
 def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
     """Require that a load writes all half-written tensors (``audit.unaccounted``).
 
-    An audit could not recognise those that it keeps.
+    An audit could not recognise half-written tensors that the load keeps.
     """
     unwritten = set(_ranges)
     kept = []
@@ -123,7 +123,7 @@ def _remove_marks(module: torch.nn.Module) -> None:
 def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
-    """Note which marked tensors the state dict has intact."""
+    """Note which marked tensors have an intact value in the state dict."""
     marks = module.__dict__.get(HALF_WRITTEN, {})
     tensors = {name: _registered_tensor(module, name) for name in marks}
     tensor_ranges = (_range(tensor) for tensor in tensors.values() if tensor is not None)
@@ -137,7 +137,7 @@ def _before_state_dict(
 def _after_state_dict(module: torch.nn.Module, _: object) -> None:
     """Forget the tensors that ``load_state_dict`` wrote or replaced.
 
-    A new version alone proves nothing: writing only some elements makes one, too.
+    A new version alone proves nothing, because writing only some elements also changes it.
     """
     marks = module.__dict__.get(HALF_WRITTEN, {})
     for name, mark in list(marks.items()):

@@ -1,9 +1,9 @@
-"""Find what holds a model's meta tensor: partials, closures, sets, optimizers.
+"""Find the objects that hold a model's meta tensor: partials, closures, sets, optimizers.
 
 The walk over a model looks into attributes and containers, and runs no code of other objects. An
-object that it does not look into may hold a tensor as well, and computes garbage if that is on
-meta. Reference counts reveal such holders; only then does loadstone ask the garbage collector for
-them, because that takes time proportional to the size of the process.
+object that it does not look into may also hold a tensor; if that tensor stays on meta, the object
+computes garbage. Reference counts reveal such holders. Only then does loadstone ask the garbage
+collector for them, because that takes time proportional to the size of the process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from loadstone._model.walk import TensorSlot
 
 Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
 
-# The collector compares every reference in the process with every tensor in question.
+# Limit, because the collector compares every reference in the process with every searched tensor.
 SEARCHED_MAX = 64
-# Steps from a holder up to a module of the model; one search per step.
+# Limit of steps from a holder up to a module of the model; each step takes one search.
 _STEPS_MAX = 6
 _WIDTH_MAX = 64
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
-# Variables: the caller's own may hold the model and its tensors.
+# Objects with variables, because variables of the caller may hold the model and its tensors.
 _SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
 
 _replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
@@ -74,7 +74,7 @@ class _Suspect:
     name: str
     tensor: torch.Tensor
     is_replaced: bool
-    known: frozenset[int] = frozenset()  # places in the model, by id
+    known: frozenset[int] = frozenset()  # ids of the places in the model
 
 
 def note_replaced(model: Any, slot: TensorSlot) -> None:
@@ -88,7 +88,7 @@ def _note(model: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 class MetaParameters:
-    """A model's parameters on meta, to note those that a library replaces."""
+    """A model's parameters on meta, to record the parameters that a library replaces."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._names: list[str] = []
@@ -112,14 +112,14 @@ def replaced(model: Any) -> Refs:
 
 
 def restore_replaced(model: Any, before: Refs) -> None:
-    """Forget later notes: a weak reference would keep torch from exchanging contents."""
+    """Forget later records, because their weak references keep torch from exchanging contents."""
     _replaced[model] = before
 
 
 def find_holders(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     """Find the holders of tensors that are on meta or replaced, except the model itself.
 
-    It misses variables, C++ code, weak references, and holders of distributed tensors.
+    Does not find variables, C++ code, weak references, and holders of distributed tensors.
 
     Args:
         slots: places whose tensors are on meta on purpose.
@@ -132,7 +132,7 @@ def find_holders(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Ho
                 del tensor
     if not suspects:
         return []
-    gc.collect()  # garbage does not count as a holder
+    gc.collect()  # so that unreachable objects do not count as holders
     searched = UncountedList(suspects[:SEARCHED_MAX])
     holders = _referrers(UncountedList(suspect.tensor for suspect in searched))
     for suspect in searched:
@@ -158,14 +158,14 @@ def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
     suspects = []
     for group in groups.values():
         known = frozenset(id(_container(slot)) for slot in group)
-        # one more for the argument of the call
+        # The argument of getrefcount() adds one reference.
         if sys.getrefcount(group[0].tensor) > len(known) + len(group) + 1:
             suspects.append(_Suspect(group[0].name, group[0].tensor, False, known))
     return suspects
 
 
 def _container(slot: TensorSlot) -> Any:
-    """Return the model's object that refers to the tensor."""
+    """Return the object of the model that refers to the tensor."""
     place = slot._place
     if slot._key is not None:
         return place
@@ -176,7 +176,7 @@ def _container(slot: TensorSlot) -> Any:
 
 
 def _referrers(values: UncountedList) -> dict[int, UncountedList]:
-    """Return the referrers of each value, by its id, from one pass over the collector's objects."""
+    """Return the referrers of each value, by its id, from one pass over all tracked objects."""
     referrers = {id(value): UncountedList() for value in values}
     for referrer in gc.get_referrers(*values):
         is_slot = isinstance(referrer, TensorSlot)
@@ -225,7 +225,7 @@ class _OwnerSearch:
         self.level = UncountedList() if self.is_in_model else UncountedList(above[:_WIDTH_MAX])
 
     def describe(self) -> tuple[str, bool]:
-        """Return a description (``""``: loadstone's own), and whether the model can reach it."""
+        """Return a description (``""``: part of loadstone), and whether it is in the model."""
         is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
         # The traceback of a failed load keeps slots, which hold the places of lost modules.
         if is_ours or (self._owner is None and self._is_in_slot):

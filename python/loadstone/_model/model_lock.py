@@ -1,4 +1,4 @@
-"""Serialize loads into one model, and cache its walk meanwhile."""
+"""Serialize loads into one model, and cache the walk over the model meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadstone._model.walk import TensorSlot, walk
 
 
 class _ModelLock:
-    """Lives as long as a thread waits for it or has it."""
+    """A lock that exists while a thread waits for it or holds it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -41,7 +41,8 @@ if hasattr(os, "register_at_fork"):
 def model_lock(model: Any) -> Iterator[None]:
     """Make other threads that load into this model wait until the block ends.
 
-    Concurrent loads would replace each other's tensors. The lock does not cover parts of the model.
+    Concurrent loads would replace each other's tensors. The lock does not exclude loads into single
+    modules of the model.
     """
     if isinstance(model, str | os.PathLike):  # a skeleton file: loads never write to it
         yield
@@ -61,7 +62,7 @@ def model_lock(model: Any) -> Iterator[None]:
 
 
 def slots_of(model: Any, *, refresh: bool = False) -> list[TensorSlot]:
-    """Walk a model; by default, reuse the walk while the current thread holds the lock."""
+    """Walk a model; reuse the last walk while the current thread holds the lock."""
     lock = _locks.get(id(model))
     if lock is None or lock.owner != threading.get_ident():
         return walk(model)

@@ -9,14 +9,14 @@ from loadstone._base.arguments import wrong_kind
 from loadstone._base.lazy_torch import torch
 from loadstone._base.names import parent_name
 
-# The attribute in which torch's activation checkpointing wraps a module. That wrapper class leaves
-# it out of state-dict names; other classes keep it.
+# The attribute in which torch's activation checkpointing wraps a module. That wrapper class omits
+# the attribute from state-dict names; other wrapper classes keep it.
 _WRAPPED = "_checkpoint_wrapped_module"
 _WRAPPER = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
 
 
 def require_module(model: Any) -> None:
-    """Require a module as ``model`` (else ``plan.options``)."""
+    """Require that the argument ``model`` is a module (else ``plan.options``)."""
     if not isinstance(model, torch.nn.Module):
         raise wrong_kind("model", model, "a torch.nn.Module")
 
@@ -55,7 +55,7 @@ def saved_map(model: Any, device_map: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_modules(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield all modules; a wrapper precedes the wrapped module, under the same path."""
+    """Yield all modules; a wrapper comes before the wrapped module, under the same path."""
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
         yield saved_path(model, path), module
 
@@ -72,7 +72,7 @@ def owner_of(model: Any, name: str) -> Any:
 
 
 def existing_paths(module: Any, paths: list[str]) -> list[str]:
-    """Keep the paths that are modules. The core cannot do that: it sees only paths with tensors."""
+    """Return the paths that are modules. The core cannot do that: it sees only tensors' paths."""
     if module is None or not paths:
         return []
     known = {path for path, _ in named_modules(module, remove_duplicate=False)}

@@ -1,7 +1,7 @@
 """Load tensors that are sharded over ranks.
 
-A ``DTensor`` represents a whole tensor and holds a slice of it. loadstone plans the whole tensor,
-cuts the recipe to the slice, and each rank reads its own slice: ranks do not communicate.
+A ``DTensor`` represents a whole tensor and holds a slice of it. loadstone plans the whole tensor
+and cuts the recipe to the slice. Each rank reads its own slice, so ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from loadstone._base.lazy_torch import torch
 
-# More than any machine has; a typo must not overflow.
+# Upper limit, more than any machine has, so that a typo in the variable cannot overflow.
 RANKS_MAX = 1 << 20
 
 
@@ -22,26 +22,26 @@ class LocalShard:
     """This rank's part of a DTensor.
 
     Attributes:
-        shape: shape of the whole.
-        begin: offset of the part in the whole, by dimension.
+        shape: shape of the whole tensor.
+        begin: offset of the part in the whole tensor, by dimension.
         groups: number of equal groups in each dimension, if the part has the same range of each
             group; ``()`` means 1 everywhere. ``begin`` counts within a group.
-        obstacle: why the part cannot be loaded, or ``""``.
+        obstacle: the reason why the part cannot be loaded, or ``""``.
     """
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.shape = tuple(owner.shape)
-        # Not to_local(): it returns a view, and new memory must go to the tensor itself.
+        # to_local() would return a view, but the tensor itself must get the new memory.
         self.local: torch.Tensor = owner._local_tensor
         self.begin: tuple[int, ...] = (0,) * len(self.shape)
         self.groups: tuple[int, ...] = ()
         self.obstacle = self._locate()
-        # A part, its DTensor, and that DTensor's local tensor.
+        # The part that was wrapped last, its DTensor, and that DTensor's local tensor.
         self._last: tuple[torch.Tensor, Any, Any] = (self.local, owner, self.local)
 
     def wrap(self, local: torch.Tensor) -> Any:
-        """Return a DTensor like the owner with a different part; ties share one.
+        """Return a DTensor like the owner with a different part; ties share the result.
 
         An owner on meta takes the part itself and stays the same object, because optimizers of
         sharded models are made before the load.
@@ -114,7 +114,7 @@ def shard_of(tensor: Any) -> LocalShard | None:
 def _is_in_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> bool:
     """Return whether the parts of all ranks are contiguous in each dimension.
 
-    They are, except for strided shards, for which torch reports only where a part begins.
+    Only strided shards are not; torch reports only the begin of such a part.
     """
     if not any(type(placement).__name__ == "_StridedShard" for placement in placements):
         return True
@@ -140,7 +140,7 @@ def _even_groups(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return groups and begins of shards that split several equal groups evenly, or ``None``.
 
-    transformers shards fused projections this way: a rank has its part of each.
+    transformers shards fused projections this way: a rank has its part of each projection.
     """
     groups, begins = [1] * len(shape), list(begin)
     sharded = [placement.dim for placement in placements if hasattr(placement, "dim")]
@@ -164,7 +164,7 @@ def _is_covered(parts: Iterable[tuple[int, int]], extent: int) -> bool:
 
 
 def reshard_fsdp(model: Any) -> None:
-    """Drop FSDP's gathered parameters: values read into them would be lost."""
+    """Drop FSDP's gathered parameters, because values read into them would be lost."""
     for module in _fsdp_modules(model):
         module.reshard()
 
@@ -173,7 +173,7 @@ def refresh_fsdp(model: Any) -> None:
     """Refresh FSDP's references to the memory of its shards, which it keeps separately."""
     for module in _fsdp_modules(model):
         state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)  # in later releases
+        groups = getattr(state, "_fsdp_param_groups", None)  # only in newer releases of torch
         for group in [state._fsdp_param_group] if groups is None else groups:
             for parameter in group.fsdp_params if group is not None else ():
                 parameter.reset_sharded_param()
@@ -188,13 +188,13 @@ def unsharded_class(module: Any) -> type:
 
 def _fsdp_modules(model: Any) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not hasattr(model, "modules"):  # a skeleton file
+    if fsdp is None or not hasattr(model, "modules"):  # the model is the path of a skeleton file
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 def local_ranks() -> int:
-    """Return the number of processes that load at the same time on this machine; never too few.
+    """Return the number of processes that load at the same time on this machine, or more.
 
     ``torchrun`` sets it. Without it, all ranks of the default process group count, because only
     communication could show which of them are on other machines.

@@ -1,8 +1,8 @@
 """Decide which tensors a load can fill: known classes, plain memory, a dtype that files have.
 
-The core writes bytes into memory. A tensor of an unknown subclass may have no memory (a wrapper
-around others), a part of the value (a shard), or bytes with a different meaning. So loadstone
-accepts classes that it knows by name, and classes that override no operation.
+The core writes bytes into memory. A tensor of an unknown subclass may have no memory (a
+wrapper), only a part of the value (a shard), or bytes with a different meaning. So loadstone
+accepts only classes that it knows by name, and classes that override no operation.
 """
 
 from __future__ import annotations

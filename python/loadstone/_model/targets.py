@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from loadstone import _core
 from loadstone._base.dtypes import element_shape
 
-# Kinds of tensors that checkpoints hold.
+# The kinds of tensors that checkpoints contain.
 SAVED = ("parameter", "persistent_buffer")
 
 
@@ -16,19 +16,20 @@ class PlannedTarget:
     """The plan for one tensor of the model.
 
     Attributes:
-        origin: where the value comes from (see :class:`loadstone.Provenance`).
-        shape: the tensor's; torch has two values of ``"F4"`` in one element.
-        dtype: the final one, by its safetensors name.
+        origin: the origin of the value (see :class:`loadstone.Provenance`).
+        shape: the tensor's shape; torch has two values of ``"F4"`` in one element.
+        dtype: the final dtype, by its safetensors name.
         device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
         sources: names in the checkpoint, in the order in which their bytes are used.
         boxes: number of strided regions to copy; 0 if no bytes move.
-        nbytes: of the finished tensor, or of all components of a quantized one.
-        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its values.
+        nbytes: size of the finished tensor, or of all components of a quantized tensor.
+        encoding: for a quantized tensor (``"nf4"``); ``shape`` and ``dtype`` then describe its
+            values.
         merged: the adapters that are merged into it, whose tensors are among ``sources``.
         parts: name, shape and dtype of each component, the data first.
-        slice_begin: where ``shape`` begins in the whole tensor, if this rank holds a slice of it.
-        slice_groups: number of equal groups in each dimension of the whole, if this rank holds the
-            same part of each group; ``slice_begin`` counts within a group.
+        slice_begin: begin of ``shape`` in the whole tensor, if this rank holds a slice of it.
+        slice_groups: number of equal groups in each dimension of the whole tensor, if this rank
+            holds the same part of each group; ``slice_begin`` counts within a group.
     """
 
     name: str

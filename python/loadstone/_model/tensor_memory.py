@@ -12,7 +12,7 @@ from loadstone._base.dtypes import dtype_name, element_dtype
 
 
 def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
-    """Return address, bytes and dtype; zeros for ``None``, which the core skips."""
+    """Return address, bytes and dtype; zeros for ``None``, so that the core skips the target."""
     if tensor is None:
         return 0, 0, "U8"
     if not tensor.is_contiguous():

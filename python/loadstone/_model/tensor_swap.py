@@ -1,9 +1,9 @@
 """Exchange the contents of tensor objects, which keep their identity.
 
 Optimizers, closures and partials hold a tensor by identity. ``.data`` accepts memory of any dtype
-and device, but cannot cross from meta into memory or back; there torch can exchange the contents of
+and device, but does not work between meta and memory. For that, torch can exchange the contents of
 two tensor objects. It refuses if a weak reference to one of them exists, or if C++ code (an
-autograd graph, a ``Reducer``) holds it. Then the model gets a different object.
+autograd graph, a ``Reducer``) holds one. Then the model gets a different object.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from loadstone._model.modules import owner_of
 from loadstone._model.tensor_memory import wrap_like
 from loadstone._model.walk import TensorSlot
 
-# A tensor's hooks in Python. The C++ code that calls them belongs to the contents.
+# The attributes with a tensor's Python hooks. The C++ code that calls the hooks belongs to the
+# contents, so an exchange loses it.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def _can_change(slot: TensorSlot) -> bool:
-    """Return True on meta; with memory only for parameters, as in ``Module.to``."""
+    """Return True for a tensor on meta, or a parameter, as in ``Module.to``."""
     if slot.shard is not None or slot.obstacle or slot.tie_of is not None:
         return False
     return slot.tensor.is_meta or slot.kind == "parameter"
@@ -67,8 +68,8 @@ class TensorSwap:
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
-        self._others: list[torch.Tensor] = []  # new contents; after commit() the old ones
-        # One entry per exchange. Only C code appends, so the list is right even after a signal.
+        self._others: list[torch.Tensor] = []  # the new contents; after commit() the old ones
+        # One element per exchange. Only C code appends, so a signal cannot make the list wrong.
         self._done: list[None] = []
         self._refused: dict[int, torch.Tensor] = {}
 
@@ -81,7 +82,7 @@ class TensorSwap:
         self._others.append(content)
 
     def commit(self) -> None:
-        """Exchange the contents. If torch refuses now, C++ code has a weak reference."""
+        """Exchange the contents. If torch refuses at this point, C++ code has a weak reference."""
         exchange = torch._C._swap_tensor_impl
         while (done := len(self._done)) < len(self._tensors):
             try:
@@ -103,7 +104,7 @@ class TensorSwap:
 
 
 def _reattach_hooks(tensor: Any) -> None:
-    """Make autograd call the object's hooks for its new contents."""
+    """Make autograd call the hooks of the object for its new contents."""
     for name in _HOOKS:
         hooks = getattr(tensor, name)
         if hooks is not None:

@@ -26,14 +26,15 @@ Kind = str
 # A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
 
-# nn.Module's own attributes have their own code in the walk, or hold only callbacks.
+# The walk handles attributes of nn.Module itself separately, or they contain only callbacks.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     HALF_WRITTEN,
 }
-# Objects of these packages hold no tensors of a model, or only views of other objects.
+# The walk skips objects of these packages: they hold no tensors of a model, or only views of other
+# objects.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
-# Proxies are leaves: the referent may be gone, and the walk reaches it through its owner.
+# The walk does not enter these. A proxy's referent may be gone, and its owner leads to it anyway.
 LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type, enum.Enum,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
@@ -53,21 +54,22 @@ class TensorSlot:
         name: dotted path; ``rope.freqs[0]``, ``cache['cos']`` inside containers.
         kind: ``parameter``, ``persistent_buffer``, ``non_persistent_buffer`` or ``attribute``.
         tensor: the tensor; for a DTensor, this rank's part.
-        tie_of: name of the first place that holds the same tensor object, if this is not it.
+        tie_of: name of the first place that holds the same tensor object, if this is not the first.
         is_registered: False in modules that a list, dictionary or plain attribute holds.
-        obstacle: why the tensor cannot be loaded, or ``""``; see ``supported_tensors``.
+        obstacle: the reason why the tensor cannot be loaded, or ``""``; see ``supported_tensors``.
     """
 
     name: str
     kind: Kind
     tensor: torch.Tensor
     tie_of: str | None
-    _place: Any  # a module's registry, if there is a key; else a setter
+    # The dict of a module, if there is a `_key`; otherwise a function that sets the tensor.
+    _place: Any
     _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
     shard: LocalShard | None = None
-    # Weak: an error's traceback holds slots, and would keep a module that a load replaced.
+    # Weak, because an error's traceback holds slots, which would keep a replaced module alive.
     _module_ref: weakref.ReferenceType[torch.nn.Module] | None = None
 
     @property
@@ -85,7 +87,7 @@ class TensorSlot:
 
     @property
     def may_be_kept(self) -> bool:
-        """A tensor that the checkpoint lacks may keep its value.
+        """True if the tensor may keep its value when the checkpoint lacks it.
 
         True for real tensors that the state dict lacks (a teacher in a list), and for buffers and
         attributes that cannot be loaded (sparse ones).
@@ -96,7 +98,7 @@ class TensorSlot:
 
     @property
     def slot_key(self) -> tuple[int, str] | None:
-        """Identify the place: the same for all paths of a module."""
+        """A key of the place, which is the same for all paths of a module."""
         return None if self._key is None else (id(self._place), self._key)
 
     def replace(self, tensor: torch.Tensor) -> None:
@@ -110,7 +112,7 @@ class TensorSlot:
             self._place[self._key] = self.whole_tensor
 
     def put_back(self, tensor: torch.Tensor) -> None:
-        """Undo :meth:`replace`, past a registry that converts its values, as ModelOpt's does."""
+        """Undo :meth:`replace`, even if the registry converts its values, as ModelOpt's does."""
         self.tensor = tensor
         if self._key is None:
             self._place(self.whole_tensor)
@@ -119,7 +121,7 @@ class TensorSlot:
 
 
 class _Name:
-    """A path that is formatted on demand: most places hold no tensor."""
+    """A path that is formatted on demand, because most places hold no tensor."""
 
     __slots__ = ("above", "form", "last")
 
@@ -171,10 +173,10 @@ def walk(model: torch.nn.Module) -> list[TensorSlot]:
 class _Walk:
     def __init__(self, model: torch.nn.Module) -> None:
         self.slots: list[TensorSlot] = []
-        self._first: dict[int, str] = {}  # first name, by tensor object
-        self._shards: dict[int, LocalShard] = {}  # by tensor object
-        self._seen: set[int] = set()  # modules and containers
-        self._keep: list[Any] = []  # keeps the ids in `_seen` and `_first` valid
+        self._first: dict[int, str] = {}  # name of the first place, by id of the tensor
+        self._shards: dict[int, LocalShard] = {}  # by id of the tensor
+        self._seen: set[int] = set()  # ids of modules and containers
+        self._keep: list[Any] = []  # keeps objects alive, so that the ids above stay valid
         self._tuples: dict[int, _Tuple] = {}
         self._are_leaves: dict[type, bool] = {}
         self._skipped = _MODULE_INTERNALS | names_in("skipped_attributes")
@@ -310,7 +312,7 @@ class _Walk:
         key: str | None,
         is_registered: bool,
     ) -> None:
-        """Add a place: an entry ``key`` of a module, or one that the function ``owner`` sets."""
+        """Add a place: the entry ``key`` of a module's dict, or one that ``owner`` sets."""
         if torch.nn.parameter.is_lazy(tensor):
             return
         tie_of = self._first.get(id(tensor))
@@ -332,13 +334,13 @@ class _Walk:
 
 
 class _Tuple:
-    """A tuple and all its places; replacing an element makes a new tuple for each of them."""
+    """A tuple and all its places. To replace an element, each place gets a new tuple."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.visits = 0
-        self.parents: list[_Tuple] = []  # tuples that it is an element of
-        self.setters: list[Callable[[Any], None]] = []  # of its other places
+        self.parents: list[_Tuple] = []  # tuples that contain this tuple
+        self.setters: list[Callable[[Any], None]] = []  # functions that set its other places
 
     def replace(self, index: int, item: Any) -> None:
         pending = [(self, self.value[index], item)]
@@ -382,7 +384,7 @@ def may_hold_tensors(cls: type) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, without running properties."""
+    """Return an object's attributes without running its properties."""
     attributes = dict(_instance_dict(value))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())

@@ -1,4 +1,4 @@
-"""Targets that need more than a value read into a tensor."""
+"""Extensions: add targets to a plan that need more than a value read into a tensor."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from loadstone._plan.provenance import Provenance
 class TargetExtension:
     """Base class of extensions, which a plan calls in turn; each overrides the methods it needs.
 
-    Adapters make the extensions of their libraries: see ``_base/adapters.py``.
+    Library adapters make the extensions: see ``_base/adapters.py``.
     """
 
     def expand(self, targets: ModelTargets) -> None:
-        """Replace targets of the model's tensors with those that the core reads or makes."""
+        """Replace targets of the model's tensors by the targets that the core reads or makes."""
 
     def slots(self, slots: list[TensorSlot]) -> list[TensorSlot]:
-        """Return the model's tensors with the same replacements."""
+        """Return the model's tensors, replaced like the targets in :meth:`expand`."""
         return slots
 
     def installed_targets(self) -> set[str]:
-        """Return the targets that :meth:`prepare` takes over."""
+        """Return the names of the targets that :meth:`prepare` installs."""
         return set()
 
     def devices(self, devices: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a per-tensor device map with the targets that :meth:`expand` adds."""
+        """Return the device map of tensors, including the targets that :meth:`expand` adds."""
         return devices
 
     def findings(self, targets: Sequence[PlannedTarget]) -> list[_core.Finding]:
@@ -48,16 +48,16 @@ class TargetExtension:
     ) -> Callable[[], None] | None:
         """Prepare the model's new state from the values; return the function that installs it.
 
-        That function may change any module of the model: if it or the rest of the load fails, the
-        load restores all modules. ``offload`` is not committed yet.
+        The returned function may change any module of the model: if it or a later step of the load
+        fails, the load restores all modules. ``offload`` is not committed yet.
         """
         return None
 
     def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
-        """Prepare the new state for hooks that a library attaches to the modules of a map."""
+        """Prepare the new state for hooks that a library attaches to a device map's modules."""
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Add entries for tensors that :meth:`prepare` has installed."""
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Raise if the plan could not be executed after it is read back."""
+        """Raise if the plan could not be executed after it is saved and read again."""

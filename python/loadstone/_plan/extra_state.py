@@ -20,7 +20,7 @@ from loadstone._plan.provenance import Provenance
 
 @dataclasses.dataclass
 class ExtraState(TargetExtension):
-    """Extra state of modules; ``names`` maps their paths to names in the checkpoint."""
+    """Extra state of modules; ``names`` maps module paths to names in the checkpoint."""
 
     catalog: Catalog
     names: Mapping[str, str]
@@ -31,7 +31,7 @@ class ExtraState(TargetExtension):
         raise new_error("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Add the tensors of modules that took extra state, but not of their submodules."""
+        """Add the tensors of modules with extra state, but not the tensors of their submodules."""
         paths = {path for path, _ in named_modules(model)}
         for slot in slots_of(model):
             path = slot.name

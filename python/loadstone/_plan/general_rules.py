@@ -1,7 +1,7 @@
-"""Rules that replace recipes: derived from one model, valid for other depths too.
+"""Derive rules that replace recipes: from one model, but valid for other depths too.
 
-Numbers in names become groups of a pattern. Each operation is only a proposal: the caller plans
-with it, and keeps it if the plan has exactly the boxes of the recipe.
+Integers in names become groups of a pattern. Each rule is only a proposal: the caller makes a plan
+with it, and keeps the rule if that plan has exactly the boxes of the recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = dict[str, Any]
 
 
 def boxes_of(plan: str) -> Boxes:
-    """Return the sorted boxes of each target, with source names; ``plan`` is JSON."""
+    """Return the sorted boxes of each target, with source names, from a plan as JSON."""
     data = json.loads(plan)
     names = [source["name"] for source in data["sources"]]
     boxes: Boxes = {}
@@ -50,7 +50,7 @@ class Member:
 
 @dataclasses.dataclass
 class Family:
-    """The members of one rule; their names differ only in numbers."""
+    """The targets of one rule, with their sources; their names differ only in integers."""
 
     members: list[Member]
 
@@ -72,7 +72,7 @@ class Family:
         return [{**operation, **names} for operation in operations]
 
     def _names(self) -> dict[str, list[str]] | None:
-        """Return patterns and templates; None if a target has a number that no source has."""
+        """Return patterns and templates; None if a target has an integer that no source has."""
         patterns: list[str] = []
         forms = list(dict.fromkeys(_form(name) for name in self.members[0].sources))
         templates: list[str] | None = None
@@ -82,7 +82,7 @@ class Family:
                 for member in self.members
             ]
             pattern = self._find_pattern(form, rows)
-            # All patterns must give the same numbers to the groups that the templates use.
+            # All patterns must assign the same integers to the groups that the templates use.
             if pattern is None or (templates is not None and pattern[1] != templates):
                 return None
             patterns.append(pattern[0])
@@ -92,10 +92,10 @@ class Family:
     def _find_pattern(
         self, form: str, rows: list[tuple[Member, list[list[str]]]]
     ) -> tuple[str, list[str]] | None:
-        """Return the pattern of the sources of one form, and the templates of all targets."""
+        """Return a pattern for sources that differ only in integers, and templates of targets."""
         count = form.count("#")
         used: set[int] = set()
-        chosen: list[list[int | str]] = []  # by target and number: the source's number, or text
+        chosen: list[list[int | str]] = []  # per target and integer: source index or text
         for index, name in enumerate(self.members[0].targets):
             numbers: list[int | str] = []
             for place in range(len(_numbers(name))):

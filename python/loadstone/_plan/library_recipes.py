@@ -1,4 +1,4 @@
-"""Recipes and extensions that the adapters of libraries add to a plan."""
+"""Collect the recipes and extensions that library adapters add to a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def extend(
     recipes: LibraryRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> LibraryRecipes:
     """Add the extensions that ``quantize`` or the model's classes need, for every entry point."""
-    dtype = dtype if recipes is None else None  # a trace has it
+    dtype = dtype if recipes is None else None  # traced recipes already have the dtype
     recipes = recipes or LibraryRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():
         if quantize is not None or _has_parts_of(model, library, adapter.is_supported):

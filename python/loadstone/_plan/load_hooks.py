@@ -52,7 +52,8 @@ class HookChanges:
     Attributes:
         findings: if one is an error, the other attributes are empty.
         dropped: tensors of the checkpoint that the code removes from the state dict.
-        unexpected: pairs of the state dict's and the checkpoint's name; ``None``: as planned.
+        unexpected: pairs of a name in the state dict and the name in the checkpoint; ``None``: the
+            same tensors as in the plan.
         kept: tensors that keep their values if the checkpoint lacks them.
     """
 
@@ -82,9 +83,9 @@ def trace_hooks(
     rules: str,
     missing: str | Mapping[str, str],
 ) -> HookChanges | None:
-    """Return what hooks and overrides change; ``None``: they change nothing.
+    """Return the changes that hooks and overrides make; ``None``: they change nothing.
 
-    ``core`` is the plan without them, ``rules`` its rules as JSON, prefixes included.
+    ``core`` is the plan without these changes, ``rules`` its rules as JSON, prefixes included.
     """
     with ordinary_tensors():
         tracer = LoadHookTracer(model, catalog, core, rules)
@@ -96,7 +97,7 @@ def trace_hooks(
 
 
 class _ShapesDifferError(Exception):
-    """Shapes differ, and the plan has a finding for it."""
+    """Raised if shapes differ; the plan already has a finding for it."""
 
 
 class LoadHookTracer:
@@ -113,7 +114,7 @@ class LoadHookTracer:
         self.catalog = catalog
         self.core = core
         self.targets = {target.name: target for target in planned_targets(core)}
-        for slot in slots_of(model):  # code sees whole tensors; the plan cuts them
+        for slot in slots_of(model):  # hooks see whole tensors; the plan cuts them to slices
             if slot.shard is not None and slot.name in self.targets:
                 target = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
                 self.targets[slot.name] = target
@@ -126,7 +127,7 @@ class LoadHookTracer:
         self.unexpected: list[str] = []
 
     def run(self) -> _core.Finding | None:
-        """Return the finding that rejects the code, or ``None``."""
+        """Run the code; return the finding that rejects it, or ``None``."""
         try:
             copy = stand_in(self.model, lambda slot: OwnSymbol(self.trace, slot, self.copied))
         except Exception as error:
@@ -143,7 +144,7 @@ class LoadHookTracer:
                 keys = copy.load_state_dict(self.symbols.copy(), strict=False)
         except Exception as error:
             failure = self._refusal(error)
-        for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
+        for refused in (*writes.refused, *self.trace.refused):  # includes errors that were caught
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
             if _attributes(module) != attributes.get(path):
@@ -170,7 +171,7 @@ class LoadHookTracer:
         self.unexpected = [name for name, symbol in state if symbol.source not in used]
 
     def _prepare(self, copy: _Module) -> tuple[str, ...]:
-        """Remove modules that an adapter fills and return their prefixes; record extra state."""
+        """Remove modules that an adapter fills; return their prefixes. Record extra state."""
         prefixes = []
         for path, module in list(copy.named_modules()):
             if is_filled(module) and path:
@@ -183,7 +184,7 @@ class LoadHookTracer:
         return tuple(prefixes)
 
     def _refusal(self, error: Exception) -> _core.Finding:
-        """Name the module of the innermost call that has a ``prefix``."""
+        """Return a finding that names the module of the innermost call with a ``prefix``."""
         codes = {finding.code for finding in self.core.findings if finding.severity == "error"}
         if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
             raise _ShapesDifferError from error
@@ -199,7 +200,7 @@ class LoadHookTracer:
         try:
             module = self.model.get_submodule(path)
             return refusal(saved_path(self.model, path), module, reason)
-        except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
+        except AttributeError:  # the prefix belongs to the checkpoint or to a hook
             return refusal("", self.model, reason)
 
     def changes(self, missing: str | Mapping[str, str]) -> HookChanges | None:
@@ -244,7 +245,7 @@ class LoadHookTracer:
                 continue
             if copies and self._needs_recipe(name, copies[-1]):
                 changed[name] = copies[-1]
-            elif copies:  # the model's own value, even if the checkpoint has one
+            elif copies:  # the value comes from the model, even if the checkpoint has one
                 changes.kept |= {name}
             for symbol in symbols:
                 changes.dropped += self.symbols.sources_of(symbol)
@@ -256,7 +257,7 @@ class LoadHookTracer:
     def _shared_sources(
         self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
     ) -> dict[str, Symbol]:
-        """Return unchanged tensors whose sources recipes read: the core would not match them."""
+        """Return unchanged tensors whose sources a recipe reads, so that no rule matches them."""
         read = set(sources_of(symbols_in(list(values))))
         shared = {}
         for name, symbol in plain.items():
@@ -269,7 +270,7 @@ class LoadHookTracer:
         return shared
 
     def _groups(self) -> dict[str, list[str]]:
-        """Return the roots of saved tensors, each with all its names."""
+        """Return the roots of tensors in the state dict, each with all its tied names."""
         groups: dict[str, list[str]] = {}
         for name, target in self.targets.items():
             if target.kind in SAVED:
@@ -277,7 +278,7 @@ class LoadHookTracer:
         return groups
 
     def _needs_recipe(self, name: str, value: torch.Tensor) -> bool:
-        """Return whether the value is not the tensor's own; reject one that no recipe can make."""
+        """Return whether the value differs from the tensor's own; reject one without a recipe."""
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
                 return False
@@ -292,7 +293,7 @@ class LoadHookTracer:
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
-        """Return the sources of extra state by module, and findings for those without one."""
+        """Return the sources of extra state by module, and findings for modules without one."""
         extra: dict[str, str] = {}
         findings = []
         for path, module in named_modules(self.model):

@@ -19,14 +19,14 @@ _ALIGNMENT = 64
 
 
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether ``.data`` takes the value; not for inference or self-overlapping tensors."""
+    """Return whether ``.data`` accepts the value; not for inference or overlapping tensors."""
     return fits(slot, target) and not slot.tensor.is_inference() and not is_split(slot, target)
 
 
 def held_bytes(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
 ) -> dict[str, int]:
-    """Return the bytes per device of the model's own tensors, which the plan does not count."""
+    """Return the bytes per device of the model's own tensors, which the core does not count."""
     by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
     pairs = [(by_name[target.name], target) for target in targets if target.name in by_name]
     held: dict[str, int] = defaultdict(int)
@@ -42,8 +42,16 @@ def held_bytes(
         written = (target.nbytes for slot, target in pairs if slot in group and is_written(target))
         held[group.device] += max(0, group.nbytes - sum(written))
     for device, nbytes in strided.items():
-        held[device] += nbytes  # a copy in the tensor's own order, one at a time
+        held[device] += nbytes  # a copy in the tensor's stride order; one copy exists at a time
     return dict(held)
+
+
+def reused_bytes(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> int:
+    """Return the bytes of host memory that a load writes to if it is in place."""
+    by_name = {slot.name: slot for slot in slots}
+    written = [target for target in targets if target.device == "cpu" and is_written(target)]
+    pairs = [(by_name[target.name], target) for target in written if target.name in by_name]
+    return sum(target.nbytes for slot, target in pairs if is_direct(slot, target))
 
 
 class Group:
@@ -75,12 +83,12 @@ def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
 
 
 def fits(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether the tensor has its own memory, of the device and dtype of its value."""
+    """Return whether the tensor has its own memory with the device and dtype of its value."""
     tensor = slot.tensor
     if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
         return False
     if slot.tie_of is not None:
-        return False  # the memory holds the root's value
+        return False  # the memory contains the value of the tie's root
     return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
 
 

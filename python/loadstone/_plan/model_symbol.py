@@ -1,4 +1,4 @@
-"""Symbols of a model's own tensors in a trace of ``load_state_dict``; they record copies."""
+"""Symbols for a model's own tensors in a trace of ``load_state_dict``; they record copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COPIES = frozenset({aten.clone, aten.contiguous, aten.lift_fresh})
 
 
 class WholeSymbol(Symbol):
-    """A value made of several tensors, or decoded; code may only pass it on."""
+    """A decoded value, or a value made of several tensors; code may only pass it on."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -34,8 +34,8 @@ class OwnSymbol(Symbol):
     """A tensor of the model, with its device but without its value.
 
     Attributes:
-        is_place: writing to it writes to the model; otherwise it is a copy.
-        copied: the values written to the model's tensors, in order, by name.
+        is_place: True if writing to it writes to the model; False for a copy.
+        copied: the values written to the model's tensors, by name, in the order of the writes.
     """
 
     slot: TensorSlot
@@ -64,7 +64,7 @@ class OwnSymbol(Symbol):
         symbol.parents, symbol.source = (), slot.name
         symbol.is_place, symbol.copied, symbol.slot = is_place, copied, slot
         if is_place and isinstance(old, torch.nn.Parameter):
-            symbol._is_param = True  # isinstance(_, Parameter) checks it
+            symbol._is_param = True  # read by isinstance(..., Parameter)
         return symbol
 
     @property
@@ -74,7 +74,7 @@ class OwnSymbol(Symbol):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same memory; setting it records a new value."""
+        """A symbol of the same memory; setting ``data`` records a new value."""
         return self.detach()
 
     @data.setter
@@ -95,7 +95,7 @@ class OwnSymbol(Symbol):
                 first.copied.setdefault(first.slot.name, []).append(args[1])
                 return first
             if packet is aten.resize_ and tuple(args[1]) == first.shape:
-                return first  # quantization's observers do so
+                return first  # observers of quantization resize to the same shape
             if packet in _SAME_MEMORY or packet in _COPIES:
                 is_place = first.is_place and packet in _SAME_MEMORY
                 return cls(first.tracer, first.slot, first.copied, is_place)

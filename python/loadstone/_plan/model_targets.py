@@ -28,12 +28,12 @@ class ModelTargets:
 
     Attributes:
         not_in_state_dict: real tensors that the state dict lacks. If the checkpoint lacks one, it
-            keeps its value, whatever the policy.
+            keeps its value under every policy.
         quantize: targets that become several tensors, by name.
         already_reported: missing targets that a finding already names.
-        keeps_dtypes: no load option changes the dtypes.
+        keeps_dtypes: True if no load option changes the dtypes.
         forms: dtype and tie of each tensor.
-        whole_shapes: of the tensors that are sharded over ranks.
+        whole_shapes: whole shapes of the tensors that are sharded over ranks.
     """
 
     targets: list[_core.Target]

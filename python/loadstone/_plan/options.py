@@ -21,11 +21,11 @@ class LoadOptions:
             :meth:`loadstone.Plan.execute`.
         device_map, max_memory, offload_folder: as in :func:`loadstone.plan`, if the library's
             function lacks them.
-        loras: merged into the model; ``None`` under a patch, which merges nothing.
-        refuses_unsupported: reject unsupported loads, because the user called loadstone by name; a
-            patch leaves them to the library.
+        loras: adapters to merge into the model; ``None`` under a patch, which merges nothing.
+        refuses_unsupported: reject unsupported loads, because the user called loadstone by name.
+            False under a patch, which leaves unsupported loads to the library.
         dequantize: loadstone dequantizes a quantized checkpoint; ``None``: only if the library has
-            no quantizer for it, or one that cannot work here.
+            no quantizer for it, or one that cannot work on this machine.
         nested_offset, quantize_experts: see :func:`loadstone.transformers.from_pretrained`.
         infer_config: correct a config that does not fit the file.
         mode, attn_implementation: see :func:`loadstone.modelopt.load`.
@@ -49,16 +49,16 @@ class LoadOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> LoadOptions:
-        """Return the options among the arguments of a function; open the adapters."""
+        """Return the options among the arguments of a function; open the LoRA adapters."""
         options = {name: arguments[name] for name in NAMES if name in arguments}
         lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
         merged = open_loras(lora, lora_ignore, tie=options.pop("tie", "split"))
         return cls(loras=merged, refuses_unsupported=True, **options)
 
 
-DEFAULTS = LoadOptions()  # under a patch
+DEFAULTS = LoadOptions()  # the options of a load under a patch
 
-# The keywords of loadstone's functions.
+# The options that are keywords of loadstone's functions.
 NAMES = sorted(
     {field.name for field in dataclasses.fields(LoadOptions)} - {"loras", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}

@@ -1,4 +1,4 @@
-"""Tensors that share memory without being one tensor, and how a load affects them."""
+"""Find tensors that share memory without being one tensor, and how a load affects them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Region:
 
 
 def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
-    """Return regions that overlap another, by address; empty for nearly all models."""
+    """Return regions that overlap another region, by address; empty for nearly all models."""
     regions = sorted(
         (region for slot in _near(slots) if (region := _region(slot)) is not None),
         key=lambda region: (region.space, region.begin),
     )
     result: list[Region] = []
-    alone: Region | None = None  # the last region, while none overlaps it
-    space, end = ("", 0), 0  # of all earlier regions
+    alone: Region | None = None  # the last region, while no other region overlaps it
+    space, end = ("", 0), 0  # address space and end of all earlier regions
     for region in regions:
         if region.space == space and region.begin < end:
             result += [region] if alone is None else [alone, region]
@@ -48,7 +48,7 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-    """Return slots whose storage others share or overlap; meta storages have no addresses."""
+    """Return slots whose storage overlaps another; storages on meta must be identical."""
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}
     for slot in slots:
@@ -74,7 +74,7 @@ def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
 
 
 def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterator[_core.Finding]:
-    """Yield a finding for each tensor whose memory the value of another is written to."""
+    """Yield a finding for each tensor whose memory gets the value of a different tensor."""
     planned = {target.name: target for target in targets}
     active: list[Region] = []
     for region in regions:
@@ -107,7 +107,7 @@ def _region(slot: TensorSlot) -> Region | None:
 def _are_apart(one: Region, other: Region) -> bool:
     """Return whether two regions provably share no element.
 
-    Covers parts of one larger tensor (rows, columns, every second row): they have the same strides
+    Detects parts of one larger tensor (rows, columns, every second row): they have the same strides
     and, in some dimension, no common index.
     """
     if one.end <= other.begin or other.end <= one.begin:
@@ -123,12 +123,12 @@ def _are_apart(one: Region, other: Region) -> bool:
     ):
         return False
     distance //= width
-    around = 0  # the stride of the enclosing dimension
+    around = 0  # stride of the next outer dimension
     apart = False
     for (stride, size), (_, other_size) in zip(one.dims, other.dims, strict=True):
         index, distance = divmod(distance, stride)
         if around and (around % stride or max(size, index + other_size) * stride > around):
-            return False  # wraps around: an index is not one address
+            return False  # the index exceeds the outer stride, so indices do not give addresses
         apart = apart or index >= size
         around = stride
     return apart or distance > 0
@@ -140,7 +140,7 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
     for region in (one, other):
         target = planned[region.slot.name]
         if target.device == "disk":
-            return None  # no memory of the model is written to
+            return None  # the load writes to no memory of the model
         (written if target.origin in WRITTEN else kept).append(region.slot)
     if not written:
         return None
@@ -148,7 +148,7 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
     name = other.slot.name
     if kept:
         if kept[0].tensor.is_meta or keeps_identity(written[0], planned[written[0].name]):
-            return None  # a view sees its tensor's value; on meta it is recomputed
+            return None  # a view sees the new value of its tensor; on meta it is recomputed
         message = (
             f"{names} share memory; '{written[0].name}' gets its own memory, "
             f"and '{kept[0].name}' keeps the value that it has"

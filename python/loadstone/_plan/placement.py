@@ -1,7 +1,7 @@
 """Device maps, rewritten in a form that hooks support.
 
-accelerate attaches a hook to each module that a map names, and the hook moves all tensors inside.
-So nested paths become disjoint ones, and a tensor cannot be on disk without its module.
+accelerate attaches a hook to each module in a device map, and the hook moves all tensors inside the
+module. So nested paths become disjoint paths, and a tensor cannot be on disk without its module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def _is_below(path: str, above: str) -> bool:
-    """Return whether a path equals another or is inside it; everything is inside ``""``."""
+    """Return whether a path equals ``above`` or is inside it; every path is inside ``""``."""
     return not above or path == above or path.startswith(f"{above}.")
 
 
@@ -62,7 +62,7 @@ def main_device(device_map: Mapping[str, Any]) -> Any:
 
 
 def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]]) -> None:
-    """Take the root of each pair (name, root) off the disk if the name is in memory."""
+    """Move the root of each pair (name, root) off the disk if the name is in memory."""
     for name, root in ties:
         device = device_of(name, places)
         if device not in (None, "disk") and device_of(root, places) == "disk":
@@ -70,7 +70,7 @@ def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]])
 
 
 def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same places by disjoint paths.
+    """Return a map with the same devices and disjoint paths.
 
     ``{"": "cpu", "blocks.1": "disk"}`` becomes a map of the siblings of ``blocks.1``. Tensors of a
     divided module that would be on disk stay in memory, because no hook could load them without
@@ -87,7 +87,7 @@ def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
 def _disjoint(
     places: Mapping[str, Any], path: str, module: torch.nn.Module, device: Any
 ) -> Iterator[tuple[str, Any]]:
-    """Yield disjoint paths below a module, whose parent is on ``device``."""
+    """Yield disjoint paths at or below ``path``, with their devices."""
     device = places.get(path, device)
     if not any(other != path and _is_below(other, path) for other in places):
         yield path, device
@@ -108,9 +108,9 @@ def _own_tensors(path: str, module: torch.nn.Module) -> list[str]:
 
 
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a computed map without tensors that are on disk apart from their module.
+    """Return a computed map in which a tensor is on disk only together with its module.
 
-    Maps that come from counting bytes have such tensors. A module without children goes to disk
+    Maps computed from tensor sizes may separate them. A module without children goes to disk as a
     whole; tensors of other modules stay in memory.
     """
     result = dict(device_map)
@@ -131,7 +131,7 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
 def require_paths(
     model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
 ) -> None:
-    """Reject unknown paths, and tensors on disk without their module."""
+    """Reject unknown paths, and tensors that are on disk without their module."""
     modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
     known = set(modules)
     for named in (model.named_parameters, model.named_buffers):

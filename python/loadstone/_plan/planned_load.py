@@ -1,4 +1,4 @@
-"""A plan of the core, and facts about its model."""
+"""PlannedLoad: a plan of the core, with facts about its model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class PlannedLoad:
 
     Attributes:
         forms: dtype and tie of each tensor when it was planned.
-        whole_shapes: of the tensors that are sharded over ranks.
-        held_bytes: bytes per device that the load takes and the core does not count.
+        whole_shapes: whole shapes of the tensors that are sharded over ranks.
+        held_bytes: bytes per device that the load takes but the core does not count.
+        reused_bytes: bytes of the model's host memory that the load writes to.
         library_initialises: a library gives values to missing tensors after the load.
         limits_memory: the plan keeps to a limit for the host, so its free memory is irrelevant.
         shared_read: the plan of whole tensors, if ranks read for each other.
@@ -43,6 +44,7 @@ class PlannedLoad:
     held_bytes: dict[str, int] = field(default_factory=dict)
     extensions: Sequence[TargetExtension] = ()
     in_place: bool = False
+    reused_bytes: int = 0
     library_initialises: bool = False
     limits_memory: bool = False
     shared_read: SharedReadPlan | None = None
@@ -51,10 +53,14 @@ class PlannedLoad:
     def __post_init__(self) -> None:
         self.shown = self.core
 
-    def compare_with_machine(self, *, in_place: bool) -> None:
-        """Report a load that needs more memory or disk space than this machine has free now."""
-        allocates = not in_place and not self.limits_memory
-        findings = self.core.machine_findings(self.core.peak_bytes["cpu"] if allocates else 0)
+    def compare_with_machine(self, reused_bytes: int) -> None:
+        """Report a load that needs more memory or disk space than this machine has free now.
+
+        Args:
+            reused_bytes: memory of the model that the load writes to.
+        """
+        peak = self.core.peak_bytes["cpu"]
+        findings = self.core.machine_findings(0 if self.limits_memory else peak - reused_bytes)
         self.shown = self.core.with_findings(findings) if findings else self.core
 
     @cached_property
@@ -84,7 +90,7 @@ class PlannedLoad:
 
 
 def _listed_errors(findings: Iterable[_core.Finding]) -> str:
-    """Return the text for all errors after the first, with counts by code, and suggestions."""
+    """Return text that lists the errors after the first, counts by code, and suggestions."""
     errors = [finding for finding in findings if finding.severity == "error"]
     lines = []
     if len(errors) > 1:

@@ -21,7 +21,7 @@ from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.library_recipes import extend
 from loadstone._plan.load_hooks import HookChanges
-from loadstone._plan.model_memory import held_bytes
+from loadstone._plan.model_memory import held_bytes, reused_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
@@ -58,15 +58,16 @@ def make_plan(
     read_once: bool = False,
     **options: Any,
 ) -> PlannedLoad:
-    """Plan as :func:`loadstone.plan`, for an open checkpoint and recipes of an adapter.
+    """Make a plan like :func:`loadstone.plan`, for an open checkpoint and an adapter's recipes.
 
     Args:
         maps_tensors: ``device_map`` has the device of every tensor.
         missing_of: policies of single targets, by name.
-        allow_non_finite: the default, because libraries quantize NaN too.
+        allow_non_finite: true by default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
-        options: the core's; ``allows_unknown_modules`` warns of those in a device map.
+        options: options of the core; ``allows_unknown_modules`` only warns of unknown modules in a
+            device map.
     """
     derived = extend(library_recipes, model, catalog, dtype, quantize)
     merged = loras or MergedLoras()
@@ -77,9 +78,7 @@ def make_plan(
     prefixes = string_list("strip_prefix", strip_prefix)
     text, recipes = rules_or_recipes(rules, catalog._core)
     extensions, hook_changes = list(derived.extensions), None
-    devices = _devices(model_targets, device_map, max_memory, extensions if maps_tensors else ())
-    limits_memory = "cpu" in dict(devices["max_memory"])  # the caller's, or a computed map's
-    make_core: Callable[..., _core.Plan] = functools.partial(
+    make_core: functools.partial[_core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
         values_known=model_targets.module is not None,
@@ -98,7 +97,7 @@ def make_plan(
         quantize=[(name, *astuple(encoding)) for name, encoding in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
-        **devices,
+        **_devices(model_targets, device_map, max_memory, extensions if maps_tensors else ()),
         **options,
     )
     recipes = recipes or derived.recipes
@@ -114,9 +113,7 @@ def make_plan(
         extensions += [] if hook_changes.extra is None else [hook_changes.extra]
     shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
-    return _finished(
-        core, model_targets, extensions, in_place, shared_read, limits_memory, policies
-    )
+    return _finished(make_core, core, model_targets, extensions, in_place, shared_read, policies)
 
 
 def _expanded_targets(
@@ -187,12 +184,12 @@ def _shared_read(
 
 
 def _finished(
+    make_core: functools.partial[_core.Plan],
     core: _core.Plan,
     model_targets: ModelTargets,
     extensions: list[TargetExtension],
     in_place: bool,
     shared_read: SharedReadPlan | None,
-    limits_memory: bool,
     policies: set[str],
 ) -> PlannedLoad:
     module = model_targets.module
@@ -204,11 +201,14 @@ def _finished(
         dict(model_targets.constructor_values),
         extensions=extensions,
         in_place=in_place,
-        limits_memory=limits_memory,
+        # A limit comes from the caller, or from a map that is computed to fit the machine.
+        limits_memory="cpu" in dict(make_core.keywords["max_memory"]),
         shared_read=shared_read,
     )
     targets = planned.targets
     planned.held_bytes = held = held_bytes(model_targets.slots, targets, in_place)
+    if in_place:
+        planned.reused_bytes = reused_bytes(model_targets.slots, targets)
     if shared_read is not None:
         held["cpu"] = held.get("cpu", 0) + shared_read.held_bytes()
     findings = model_targets.findings

@@ -12,7 +12,7 @@ _SPELLINGS = {"initialize": "initialise"}
 
 
 def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the default policy, and patterns of whole names with theirs; the first match wins."""
+    """Return the default policy, and pairs of a pattern for whole names and its policy."""
     if isinstance(missing, str):
         return _require_policy(missing), []
     if not isinstance(missing, Mapping):
@@ -28,7 +28,7 @@ def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[
 def policies_of(
     names: Sequence[str], missing: str | Mapping[str, str], missing_of: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the policy of each target; ``missing_of`` has those of single targets."""
+    """Return the policy of each target; ``missing_of`` has policies of single targets."""
     default, patterns = missing_policies(missing)
     matches = _core.first_matches([pattern for pattern, _ in patterns], names, "missing")
     chosen = (patterns[index][1] if index >= 0 else default for index in matches)

@@ -8,12 +8,12 @@ from typing import Any
 from loadstone._base.dtypes import dtype_name, has_name
 from loadstone._model.walk import TensorSlot
 
-OFFLOADED = "offloaded"  # as the core spells it
+OFFLOADED = "offloaded"  # must equal the core's string
 
 
 @dataclass(frozen=True)
 class Source:
-    """A byte range of the checkpoint that went into a tensor."""
+    """A byte range of the checkpoint that a tensor's value was made from."""
 
     tensor: str
     shard: str
@@ -27,12 +27,13 @@ class Provenance:
 
     Attributes:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
-            excluded``. ``kept``: the value that the model held.
+            excluded``. ``kept``: the value that the model had before the load.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
         merged: the adapters that were merged into it; ``sources`` has their ranges too.
-        reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
-            value was made.
-        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its values.
+        reason: why the model holds no value (the rule that excludes it, or :data:`OFFLOADED`), or
+            which code made the value.
+        encoding: for a quantized tensor (``"nf4"``); ``dtype`` and ``shape`` then describe its
+            values.
     """
 
     target: str
@@ -51,7 +52,7 @@ class Provenance:
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Provenance:
-        """Convert the core's row, which has the fields in this order."""
+        """Convert a tuple from the core, which has the fields in this order."""
         target, origin, kind, delivery, sources, *rest = row
         ranges = tuple(Source(*source) for source in sources)
         return cls(target, origin, kind, delivery, ranges, *rest)

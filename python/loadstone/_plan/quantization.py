@@ -11,8 +11,8 @@ class Quantization:
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        dialect: the implementation whose bytes are written; ``""``: the encoding's first.
-        block_size: elements with one scale (nf4, fp4).
+        dialect: the implementation whose bytes are written; ``""``: the encoding's default.
+        block_size: number of elements that share a scale (nf4, fp4).
         nested: whether the scales are quantized too (nf4, fp4).
         nested_offset: subtracted from the scales before they are quantized; ``None``: their mean.
         group: targets of the same non-empty group share the largest magnitude, from which fp8 and

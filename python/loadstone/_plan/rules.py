@@ -1,4 +1,4 @@
-"""Rules and recipes as a caller writes them."""
+"""Read the rules and recipes that a caller passes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RulesText:
 
 
 def is_json(rules: Any) -> bool:
-    """Return whether rules are JSON text, not the path of a file or the name of a library."""
+    """Return whether a string is JSON, not the path of a file or the name of a library."""
     return isinstance(rules, str) and rules.lstrip()[:1] in ("[", "{") and not is_file(rules)
 
 
 def is_file(rules: str) -> bool:
-    """Return whether a text names a file; text that is too long for a path does not."""
+    """Return whether a string is the path of a file; False if it is too long for a path."""
     return os.path.exists(rules)  # noqa: PTH110  (Path.exists() raises for such a text)
 
 
@@ -51,7 +51,7 @@ def rules_text(rules: Rules | None) -> str:
 def rules_or_recipes(
     rules: Rules | None, catalog: _core.Catalog
 ) -> tuple[str, _core.Recipes | None]:
-    """Return rules as JSON and recipes for this catalog; at most one of them is set."""
+    """Return rules as JSON, and recipes for this catalog; at most one of the two is set."""
     text = rules_text(rules)
     if not text or _core.is_rules_json(text):
         return text, None

@@ -1,4 +1,4 @@
-"""Ranks of a node that read each byte once: the plan of whole tensors, equal on all ranks."""
+"""The plan of whole tensors, equal on all ranks of a node, so that each byte is read once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._model.targets import PlannedTarget, planned_targets
 
-# Size of a wave: whole tensors that all ranks together read and send at once; at least one tensor.
+# Bytes of whole tensors per batch, which all ranks together read and send; at least one tensor.
 WAVE_BYTES = 64 << 20
 
 
 class SharedReadPlan:
-    """The plan of whole tensors, and the facts that ranks must agree on.
+    """The plan of whole tensors, and the facts that must be equal on all ranks.
 
     ``core`` has the targets of the rank's own plan, without slices. ``exchanged`` has the indices
-    of targets that one rank reads for all, in file order.
+    of the targets that one rank reads for all ranks, in file order.
     """
 
     def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
@@ -53,7 +53,7 @@ class SharedReadPlan:
         require_group()
 
     def held_bytes(self) -> int:
-        """Count the whole tensors of a wave and the copies that are sent."""
+        """Return the bytes of the whole tensors of a batch and of the copies that are sent."""
         sizes = [sum(self.targets[i].nbytes for i in wave) for wave in self.waves()]
         return 2 * max(sizes, default=0)
 
@@ -80,7 +80,7 @@ class SharedReadPlan:
         }
 
     def _digest(self) -> str:
-        """Digest all recipes; devices and folders of checkpoints may differ."""
+        """Return a digest of all recipes, but not of devices and folders, which may differ."""
         plan = json.loads(self.core.to_json())
         for target in plan["targets"]:
             target.pop("device")
@@ -98,7 +98,7 @@ def _identity(root: str, shard: str) -> tuple[Any, ...]:
         return (root, shard)
     try:
         status = Path(root, shard).stat()
-    except OSError:  # a part of a joined checkpoint
+    except OSError:  # the shard is part of a joined checkpoint, so the path does not exist
         return (root, shard)
     return (shard, status.st_ino, status.st_size, status.st_mtime_ns)
 

@@ -12,8 +12,8 @@ from loadstone._base.adapters import ADAPTERS
 
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
-# Their hooks only gather or scatter sharded tensors, restore names that state dicts lack, or note
-# writes.
+# The hooks of these modules only gather or scatter sharded tensors, restore names that state dicts
+# lack, or note writes.
 _IGNORED = (
     "torch.distributed.fsdp.",
     "torch.distributed.algorithms._checkpoint.",
@@ -57,7 +57,7 @@ def _has_code(module: _Module) -> bool:
 
 
 def is_filled(module: _Module) -> bool:
-    """Return whether an adapter fills the layer and replaces its code."""
+    """Return whether an adapter fills the layer, which replaces the layer's own load code."""
     name = type(module).__module__
     return any(name in adapter.filled_modules for adapter in ADAPTERS.values())
 
@@ -75,7 +75,7 @@ def refusal(path: str, module: _Module, reason: str) -> _core.Finding:
 
 
 def _hooks(module: _Module) -> list[Any]:
-    """Return the hooks with an effect that a load does not have anyway."""
+    """Return the hooks that change a load."""
     hooks = [*module._load_state_dict_pre_hooks.values()]
     hooks += module._load_state_dict_post_hooks.values()
     return [hook for hook in hooks if not _module_of(hook).startswith(_IGNORED)]

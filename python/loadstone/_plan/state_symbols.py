@@ -1,4 +1,4 @@
-"""State dict of symbols for ``load_state_dict``, in the names that rules give."""
+"""Make the state dict of symbols for ``load_state_dict``, with the names that rules give."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.model_symbol import WholeSymbol
 from loadstone.tracing import Symbol, Trace
 
-# name, shape, dtype, sources, whether it is one unchanged source
+# Name, shape, dtype, sources, and whether the value is one unchanged source.
 _Row = tuple[str, tuple[int, ...], str, list[str], bool]
 
 
 class StateSymbols:
-    """Symbols for the tensors of a checkpoint; ``objects``: extra state that is not a tensor."""
+    """Symbols for a checkpoint's tensors; ``objects``: names of extra state without a tensor."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class StateSymbols:
         return self._sources[id(symbol)]
 
     def whole_source(self, symbol: Symbol) -> str | None:
-        """Return the tensor of the checkpoint if the value is that tensor, unchanged."""
+        """Return the name of the checkpoint's tensor if the value is that tensor, unchanged."""
         return self._whole.get(symbol.value)
 
 
@@ -75,7 +75,7 @@ def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
 
 
 def _apply_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
-    """Yield names and shapes from a conversion, and boxes from a plan for all of them."""
+    """Yield names and shapes as a conversion plans them, and the sources from a plan of them."""
     conversion = _core.make_conversion(
         catalog._core,
         rules=rules,
@@ -108,7 +108,7 @@ def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
 def _renamed(
     modules: dict[str, Any], catalog: Catalog, state: Mapping[str, Symbol]
 ) -> dict[str, Any]:
-    """Remove the prefix from module paths that a rule removed from all names."""
+    """Remove the prefix that a rule removed from all names from the module paths, too."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
     return {path.removeprefix(prefix): entry for path, entry in modules.items()}

@@ -1,4 +1,4 @@
-"""Ties of a model in a plan: names that it splits, and names with two values."""
+"""Ties of a model in a plan: names that the plan splits, and tied names with two values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
 def findings(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> Iterator[_core.Finding]:
-    """Yield errors for split ties of one module under two paths: it has one tensor."""
+    """Yield errors for split ties of one module under two paths, which has only one tensor."""
     planned = {target.name: target for target in targets}
     owners: dict[tuple[int, str], TensorSlot] = {}
     for slot in slots:
@@ -34,7 +34,7 @@ def findings(
         yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
 
 
-# The end of the message that marks names with their own values, in saved plans too.
+# The end of the message for names that have separate values; also found in saved plans.
 _BOTH = "both are loaded, and equal values are tied again"
 
 

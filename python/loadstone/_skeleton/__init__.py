@@ -1,1 +1,1 @@
-"""Models built without memory, and values made as their constructors make them."""
+"""Build models without memory, and make values as their constructors make them."""

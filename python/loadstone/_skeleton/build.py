@@ -1,9 +1,9 @@
 """One build of a skeleton: decides which operations run, which go to meta, and which run later.
 
 Small tensors are made as the constructor requests, and stay. Large results of factories go to meta,
-and the log records the operations on them (most become parameters, whose values nobody needs).
-Parameters go to meta when they are registered. At the end every large tensor that did not become a
-parameter is made real, in place, wherever it is (see ``object_tracker``).
+and the log records the operations on them. (Most become parameters, whose values nobody needs.)
+Parameters go to meta when they are registered. At the end, every large tensor that did not become a
+parameter gets real memory, in place, for all its holders (see ``object_tracker``).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ CPU = torch.device("cpu")
 
 # Factory results of at least this size stay on meta until their content is needed.
 DEFERRED_BYTES_MIN = 1 << 20
-# Lower for uninitialized memory: it has no content to record.
+# The limit for uninitialized memory is lower, because it has no content to record.
 UNINITIALIZED_BYTES_MIN = 64 << 10
-# The log copies real operands up to this size; larger ones make the operation run at once.
+# The log copies real operands up to this size; an operation with larger operands runs immediately.
 SNAPSHOT_BYTES_MAX = 64 << 10
 
 
@@ -56,23 +56,23 @@ class Build:
         self.thread = threading.get_ident()
         self.log = OpLog()
         self.tracker = ObjectTracker()
-        self.any_real = False  # a tensor on meta has its content in memory
-        self.random_read = False  # the constructor read a random value
-        self.born: dict[int, StorageWeakRef] = {}  # real storages made in this build
+        self.any_real = False  # True if the log has the content of a meta tensor in memory
+        self.random_read = False  # True if the constructor read a random value
+        self.born: dict[int, StorageWeakRef] = {}  # real storages made in this build, by key
         self._born_limit = 1000
-        self.random: dict[int, StorageWeakRef] = {}  # the random ones among `born`
-        self.uninitialized: dict[int, StorageWeakRef] = {}  # never written to, among `born`
-        self.former: dict[int, tuple[StorageWeakRef, StorageHistory]] = {}  # by real storage
+        self.random: dict[int, StorageWeakRef] = {}  # storages in `born` with random content
+        self.uninitialized: dict[int, StorageWeakRef] = {}  # storages in `born`, never written to
+        self.former: dict[int, tuple[StorageWeakRef, StorageHistory]] = {}  # by real storage's key
         self.used_generators: list[torch.Generator] = []  # generators with skipped draws
         self.failures: dict[StorageHistory, str] = {}
         self.default_dtype = torch.get_default_dtype()
-        # the caller requested meta: for the whole build, or in the current call
+        # True if the caller requested meta: for the whole build, or in the current call.
         self.wants_meta = torch.get_default_device().type == "meta"
-        self.busy = False  # this class itself is calling torch
+        self.busy = False  # True while this class itself calls torch
 
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
-        """Hide loadstone's own operations from the modes."""
+        """Hide the operations of the block from the modes, because loadstone makes them itself."""
         before, self.busy = self.busy, True
         try:
             with torch._C.DisableTorchFunction():
@@ -101,7 +101,7 @@ class Build:
         return self._defer(func, schema, args, kwargs, histories)
 
     def _run_set(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run ``tensor.set_(source)`` for a tensor on meta: no content is touched."""
+        """Run ``tensor.set_(source)`` for a tensor on meta, which touches no content."""
 
         def on_meta(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or value.is_meta:
@@ -135,7 +135,7 @@ class Build:
     def _run_factory(
         self, func: Any, schema: Schema, args: Any, kwargs: Any, histories: Histories
     ) -> Any:
-        """Run a factory, on meta if the result is large. Tensor arguments only provide a form."""
+        """Run a factory, on meta if the result is large. It reads no operand's values."""
         device = kwargs.get("device")
         if histories and (device is None or (device.type == "meta" and not self.wants_meta)):
             device = histories[0].device
@@ -152,7 +152,7 @@ class Build:
             if size >= DEFERRED_BYTES_MIN:
                 kwargs = {**kwargs, "device": wanted}
                 if schema.takes_dtype and kwargs.get("dtype") is None:
-                    kwargs["dtype"] = result.dtype  # the default may differ at replay
+                    kwargs["dtype"] = result.dtype  # the default may be different at replay
                 forms = mapped(args, _drop_content)
                 self.log.add(func, forms, kwargs, result, (), (), wanted, schema.random)
                 self.tracker.add_constructing_modules()
@@ -177,7 +177,7 @@ class Build:
         written = schema.written_tensors(args, kwargs)
         targets = self.log.histories_of(written)
         if schema.overwrites and schema.name != "copy_" and _is_whole(args[0]):
-            self.log.overwritten(histories[0])  # initialisers are by far the most frequent
+            self.log.overwritten(histories[0])  # most overwrites are initialisers
             new_args = (StorageView(args[0], histories[0]), *args[1:])
             self.log.add(func, new_args, kwargs, args[0], (), histories, device, schema.random)
             return args[0]
@@ -200,7 +200,7 @@ class Build:
             and _any_large(tensors_in(args))
         ):
             for history in targets:
-                history.lost = True  # a copy of the source would cost too much
+                history.lost = True  # the source is too large to copy
             return result
         new_args, new_kwargs = self._snapshot(args, kwargs)
         reads = [history for history in reads if history.real is None]
@@ -210,7 +210,7 @@ class Build:
         return result
 
     def _snapshot(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Replace tensors on meta by views, and copy tensors in memory."""
+        """Replace tensors on meta by views of storages, and copy tensors in memory."""
 
         def descriptor(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -218,7 +218,7 @@ class Build:
             history = self.log.history(value)
             if history is None and value.is_meta:
                 history = self.log.new_history(value, META)
-                history.lost = True  # on meta by request
+                history.lost = True  # the constructor requested meta, without content
             if history is None:
                 return value.clone()
             view = StorageView(value, history)
@@ -256,7 +256,7 @@ class Build:
         for tensor in written:
             history = self.log.history(tensor)
             if history is not None and history.real is None:
-                history.lost = True  # written outside the log, to a copy
+                history.lost = True  # the operation wrote to a copy, so the log misses the write
             elif history is not None:
                 history.tainted = history.tainted or tainted or schema.random
         tensors = list(tensors_in([new_args, new_kwargs]))
@@ -328,10 +328,10 @@ class Build:
         generator = kwargs.get("generator")
         return generator is not None and not any(generator is used for used in self.used_generators)
 
-    # --- what Python sees of tensors -------------------------------------------------------------
+    # --- what a constructor's Python code reads -----------------------------------------------
 
     def note_literal(self, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        """Record a tensor that was not made from a tensor (``torch.from_numpy`` ...)."""
+        """Record a tensor that was made without a tensor operand (``torch.from_numpy`` ...)."""
         with self.quietly():
             key = storage_key(result)
             if key is None or key in self.born or result.is_meta:
@@ -341,14 +341,14 @@ class Build:
                 self.born[key] = weak_storage(result)
 
     def apparent_device(self, tensor: torch.Tensor) -> torch.device | None:
-        """Return the device in a direct build; None if it is the true one."""
+        """Return the device that a direct build would have; None if it is the actual device."""
         history = self.log.history(tensor)
         if history is None or (history.is_parameter and not is_constructing()):
             return None
         return history.device
 
     def give_memory(self, args: tuple[Any, ...], *, values: bool) -> tuple[Any, ...]:
-        """Give tensor arguments content. Parameters get none: a constructor reads a copy."""
+        """Give tensor arguments content. Parameters stay on meta; the constructor reads a copy."""
         with self.quietly():
             changed = list(args)
             for place, value in enumerate(args):
@@ -378,7 +378,7 @@ class Build:
             return StorageView(tensor, history).bind(content).detach().clone()
 
     def materialize_arguments(self, args: Any) -> None:
-        """Move tensors off meta whose content is in memory."""
+        """Move meta tensors whose content is in memory off meta."""
         with self.quietly():
             for tensor in tensors_in(args):
                 history = self.log.history(tensor)
@@ -390,7 +390,7 @@ class Build:
                     swap(tensor, StorageView(tensor, history).bind(history.real))
 
     def initialiser_skipped(self, tensor: torch.Tensor, frame: Any) -> None:
-        """Log a function of ``torch.nn.init`` as a whole, because it skips tensors on meta."""
+        """Log a whole function of ``torch.nn.init``, because it skips tensors on meta."""
         history = self.log.history(tensor)
         code = frame.f_code
         func = getattr(torch.nn.init, code.co_name, None)
@@ -419,7 +419,7 @@ class Build:
             self.log.set_parameter(history)
 
     def close(self) -> None:
-        """Drop all references, which a task may keep alive in this context."""
+        """Drop all references, because a task may keep this context alive."""
         self.busy = True
         self.log, self.tracker = OpLog(), ObjectTracker()
         for table in (self.born, self.random, self.uninitialized, self.former, self.failures):
@@ -442,7 +442,7 @@ class Build:
             self.log.set_parameter(history)
 
     def history_of(self, tensor: torch.Tensor) -> StorageHistory:
-        """Return the history of a tensor's memory, on meta; it lasts as long as the build."""
+        """Return the history of a tensor's memory, with a meta storage; kept during the build."""
         storage = tensor.untyped_storage()
         known = self.former.get(storage._cdata)
         if known is not None:
@@ -458,20 +458,20 @@ class Build:
         return history
 
     def to_meta(self, tensor: torch.Tensor) -> StorageHistory:
-        """Release a tensor's memory; tensors that share it are found by its storage."""
+        """Release a tensor's memory; its old storage still identifies tensors that share it."""
         history = self.history_of(tensor)
         swap(tensor, StorageView(tensor, history).bind(history.storage))
         return history
 
 
 def swap(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    """Exchange a tensor's content; class, attributes and identity stay."""
+    """Exchange a tensor's content; its class, attributes and identity stay."""
     content.requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, content)
 
 
 def _any_large(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether the log would have to copy a large tensor."""
+    """Return whether a tensor is too large for the log to copy."""
     return any(not tensor.is_meta and tensor.nbytes > SNAPSHOT_BYTES_MAX for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""Build a library's model again, for the constructor's values of a model that is on meta.
+"""Build a library's model again, to get the constructor's values of a model that is on meta.
 
 An adapter that knows class and configuration builds a second model under
 :func:`loadstone.skeleton`, whose buffers and plain tensors have the constructor's values.
@@ -30,7 +30,7 @@ def locked_skeleton() -> Iterator[None]:
 
 
 def construction_dtype(model: torch.nn.Module) -> torch.dtype:
-    """Guess the default dtype of a model's construction: the most frequent floating-point one."""
+    """Guess the default dtype of a model's construction: its most frequent floating-point dtype."""
     counts = collections.Counter(
         parameter.dtype
         for parameter in model.parameters()
@@ -64,7 +64,7 @@ def find_builder(model: Any) -> Callable[[], Any] | None:
 
 
 def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any]:
-    """Return the values of buffers and plain tensors on meta, by name, as far as available."""
+    """Return the values of buffers and plain tensors on meta, by name, if available."""
     lacking = [slot for slot in slots if slot.kind != "parameter" and slot.tensor.is_meta]
     build = find_builder(model) if lacking else None
     if build is None:

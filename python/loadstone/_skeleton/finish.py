@@ -1,6 +1,6 @@
-"""The end of a build: make all tensors real that did not become parameters.
+"""The end of a build: give memory to all tensors that did not become parameters.
 
-The tensors are those that the build has seen and that are alive, so the build reaches closures,
+These are the tensors that the build has seen and that are alive, so it reaches tensors in closures,
 tuples and objects of any kind, and every holder of a tensor sees it become real. Only the garbage
 collector could find out whether a tensor in a reference cycle is still in use, and a collection
 takes time proportional to the size of the process. So such tensors become real, too.
@@ -36,12 +36,13 @@ from loadstone._skeleton.op_log import (
 
 
 class TensorDerivation:
-    """Computes a tensor from parameters, after these have got their values."""
+    """Computes a tensor from parameters, after a load has given them their values."""
 
     def __init__(self, history: StorageHistory, ops: list[DeferredOp]) -> None:
         self.history = history
         self.ops = ops
-        self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, view
+        # Per parameter: module, name and view.
+        self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []
 
     def compute(self, ref: StorageView) -> torch.Tensor:
         storages = {
@@ -78,7 +79,7 @@ class TensorDerivation:
         return loaded
 
     def _current_storage(self, history: StorageHistory) -> Any:
-        """Return a storage in the layout of the build, with the parameters' current values."""
+        """Return a storage in the layout of the build, with the current values of parameters."""
         loaded = self._loaded_parameters(history)
         if not loaded:
             raise new_error("skeleton.not_replayable", "the module with the parameters is gone")
@@ -116,7 +117,7 @@ def _same_layout(ref: StorageView, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Fact:
-    """Why a storage differs from a direct construction; ``code`` lacks the prefix ``skeleton.``."""
+    """A storage's difference from direct construction; ``code`` lacks the prefix ``skeleton.``."""
 
     storage: StorageWeakRef
     code: str
@@ -136,15 +137,15 @@ class FactRegistry:
         self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
 
     def purge(self) -> None:
-        """Forget storages that are gone, before torch reuses their keys."""
+        """Forget storages that were freed, before torch reuses their keys."""
         with self.lock:
             for key in [key for key, fact in self.by_storage.items() if is_expired(fact.storage)]:
                 del self.by_storage[key]
 
     def note_computed(self, tensor: torch.Tensor, derivation: TensorDerivation) -> None:
-        """Note a computed tensor, so that the next load computes it again.
+        """Record a computed tensor, so that the next load computes it again.
 
-        A view needs no note: it shares its parameter's memory.
+        Views are not recorded, because they share their parameter's memory.
         """
         key = storage_key(tensor)
         if key is not None and not derivation.history.is_parameter:
@@ -152,7 +153,7 @@ class FactRegistry:
                 self.by_storage[key] = Fact(weak_storage(tensor), "derived", "", derivation)
 
     def is_computed(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor follows from parameters, and is computed after each load."""
+        """Return whether a tensor depends on parameters, so that each load computes it again."""
         fact = self.by_storage.get(storage_key(tensor) or 0)
         return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
 
@@ -193,7 +194,7 @@ class _Scan:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
         self.tensors: list[tuple[torch.Tensor, StorageHistory]] = []
-        self._seen: set[int] = set()  # ids of tensors and modules, which the lists keep alive
+        self._seen: set[int] = set()  # ids of tensors and modules, which other lists keep alive
         self._tree_modules: list[Any] = []
         for module in build.tracker.alive_modules():
             self._scan_tree(build, module)
@@ -207,10 +208,10 @@ class _Scan:
                 self._scan_tensor(build, tensor)
 
     def _has_unseen_holders(self, build: Build) -> bool:
-        """Return whether an unseen tensor uses a storage that was released or not made yet.
+        """Return whether an unseen tensor uses a storage that was released or never made.
 
-        No operation makes a parameter that no module registers, so the caller then searches the
-        modules and the variables of the block.
+        The build does not see a parameter before a module registers it. If there may be such a
+        parameter, the caller searches the modules and the variables of the block.
         """
         seen = [tensor for tensor, _ in self.tensors]
         seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
@@ -245,7 +246,7 @@ class _Scan:
             if parameter is None or torch.nn.parameter.is_lazy(parameter):
                 continue
             if not parameter.is_meta and storage_key(parameter) in build.born:
-                build.to_meta(parameter)  # registered without register_parameter
+                build.to_meta(parameter)  # it was registered without register_parameter()
             self._scan_tensor(build, parameter)
             if build.log.history(parameter) is not None:
                 self.parameters.append((module, name, parameter))
@@ -272,9 +273,9 @@ class _Scan:
 
 
 def finish(build: Build, frame: types.FrameType) -> None:
-    """Make tensors real, and keep the facts about the others.
+    """Make tensors real, and keep the facts about tensors that differ.
 
-    ``frame`` is that of the block that ends: its variables may hold tensors that no module holds.
+    ``frame`` is the frame of the ending block, whose variables may hold tensors outside modules.
     """
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
@@ -284,7 +285,7 @@ def finish(build: Build, frame: types.FrameType) -> None:
             _place_parameters(derivation, scan)
         facts.add(build, derivations, scan.modules)
         for history in [*derivations, *build.failures]:
-            history.storage = None  # the tensors keep it alive
+            history.storage = None  # from now on the tensors keep it alive
         for derivation in derivations.values():
             for op in derivation.ops:
                 for history in op.touched:
@@ -298,7 +299,7 @@ def _groups(build: Build, scan: _Scan) -> dict[StorageHistory, list[torch.Tensor
     for history in build.log.histories.values():
         if history in registered_histories:
             history.is_parameter = True
-        elif history.is_parameter:  # registered, then removed
+        elif history.is_parameter:  # it was registered, then removed
             history.is_parameter = False
             history.real, history.initial = history.initial, None
     groups: dict[StorageHistory, list[torch.Tensor]] = {}
@@ -306,7 +307,7 @@ def _groups(build: Build, scan: _Scan) -> dict[StorageHistory, list[torch.Tensor
         if id(tensor) in registered:
             continue
         if not tensor.is_meta and not history.is_parameter:
-            history.real = tensor.untyped_storage()  # shared with a former parameter
+            history.real = tensor.untyped_storage()  # a former parameter shares the storage
         groups.setdefault(history, []).append(tensor)
     return groups
 

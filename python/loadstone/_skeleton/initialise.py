@@ -1,12 +1,12 @@
 """Initialise missing parameters with the model's own initialisers.
 
 A module's ``reset_parameters`` runs on a stand-in of the whole model, in which only this module's
-parameters have memory, so the model and its loaded values stay unchanged. Other tensors are on meta
-there: initialising them costs nothing and draws nothing, and reading them fails. So only the
-modules that lack a tensor use the random generator, in the model's order.
+parameters have memory, so the model and its loaded values stay unchanged. All other tensors of the
+stand-in are on meta: initialising them costs nothing and draws nothing, and reading them fails. So
+only the modules that lack a tensor use the random generator, in the model's order.
 
 A parameter that no initialiser writes gets the constructor's value if an adapter can build the
-model again; else the plan rejects it.
+model again; otherwise the plan rejects it.
 """
 
 from __future__ import annotations

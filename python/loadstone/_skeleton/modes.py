@@ -1,7 +1,7 @@
 """Observe a constructor with two torch modes, which are per thread.
 
 This module patches nothing in torch and sets no global hook, so other threads' constructions are
-unaffected. It detects a parameter when ``register_parameter`` reads its ``grad_fn``: torch has
+unaffected. It detects a parameter when ``register_parameter`` reads its ``grad_fn``. torch has
 hooks for this purpose, but they are global to the process, and removing one while a different
 thread registers a parameter makes that thread fail ("OrderedDict mutated during iteration").
 """
@@ -24,7 +24,8 @@ _current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=No
 
 _REGISTER_PARAMETER = torch.nn.Module.register_parameter.__code__
 _COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
-# ``is_meta`` stays true in here: initialisers that check their draws then return at once.
+# In code with these globals ``is_meta`` stays true, so that initialisers which check their draws
+# return immediately.
 _INIT_GLOBALS = torch.nn.init.__dict__
 
 
@@ -49,7 +50,7 @@ def current() -> Build | None:
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Answers queries for memory and device of tensors that a constructor believes to be real."""
+    """Intercepts queries of memory and device, for tensors that the constructor takes for real."""
 
     def __torch_function__(
         self,
@@ -135,7 +136,7 @@ class _DispatchMode(DispatchMode):
 
 
 class _Stack(threading.local):
-    """The modes of a thread: entered once for all contexts (such as coroutines) inside."""
+    """The modes of a thread, entered once for all contexts (such as coroutines) that use them."""
 
     def __init__(self) -> None:
         self.users = 0

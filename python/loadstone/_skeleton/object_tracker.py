@@ -1,9 +1,9 @@
 """Track the tensors and modules that a build makes, by weak references that last until it ends.
 
-At the end of a build it must find the holders of tensors. The garbage collector would take time
-proportional to the size of the process, and returns tuples that other threads are still making,
-which then fail there. A weak reference to a tensor object makes ``torch.utils.swap_tensors`` fail,
-so none outlives the build.
+At its end, a build must find the holders of tensors. The garbage collector would take time
+proportional to the size of the process. It also returns tuples that other threads are still making,
+and these threads then fail. A weak reference to a tensor object makes ``torch.utils.swap_tensors``
+fail, so no weak reference outlives the build.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadstone._model.walk import LEAVES, may_hold_tensors
 
 _PRUNED_FROM = 10_000
 
-# find_reachable() looks into these, and into objects of classes that may hold tensors.
+# find_reachable() looks into these types, and into objects of classes that may hold tensors.
 _TRAVERSED = (
     dict, list, tuple, set, frozenset, deque, functools.partial, types.CellType, types.MethodType,
     torch.nn.Module, torch.Tensor,
@@ -56,7 +56,7 @@ class ObjectTracker:
         self._limit = 2 * len(self._tensors) + _PRUNED_FROM
 
     def register(self, parameter: torch.Tensor) -> None:
-        """Drop the weak reference, which would forbid swaps: the module leads to the parameter."""
+        """Drop the weak reference, which would prevent swaps: the module leads to the parameter."""
         self._registered.add(id(parameter))
         self._tensors.pop(id(parameter), None)
 
@@ -68,11 +68,11 @@ class ObjectTracker:
         for module in constructing_modules():
             known = self._modules.get(id(module))
             if known is not None and known() is module:
-                return  # added together with the modules around it
+                return  # it was added together with the module that contains it
             self.add_module(module)
 
     def add_copies(self, memo: Any) -> None:
-        """Note a deep copy, whose results enter modules without registration."""
+        """Record a deep copy, whose results enter modules without registration."""
         if isinstance(memo, dict):
             self._copies[id(memo)] = memo
 
@@ -107,7 +107,7 @@ def find_reachable(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]
     tensors: list[torch.Tensor] = []
     modules: list[Any] = []
     pending = list(roots)
-    seen: dict[int, Any] = {}  # keeps the objects, so that their ids stay unique
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
     while pending:
         value = pending.pop()
         if id(value) in seen:
@@ -118,7 +118,7 @@ def find_reachable(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]
             tensors.append(value)
         elif issubclass(cls, torch.nn.Module):
             modules.append(value)
-        if issubclass(cls, types.FunctionType):  # not its globals
+        if issubclass(cls, types.FunctionType):  # do not look into its globals
             pending += [value.__defaults__, value.__closure__]
         elif issubclass(cls, _TRAVERSED) or (not issubclass(cls, LEAVES) and may_hold_tensors(cls)):
             pending += gc.get_referents(value)
@@ -138,5 +138,5 @@ def constructing_modules() -> Iterator[torch.nn.Module]:
 
 
 def is_constructing() -> bool:
-    """Return whether a module's ``__init__`` runs, which must see what a direct build sees."""
+    """Return whether a module's ``__init__`` runs, which must see the state of a direct build."""
     return next(constructing_modules(), None) is not None

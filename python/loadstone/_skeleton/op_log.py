@@ -1,7 +1,7 @@
 """A log of deferred operations, which can compute their results later.
 
 While a skeleton is built, large tensors stay on meta, and the log records the operations on them.
-It refers to storages, not to tensor objects: so it keeps no tensor alive that the constructor
+The log refers to storages, not to tensor objects. So it keeps no tensor alive that the constructor
 dropped, and replays views and in-place writes correctly.
 """
 
@@ -21,9 +21,9 @@ from loadstone._base.torch_modes import constructing
 
 META = torch.device("meta")
 
-# Total size of kept initial values of parameters, for constructors that read them back.
+# Limit for the kept initial values of parameters, which a constructor may read later.
 INITIAL_BYTES_MAX = 16 << 20
-# The log keeps the operations of this many parameters, for the same reason.
+# Number of parameters whose operations the log keeps, because a constructor may read them later.
 HISTORIES_MAX = 1_000
 
 
@@ -33,16 +33,16 @@ class UnreplayableError(Exception):
 
 @dataclass(eq=False, slots=True)
 class StorageHistory:
-    storage: Any  # held during the build, which keeps its address unique
+    storage: Any  # kept during the build, so that its address stays unique
     device: torch.device  # device that the constructor requested
-    real: Any = None  # the real storage, if the content was needed
-    initial: Any = None  # content before the first operation, if it was real
-    uninitialized: bool = False  # fresh memory before the first operation
-    written: bool = False  # an operation wrote to it
+    real: Any = None  # the real storage, if an operation needed the content
+    initial: Any = None  # content before the first operation, if it was in memory
+    uninitialized: bool = False  # True: fresh memory before the first operation
+    written: bool = False  # True: an operation wrote to the storage
     is_parameter: bool = False
-    lost: bool = False  # content before the first operation is unknown
-    tainted: bool = False  # `real` depends on a random generator
-    ops: list[DeferredOp] = field(default_factory=list)  # that read or write it, in order
+    lost: bool = False  # True: the content before the first operation is unknown
+    tainted: bool = False  # True: `real` depends on a random generator
+    ops: list[DeferredOp] = field(default_factory=list)  # that read or write the storage, in order
     key: int = field(init=False)
     nbytes: int = field(init=False)
 
@@ -86,7 +86,7 @@ class DeferredOp:
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    # By position among the results; None: not a tensor, or one of the arguments.
+    # One per result; None: the result is not a tensor, or is one of the arguments.
     outputs: list[StorageView | None]
     reads: frozenset[StorageHistory]
     writes: frozenset[StorageHistory]
@@ -116,7 +116,7 @@ class OpLog:
             return None
         try:
             return self.histories.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # sparse or otherwise without storage
+        except (NotImplementedError, RuntimeError):  # a sparse tensor, or one without a storage
             return None
 
     def histories_of(self, tensors: Iterable[torch.Tensor]) -> list[StorageHistory]:
@@ -148,7 +148,7 @@ class OpLog:
                 writes.add(ref.history)
             outputs.append(ref)
         if not writes:
-            return None  # a view needs no operation
+            return None  # a view writes nothing, so it is not logged
         self.count += 1
         op = DeferredOp(
             self.count, func, args, kwargs, outputs, frozenset(reads), frozenset(writes),
@@ -161,7 +161,7 @@ class OpLog:
         return op
 
     def set_initial(self, history: StorageHistory, storage: Any) -> None:
-        """Keep a parameter's content from before it went to meta, within INITIAL_BYTES_MAX."""
+        """Keep the content of a parameter before it goes to meta, within INITIAL_BYTES_MAX."""
         size = int(storage.nbytes())
         if size > INITIAL_BYTES_MAX:
             history.lost = True
@@ -175,7 +175,7 @@ class OpLog:
             oldest.initial, oldest.lost = None, True
 
     def set_parameter(self, history: StorageHistory) -> None:
-        """Mark a parameter: a checkpoint will provide its content, so its history is disposable."""
+        """Mark a parameter. A checkpoint provides its content, so the log may drop its history."""
         history.is_parameter = True
         self._parameters[history] = None
         self._parameters.move_to_end(history)
@@ -196,7 +196,7 @@ class OpLog:
                 neighbour.ops.remove(op)
 
     def overwritten(self, history: StorageHistory) -> None:
-        """Drop earlier operations that only wrote to a storage about to be overwritten."""
+        """Drop earlier operations that only wrote to a storage which is about to be overwritten."""
         if any(op.writes != {history} or not op.reads <= {history} for op in history.ops):
             return
         history.ops.clear()
@@ -232,10 +232,10 @@ class OpLog:
         return [chosen[seq] for seq in sorted(chosen)]
 
     def materialize(self, history: StorageHistory, *, in_use: bool = False) -> None:
-        """Produce a storage's content for good; not for one that depends on parameters.
+        """Compute a storage's content permanently, unless it depends on parameters.
 
-        With ``in_use`` the content may later change without the log's knowledge, so pending
-        operations read it now.
+        ``in_use``: the content may later change without the log's knowledge, so pending operations
+        read it now.
         """
         for op in self.needed(history):
             self._commit(op)
@@ -278,7 +278,7 @@ class OpLog:
             history.ops.remove(op)
 
     def scratch(self, history: StorageHistory) -> tuple[Any, bool]:
-        """Compute a storage that depends on parameters, outside the log; the flag: it is random."""
+        """Compute a storage that depends on parameters, outside the log; return if it is random."""
         ops = self.needed(history)
         storages: dict[StorageHistory, Any] = {}
         random = history.tainted
@@ -297,7 +297,7 @@ class OpLog:
         return storages[history], random
 
     def is_settled(self, history: StorageHistory) -> bool:
-        """Return whether a parameter's content follows from the log without a random draw."""
+        """Return whether the log determines a parameter's content without a random draw."""
         ops = self.needed(history)
         touched = {neighbour for op in ops for neighbour in op.touched} | {history}
         if any(op.random for op in ops) or any(
@@ -316,7 +316,7 @@ class OpLog:
 
 
 def content_before(history: StorageHistory) -> Any:
-    """Allocate a storage that no operation has written to."""
+    """Return a storage with the content before the first operation."""
     if history.lost or not history.uninitialized:
         raise UnreplayableError("its content was never recorded")
     return allocate(history.nbytes, history.device)

@@ -14,7 +14,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Operators that make a tensor from scratch, and those that copy a tensor's form.
+# Operators that make a tensor without tensor operands, or with the shape and dtype of an operand.
 FACTORIES = _names(
     """arange empty empty_permuted empty_strided eye full linspace logspace normal ones rand randint
     randn randperm range scalar_tensor tril_indices triu_indices zeros"""

@@ -41,20 +41,20 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     only this thread (and, under asyncio, this context). Can be re-entered and nested. Parameters
     over memory from outside the block (a parameter of a different model, a loaded file) are
     unchanged. Parameters that share memory without being one tensor do so until a load gives each
-    its own; the plan warns of it (``plan.tie``).
+    its own memory; the plan warns of it (``plan.tie``).
 
-    The block always restores torch's default dtype and the states of its default generators. Both
-    belong to the process: if blocks in several threads overlap, the last one restores them.
+    The block always restores torch's default dtype and the states of torch's default generators.
+    Both are process-wide: if blocks in several threads overlap, the last block restores them.
 
     The findings of a plan name the differences from a direct construction: random values, values
-    that are unavailable, and tensors that follow from parameters.
+    that are unavailable, and tensors that depend on parameters.
     """
 
     def __init__(self) -> None:
         self._entered: list[tuple[contextlib.ExitStack, Build | None, Build]] = []
 
     def _recreate_cm(self) -> skeleton:
-        return skeleton()  # as a decorator, enter a new context per call
+        return skeleton()  # a decorator enters a new context for each call
 
     def __enter__(self) -> skeleton:
         with contextlib.ExitStack() as stack:
@@ -88,12 +88,12 @@ class SkeletonRecord:
     """All differences between a model and its direct construction.
 
     Attributes:
-        findings: of these codes:
+        findings: findings with these codes:
             ``skeleton.random``: a random value; ``skeleton.uninitialised``: the constructor never
-            wrote to it; ``skeleton.not_replayable``: the value is unavailable;
-            ``skeleton.derived`` (not a fault): follows from parameters, see :func:`recompute`.
-        default_dtype: torch's default dtype when the build began; None: built elsewhere.
-        derived: names of the tensors that follow from parameters, and of these parameters.
+            wrote to the tensor; ``skeleton.not_replayable``: the value is unavailable;
+            ``skeleton.derived`` (not a fault): depends on parameters, see :func:`recompute`.
+        default_dtype: torch's default dtype when the build began; None: not built by loadstone.
+        derived: the tensors that depend on parameters, each with the names of these parameters.
     """
 
     findings: list[_core.Finding] = field(default_factory=list)
@@ -105,7 +105,7 @@ class SkeletonRecord:
         self.findings.append(finding)
 
 
-# Severity and message by Fact.code.
+# Severity and message for each Fact.code.
 _FACTS = {
     "derived": ("info", "follows from {}: recomputed after a load"),
     "not_replayable": ("error", "the constructor's value cannot be had: {}"),
@@ -151,12 +151,13 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
 
 def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
-    """Compute the tensors that follow from parameters again, except ``written``; return names.
+    """Compute the tensors that depend on parameters again, except ``written``; return their names.
 
-    Views of a parameter become views of the current one. Later loads compute the others again.
+    Views of a parameter become views of the current parameter. Later loads compute the other
+    tensors again.
     """
     facts.purge()
-    computed: dict[int, Any] = {}  # by id of the old tensor
+    computed: dict[int, Any] = {}  # new tensors by id of the old tensor
     names = []
     for slot in slots_of(model, refresh=True):
         fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
@@ -176,12 +177,12 @@ def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
 
 
 def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write names, shapes, dtypes and kinds of all tensors of a model, for the command line.
+    """Write names, shapes, dtypes and kinds of all tensors of a model, for the command.
 
     Args:
         model: an ``nn.Module``, usually built under :class:`skeleton`.
-        path: a JSON file: ``{"targets": [{"name", "shape", "dtype", "kind", "tie_of"}]}``. Real
-            tensors that the model's state dict lacks and that keep their values are left out.
+        path: a JSON file: ``{"targets": [{"name", "shape", "dtype", "kind", "tie_of"}]}``. It omits
+            real tensors that the model's state dict lacks and that keep their values.
 
     Raises:
         OptionError: ``plan.options``: ``model`` is not a module.

@@ -1,4 +1,4 @@
-"""Copy a model without memory, so that its code can run without changing it."""
+"""Copy a model without its memory, so that the model's code can run without changing the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadstone._skeleton.schema import schema_of
 
 
 class WriteError(Exception):
-    """Code that ran on a stand-in was about to write into the model."""
+    """Raised when code that runs on a stand-in is about to write into the model."""
 
 
 class WriteGuard(DispatchMode):
@@ -43,7 +43,7 @@ class WriteGuard(DispatchMode):
 def stand_in(
     model: torch.nn.Module, make: Callable[[TensorSlot], torch.Tensor] | None = None
 ) -> torch.nn.Module:
-    """Deep-copy a model, with tensors on meta or those that ``make`` returns."""
+    """Deep-copy a model, with tensors on meta or with the tensors that ``make`` returns."""
     memo: dict[int, Any] = {}
     for slot in walk(model):
         if not slot.obstacle and id(slot.whole_tensor) not in memo:
@@ -62,7 +62,7 @@ def _make_meta(slot: TensorSlot) -> torch.Tensor:
 
 @contextmanager
 def temporary_memory(module: Any, real: Any, fresh: dict[str, Any]) -> Iterator[None]:
-    """Give a module of a stand-in copies of the real module's buffers, and fresh parameters."""
+    """Give a stand-in's module copies of the real module's buffers, and ``fresh`` parameters."""
     before = ModuleStates()
     before.keep(module)
     module._parameters.update(fresh)

@@ -1,4 +1,4 @@
-"""Memory in which it can be seen later whether an initialiser has written to it."""
+"""Fill memory with a value that shows later whether an initialiser has written to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def fill_value(dtype: torch.dtype) -> float | int:
-    """Return a value that no initialiser writes; ``bool`` has none."""
+    """Return a value that no initialiser writes; ``bool`` has no such value."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     if dtype == torch.bool:

@@ -1,12 +1,12 @@
-"""Make recipes from a library's own conversion code, run on tensors without data.
+"""Make recipes from a library's own conversion code, which runs on tensors without data.
 
-A library knows which checkpoint tensors become which model tensors, as Python code that works on
-tensors. That code runs here unchanged on :class:`Symbol` tensors: these have a shape, a dtype and
-an identity, and a trace records the operations on them as boxes to copy.
+A library's Python code maps checkpoint tensors to model tensors. It runs here unchanged, on
+:class:`Symbol` tensors, which have a shape, a dtype and an identity. A trace records the operations
+on them as boxes to copy.
 
 >>> trace = Trace(catalog)
 >>> gate, up = trace.source("gate.weight"), trace.source("up.weight")
->>> trace.add("gate_up_proj", torch.cat([gate, up]))     # any code that moves elements about
+>>> trace.add("gate_up_proj", torch.cat([gate, up]))     # any code that moves elements
 >>> recipes = trace.finish()                             # for loadstone.plan
 
 A trace rejects other operations (arithmetic, code that looks at values, writes to a source) with an

@@ -1,7 +1,7 @@
 """Symbols for tensors that a checkpoint lacks.
 
-The conversion code runs as if they were present. Its results are marked as absent, with their
-shapes and the names of their sources.
+The conversion code runs as if the tensors were present. Its results are marked as absent, with
+their shapes and the names of their sources.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from loadstone.tracing._trace import Symbol, Trace, ancestors, on_meta
 
 aten = torch.ops.aten
 
-# Absent values have no number in the recipe builder.
+# Value of absent symbols, because they do not exist in the recipe builder.
 _NO_VALUE = -1
 
 
 class AbsentSymbol(Symbol):
-    """A tensor that the checkpoint lacks, or a result of such tensors.
+    """A tensor that the checkpoint lacks, or a result that depends on one.
 
     Attributes:
         key: the name that the code requests; "" for a result.
-        is_guess: the shape is unknown; operations that need a particular one assume it.
+        is_guess: the shape is unknown; an operation that needs a particular shape assumes it.
     """
 
     key: str
@@ -39,7 +39,7 @@ class AbsentSymbol(Symbol):
 
 
 class ShapeGuess(Exception):  # noqa: N818  (it names the next attempt)
-    """The code can continue only if an absent tensor has this shape."""
+    """Raised if the code can continue only if an absent tensor has this shape."""
 
     def __init__(self, key: str, shape: tuple[int, ...]) -> None:
         super().__init__(key, shape)
@@ -61,7 +61,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> 
 
 
 def leaves(symbol: Symbol) -> tuple[list[str], list[str]]:
-    """Return a value's sources: names in the checkpoint, and keys that it lacks."""
+    """Return a symbol's sources: names in the checkpoint, and keys that the checkpoint lacks."""
     present: dict[str, None] = {}
     absent: dict[str, None] = {}
     for ancestor in ancestors([symbol]):
@@ -83,7 +83,7 @@ def _forms(value: Any) -> Any:
 
 
 def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return parts of the requested sizes, regardless of the guess."""
+    """Return parts of the requested sizes, even if they do not fit the guessed shape."""
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % symbol.dim()
     shape = list(symbol.shape)
     parts = []
@@ -94,7 +94,7 @@ def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torc
 
 
 def _guess_like_others(symbols: list[Symbol]) -> None:
-    """Guess that an absent tensor has the shape of a present one that it is joined to."""
+    """Guess that an absent tensor has the shape of a present tensor that it is joined to."""
     present = next((symbol for symbol in symbols if not isinstance(symbol, AbsentSymbol)), None)
     if present is None:
         return

@@ -1,8 +1,8 @@
-"""The effect of torch's operations on the elements of a symbol.
+"""Record the effect of torch's operations on the elements of a symbol.
 
-torch itself computes shapes, strides and dtypes (the operation also runs on meta tensors); this
-module only decides which element goes where. Memory layout does not matter: a recipe's value is a
-row of elements in row-major order, so copying to a different memory format has no effect.
+torch itself computes shapes, strides and dtypes, because each operation also runs on meta tensors.
+This module only determines where each element goes. Memory layout does not matter: a recipe's value
+is a sequence of elements in row-major order, so copying to a different memory format has no effect.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 aten = torch.ops.aten
 
 Values = int | list[int]
-# Takes the builder, the operation's arguments by name, and its result on meta.
+# A function of the builder, the operation's arguments by name, and its result on meta.
 Handler = Callable[[RecipeBuilder, Any, Any], Values]
 
-# Each index of a gather becomes one piece; more than this is data, not layout.
+# Limit for the indices of a gather. Each becomes one piece; more indices are data, not layout.
 GATHERED_MAX = 1 << 16
 
 
@@ -68,7 +68,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class _UnsupportedError(Exception):
-    """An unsupported form of a supported operation; the text is the reason."""
+    """Raised for an unsupported use of a supported operation; the text is the reason."""
 
 
 def _metas(value: Any) -> Any:
@@ -76,7 +76,7 @@ def _metas(value: Any) -> Any:
 
 
 def _selected(dim: int, index: Any, tensor: Any) -> Any:
-    """Convert a mask that the code made to the positions that it selects."""
+    """Convert a mask that the code computed to the indices that it selects."""
     is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Symbol)
     if is_mask and index.dtype == torch.bool and index.dim() == 1:
         if dim < tensor.dim() and len(index) != tensor.shape[dim]:
@@ -87,7 +87,7 @@ def _selected(dim: int, index: Any, tensor: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    """Replace a symbol by one element with its shape, for operations that use only the form."""
+    """Replace a symbol by one expanded element, for operations that use only its form."""
     is_symbol = isinstance(value, Symbol)
     return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_symbol else value
 
@@ -106,7 +106,7 @@ def _bind(func: Any, args: Any, kwargs: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**{**defaults, **dict(zip(defaults, args, strict=False)), **kwargs})
 
 
-# --- one value in, one value out -----------------------------------------------------------------
+# --- operations with one input and one output ---------------------------------------------------
 
 
 def _same(builder: RecipeBuilder, args: Any, result: Any) -> Values:
@@ -204,7 +204,7 @@ def _require_in_bounds(index: int, dim: int, size: int) -> int:
 
 
 def _gather(builder: RecipeBuilder, value: int, dim: int, indices: list[int]) -> int:
-    """Reorder slices of one dimension; runs of neighbours stay together."""
+    """Reorder slices along one dimension; consecutive indices become one slice."""
     if not indices or len(indices) > GATHERED_MAX:
         raise _UnsupportedError("picks too many elements one by one, or none")
     runs: list[list[int]] = []
@@ -217,7 +217,7 @@ def _gather(builder: RecipeBuilder, value: int, dim: int, indices: list[int]) ->
     return parts[0] if len(parts) == 1 else builder.concat(parts, dim)
 
 
-# --- one value in, several out -------------------------------------------------------------------
+# --- operations with one input and several outputs ----------------------------------------------
 
 
 def _split(builder: RecipeBuilder, args: Any, result: Any) -> Values:
@@ -237,17 +237,17 @@ def _unbind(builder: RecipeBuilder, args: Any, result: Any) -> Values:
     ]
 
 
-# --- several values in, one out ------------------------------------------------------------------
+# --- operations with several inputs and one output ----------------------------------------------
 
 
 def _cat(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
-    # torch joins tensors of shape [0] to anything, and promotes dtypes
+    # torch.cat accepts tensors of shape [0] next to any shape, and promotes dtypes.
     parts = [part for part in args.tensors if part.dim() == result.dim()]
     return builder.concat(_values(builder, parts, result.dtype), args.dim)
 
 
 def _stack_meta(trace: Trace, args: Any) -> torch.Tensor | None:
-    """Return the form of a stack of like tensors, for which torch takes milliseconds."""
+    """Return the meta result of a stack of like tensors, for which torch takes milliseconds."""
     shape, dtype = args.tensors[0].shape, args.tensors[0].dtype
     if any(part.shape != shape or part.dtype != dtype for part in args.tensors):
         return None
@@ -312,7 +312,7 @@ READS_VALUES = _packets(
     """_local_scalar_dense item equal is_nonzero nonzero _unique _unique2 unique_dim allclose isnan
     any all max min masked_select"""
 )
-# Operations that use only a tensor's form and make new values.
+# Operations that make new values and use only a tensor's shape and dtype.
 FORM_ONLY = _packets("zeros_like ones_like full_like new_zeros new_ones new_full")
 
 

@@ -1,4 +1,4 @@
-"""One trace: from source symbols to recipes for their results."""
+"""Trace: records operations on source symbols and makes recipes for their results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from loadstone._base.errors import Error, new_error
 from loadstone._base.pytree import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
-# Names of joined tensors in an error message.
+# Number of source names in an error message about joined tensors.
 NAMES_MAX = 3
 
 _CPU = torch.device("cpu")
 _BYTES = torch.uint8
-_COUNTS = (torch.int64, torch.bool)  # integers that are not codes
+_COUNTS = (torch.int64, torch.bool)  # dtypes of integers that are not codes
 
 
 class Symbol(torch.Tensor):
     """A value of a trace. It claims to be on the CPU, and the trace records every operation on it.
 
     Attributes:
-        tracer: the trace that it belongs to.
-        value: its number in the trace's recipe builder.
+        tracer: the trace that the symbol belongs to.
+        value: its handle in the trace's recipe builder.
         meta: the meta tensor with its shape, strides and dtype.
-        parents: its operands; empty for a tensor of the checkpoint.
+        parents: the operands that it was computed from; empty for a tensor of the checkpoint.
         source: its name in the checkpoint, if it has one.
     """
 
@@ -39,7 +39,7 @@ class Symbol(torch.Tensor):
     meta: torch.Tensor
     parents: tuple[Symbol, ...]
     source: str
-    # Runs an operation (func, args, kwargs); set by ``_operations``.
+    # Runs an operation (func, args, kwargs); ``_operations`` sets it.
     operate: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -68,7 +68,7 @@ class Symbol(torch.Tensor):
 
     @property
     def decoded_meta(self) -> torch.Tensor:
-        """The form of the decoded values."""
+        """A meta tensor with the shape and dtype of the decoded values."""
         return self.meta
 
     def inherit(self, parents: list[Symbol], operation: str) -> None:
@@ -114,15 +114,15 @@ class Trace:
         self.refused: list[Error] = []
         self._catalog = catalog._core
         self.builder = _core.RecipeBuilder(catalog._core)
-        self._quantized: dict[frozenset[str], str] | None = None  # names by their components
+        self._quantized: dict[frozenset[str], str] | None = None  # names by component names
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
     def source(self, name: str) -> Symbol:
         """Return a symbol for a tensor of the checkpoint.
 
         Raises:
-            PlanError: the checkpoint has no such tensor (``plan.recipe``), or it has a block format
-                without a torch dtype.
+            PlanError: the checkpoint has no such tensor (``plan.recipe``), or the tensor has a
+                block format without a torch dtype.
         """
         value = self.builder.source(name)
         shape, dtype = tuple(self.builder.shape(value)), torch_dtype(self.builder.dtype(value))
@@ -143,7 +143,7 @@ class Trace:
         """Return the values of a quantized tensor: decoded from its components, rounded once.
 
         Raises:
-            FormatError: it has a defect (``q.scale_missing`` ...).
+            FormatError: the quantized tensor has a defect (``q.scale_missing`` ...).
             PlanError: loadstone cannot cast to the dtype (``plan.recipe``).
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
@@ -152,7 +152,7 @@ class Trace:
     def cast(self, symbol: Any, dtype: torch.dtype, built: torch.dtype) -> Any:
         """Cast a checkpoint's tensor for a target that the model was built with in dtype ``built``.
 
-        Integers become floats only if the model's own are integers too: else they may be codes.
+        Integers become floats only if the target also has integers; otherwise they may be codes.
         """
         if built != symbol.dtype or not dtype.is_floating_point or built not in _COUNTS:
             return symbol.to(dtype)
@@ -193,7 +193,7 @@ class Trace:
         return symbol
 
     def form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a meta tensor of a shape and dtype, shared by all callers."""
+        """Return a meta tensor of a shape and dtype, which equal calls share."""
         form = self._forms.get((shape, dtype))
         if form is None:
             form = torch.empty(shape, dtype=dtype, device="meta")
@@ -206,7 +206,7 @@ def symbols_in(value: Any) -> list[Symbol]:
 
 
 def ancestors(symbols: list[Symbol]) -> Iterator[Symbol]:
-    """Yield symbols and all their operands, each once, the first operands first."""
+    """Yield symbols and all their operands in depth-first order, each once."""
     pending = symbols[::-1]
     seen: set[int] = set()
     while pending:
@@ -253,7 +253,7 @@ def caller() -> str:
 
 
 def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
-    """Remove the data from an operation's arguments; ``form`` returns a symbol's tensor."""
+    """Replace tensors in arguments by meta tensors; ``form`` returns the one for a symbol."""
 
     def without_data(argument: Any) -> Any:
         if isinstance(argument, Symbol):
