@@ -2,7 +2,7 @@
 
 SGLang finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
 ``sglang.srt.plugins``. Its load formats are a closed list, so an option selects the loader. Nothing
-changes without the option. See docs/sglang.md.
+changes without the option. See docs/how-to/sglang.md.
 """
 
 from __future__ import annotations

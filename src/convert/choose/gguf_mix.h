@@ -1,5 +1,5 @@
 // Types of a language model's tensors in a quantized GGUF file: llama.cpp's rules, for tensors with
-// llama.cpp's names, as data. docs/convert.md
+// llama.cpp's names, as data. docs/convert-gguf.md
 #pragma once
 
 #include <cstdint>
