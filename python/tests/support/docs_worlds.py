@@ -443,5 +443,5 @@ NOT_RUN = {
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are unreachable; test_remote.py has local ones",
-    "docs/how-to/gguf-models.md": "needs a copy of llama.cpp; test_llama_cpp.py runs where one is named",
+    "docs/how-to/gguf-models.md": "needs a copy of llama.cpp, as test_llama_cpp.py does",
 }
