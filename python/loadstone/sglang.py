@@ -2,7 +2,7 @@
 
 SGLang finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
 ``sglang.srt.plugins``. Its list of load formats cannot be extended, so an option selects the
-loader. Without the option nothing changes. See docs/sglang.md.
+loader. Without the option nothing changes. See docs/how-to/sglang.md.
 """
 
 from __future__ import annotations

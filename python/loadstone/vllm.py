@@ -4,7 +4,7 @@
 
 vLLM finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
 ``vllm.general_plugins``. One thing also changes for other load formats: vLLM rejects layers for
-codes that only loadstone makes. See docs/vllm.md.
+codes that only loadstone makes. See docs/how-to/vllm.md.
 """
 
 from __future__ import annotations

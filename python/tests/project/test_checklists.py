@@ -93,7 +93,12 @@ FAMILIES = {
 REFUSING = {"unknown"}
 
 # Adapters whose page has a different name; the rest is docs/NAME.md.
-ADAPTER_PAGES = {"llama_cpp": "gguf-models", "peft": "merge", "torch": "skeleton"}
+ADAPTER_PAGES = {
+    "llama_cpp": "how-to/gguf-models",
+    "peft": "merge",
+    "sglang": "how-to/sglang",
+    "torch": "skeleton",
+}
 
 
 def read(path: Path) -> str:

@@ -434,7 +434,7 @@ WORLDS = {
         IMPORTS + SKELETON + "skeleton = skeleton_of('folder')",
     ),
     # `make test-vllm` starts its servers.
-    "docs/vllm.md": World((at(gguf_folder, "folder"),)),
+    "docs/how-to/vllm.md": World((at(gguf_folder, "folder"),)),
 }
 
 # Pages whose code does not run in a test yet, and why.
@@ -442,6 +442,7 @@ NOT_RUN = {
     "docs/rules.md": "its command takes any model type; test_export_rules.py runs it for 32",
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
+    "docs/verify.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are unreachable; test_remote.py has local ones",
-    "docs/gguf-models.md": "needs a copy of llama.cpp; test_llama_cpp.py runs where one is named",
+    "docs/how-to/gguf-models.md": "needs a copy of llama.cpp, as test_llama_cpp.py does",
 }

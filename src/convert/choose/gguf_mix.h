@@ -1,5 +1,5 @@
 // Chooses the types of a language model's tensors in a quantized GGUF file by llama.cpp's rules,
-// which apply to llama.cpp's tensor names. See docs/convert.md.
+// which apply to llama.cpp's tensor names. See docs/convert-gguf.md.
 #pragma once
 
 #include <cstdint>
