@@ -30,12 +30,12 @@ bool is_date(std::string_view text) {
 
 std::string version_text(std::string_view version) {
   constexpr std::size_t shown_bytes_max = 200;
-  if (version.empty()) return "no version";
+  if (version.empty()) return "the text is not a file version";
   const bool is_plain = has_only(version, "0123456789abcdefxABCDEFXW/\"-.:") || is_date(version);
   if (is_plain && version.size() <= shown_bytes_max) return std::string(version);
   Digest digest;
   digest.update(std::as_bytes(std::span(version)));
-  return fmt::format("a text with the digest {}", digest.hex().substr(0, 16));
+  return fmt::format("a text whose digest is {}", digest.hex().substr(0, 16));
 }
 
 }  // namespace loadstone

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* cannot_write = "cannot write the file";
+constexpr const char* cannot_write = "the system cannot write the file";
 
 // Names of open descriptors: renaming a file to one has no effect on its reader.
 bool names_a_descriptor(const std::string& path) {

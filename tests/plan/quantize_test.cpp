@@ -132,7 +132,7 @@ TEST(Quantize, WhatDoesNotFitIsAFinding) {
       {{.encoding = "nf5", .dialect = {}, .nested_offset = {}},
        {4, 4},
        Dtype::f32,
-       "unknown encoding"},
+       "the encoding is unknown"},
       {{.encoding = "nf4", .dialect = "x", .nested_offset = {}}, {4, 4}, Dtype::f32, "dialect"},
       {{.encoding = "nf4", .dialect = {}, .block_size = 48, .nested_offset = {}},
        {4, 4},

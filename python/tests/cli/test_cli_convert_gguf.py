@@ -208,7 +208,7 @@ def test_q8_0_is_that_of_the_gguf_package(run, tmp_path, write_safetensors):
 
 
 def llama_like(write_safetensors: Callable[..., Path], path: Path, layers: int = 2) -> Path:
-    """A model under llama.cpp's names, whose feed-forward rows do not fill whole blocks of 256."""
+    """A model under llama.cpp's names, whose feed-forward a row does not consist of whole blocks of 2 values56."""
     shapes = {
         "token_embd.weight": [32, 256],
         "output.weight": [32, 256],

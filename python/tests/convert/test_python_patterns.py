@@ -34,7 +34,7 @@ MODULES = [
     "a b", "", "a.", "x", "aa", "{,2}", "a{,2}", "[:digit:]", "d]", "t]", "q.0.ab", "a-b", " ", "_",
     "..", "a1b2", "\t", "]", "[", "-", "pL", "C", "z", "Z", "a[0]",
 ]  # fmt: skip
-TRANSLATED = re.compile(r"a pattern cannot be read as Python reads it: (.+?)(?=, which|; |$)")
+TRANSLATED = re.compile(r"loadstone does not support this pattern: (.+?)(?=, which|; |$)")
 
 
 def pattern_key(keys: list[str], module: str) -> int:
