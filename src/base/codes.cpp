@@ -60,8 +60,8 @@ static constexpr auto known_codes = std::to_array<CodeInfo>({
     {"convert.not_copied", "A file next to the model is not copied to the output.",
      "Copy the file yourself if a program needs it."},
     {"convert.overflow", "Finite values are too large for their new dtype.",
-     "Choose a wider dtype. If the values are wrong because of a wrong scale, correct the scale. "
-     "--allow-non-finite writes infinities."},
+     "Choose a wider dtype, or correct the scale if it is wrong. --allow-non-finite writes such "
+     "values as infinity or NaN."},
     {"convert.redone",
      "A shard that an earlier run finished, or the shard's source, has changed since then.",
      "No action is needed: loadstone writes the shard again. If you did not expect the change, "

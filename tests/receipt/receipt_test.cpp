@@ -201,7 +201,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
               receipt.sources = {file};
               receipt.sources[0].tensors.push_back(file.tensors[0]);
             }),
-            "two tensors have this name");
+            "two tensors have the same name");
   // Sources may be covered partly.
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               file.tensors.pop_back();

@@ -110,7 +110,7 @@ std::shared_ptr<ByteSource> MemoryStorage::open(const std::string& path) {
   const std::string real = resolve(path);
   if (denied_.contains(path)) fail("io.denied", "access denied", path);
   const auto found = files_.find(real);
-  if (found == files_.end()) fail("io.not_regular", "not a regular file", path);
+  if (found == files_.end()) fail("io.not_regular", "the path is not a regular file", path);
   const auto time = modified_ns_.find(real);
   return std::make_shared<MemorySource>(
       path, found->second, time == modified_ns_.end() ? 0 : time->second, is_on_network_);

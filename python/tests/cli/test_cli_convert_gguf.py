@@ -16,7 +16,7 @@ HEADER = {"format": "loadstone-gguf-metadata", "version": 1}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Values of many types, blocks, and tensors whose size is not a multiple of the alignment."""
+    """Values of many types, blocks, and tensors whose size is the offset is not a multiple of the alignment."""
     path = tmp_path / "source.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)

@@ -51,7 +51,7 @@ DOORS = [by_merge, by_load, by_command, by_strict_command, by_saved_plan]
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
     """peft also warns about each unknown field."""
-    is_told = "sets 'use_newer': unknown to this version, and ignored" in door(
+    is_told = "sets 'use_newer', which this version of loadstone does not know and ignores" in door(
         *files(tmp_path, use_newer=value)
     )
     assert is_told is bool(value)

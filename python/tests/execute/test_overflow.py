@@ -243,7 +243,7 @@ def test_a_scale_that_is_not_finite_spoils_its_codes(
     path, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
     count = spoiled_file(path, kind, scale)
     options: dict[str, Any] = {"dtype": dtype, "dequantize": True}
-    sentence = f"{count} of [0-9]+ numbers are NaN or infinite because of a scale"
+    sentence = f"{count} of [0-9]+ values are NaN or infinite because of a scale"
     with pytest.raises(loadstone.Error, match=sentence) as caught:
         loadstone.convert(path, out, **options)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
