@@ -184,7 +184,7 @@ TEST(Quantize, TiesFillsAndNamesOfPartsAreRefused) {
   options.missing = MissingPolicy::zeros;
   EXPECT_EQ(findings_of({target_of("x", {4})}), 1u);
   EXPECT_EQ(code_of([&] { (void)findings_of({target_of("w", {4})}); }),
-            "plan.options");  // no such target
+            "plan.options");  // there is no target of this name
 }
 
 TEST(Quantize, APlanFromTextIsTheSame) {
