@@ -95,7 +95,7 @@ def test_quiet_shows_no_progress(command, big):
     [
         ("out", [], "begun with --resume, a conversion keeps its finished shards"),
         ("out", ["--resume"], "the same command continues with the others"),
-        ("out.safetensors", [], "nothing is left of the output"),
+        ("out.safetensors", [], "the unfinished output was removed"),
     ],
 )
 def test_an_interrupted_conversion_hints_at_resume(command, big, tmp_path, target, more, hint):

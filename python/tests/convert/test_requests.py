@@ -94,11 +94,11 @@ TARGETS = ["o.safetensors", "o.gguf"]
 
 # Unsatisfiable requests with their messages. GGUF files take Q8_0, others FP8.
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
-    "quantize": (DENSE, {"quantize": {"nothing": "E"}}, "'nothing' (quantize) finds no tensor"),
+    "quantize": (DENSE, {"quantize": {"nothing": "E"}}, "the pattern 'nothing' (quantize) matches no tensor"),
     "quantize, one of two": (
         DENSE,
         {"quantize": {"up_proj": "E", "dwon_proj": "E"}},
-        "'dwon_proj' (quantize) finds no tensor",
+        "the pattern 'dwon_proj' (quantize) matches no tensor",
     ),
     "quantize a norm": (DENSE, {"quantize": {"norm": "E"}}, "'norm' (quantize) finds nothing"),
     "quantize nothing": ({"a": torch.ones(8)}, {"quantize": "E"}, "nothing is left to become"),
@@ -163,8 +163,8 @@ def test_a_pattern_that_leaves_out_warns(target: str, tmp_path: Path) -> None:
     options = with_encoding({"quantize": {"x": "none", "": "E"}, "exclude": "nothing"}, target)
     status, text = python_outcome(path, out, options)
     assert status == 0
-    assert "'nothing' (exclude) finds no tensor" in text
-    assert "'x' (quantize) finds no tensor" in text
+    assert "the pattern 'nothing' (exclude) matches no tensor" in text
+    assert "the pattern 'x' (quantize) matches no tensor" in text
     status, text = command_outcome(path, out, options)
     assert (status, text.count("finds no tensor")) == (0, 2)
     assert command_outcome(path, out, options, "--strict")[0] == 3

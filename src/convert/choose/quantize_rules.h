@@ -35,7 +35,8 @@ struct PlainRule {
   std::string_view reason;
   std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
   bool is_linear = true;         // a layer that readers of quantized linear layers may replace
-  std::string_view advice = "--exclude leaves them as numbers";  // if such a name was quantized
+  std::string_view advice =
+      "to keep them unquantized, pass --exclude";  // if such a name was quantized
 };
 
 // Servers load weights as one matrix, with one scale, if their names agree in the first group and
