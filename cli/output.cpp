@@ -115,7 +115,8 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
     // Without memory for a message, only the exit status remains.
-    std::fputs("loadstone: an error occurred, and there is no memory for its message\n", stderr);
+    std::fputs("loadstone: an error occurred, but the memory does not suffice for its message\n",
+               stderr);
   }
 }
 

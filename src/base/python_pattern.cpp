@@ -364,7 +364,7 @@ class Translator {
     }
     if (given == &off && off.empty()) reject("missing flag");
     if (on.find('a') != on.npos && on.find('u') != on.npos) reject("incompatible flags");
-    if (on.find_first_of(off) != on.npos) reject("the same flag is turned on and off");
+    if (on.find_first_of(off) != on.npos) reject("the same flag is switched on and off");
     if (on.find('i') != on.npos) flags.ignores_case = true;
     if (off.find('i') != off.npos) flags.ignores_case = false;
   }

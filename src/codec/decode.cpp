@@ -34,7 +34,7 @@ std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const
   form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
   const DecodeKernel* const found = find_decode_kernel(kernel);
   if (found == nullptr) {
-    return Problem{"there is no decoder with this name", std::string(kernel),
+    return Problem{"no decoder has this name", std::string(kernel),
                    "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
   }
   if (parts.empty() || parts.size() > Decoder::parts_max) {

@@ -37,8 +37,7 @@ const WrittenEncoding* find_written_encoding(std::string_view name) noexcept {
 const WrittenEncoding& written_encoding(const Quantization& quantization) {
   const WrittenEncoding* const found = find_written_encoding(quantization.encoding);
   if (found == nullptr)
-    throw Error("internal", "there is no encoding with this name",
-                {.found = quantization.encoding});
+    throw Error("internal", "no encoding has this name", {.found = quantization.encoding});
   return *found;
 }
 
@@ -104,7 +103,7 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   }
   const auto& dialects = encoding->dialects;
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
-    return Problem{"there is no dialect with this name", quantization.dialect,
+    return Problem{"no dialect has this name", quantization.dialect,
                    fmt::format("{}", fmt::join(dialects, " or "))};
   }
   if (quantization.importance != nullptr && !encoding->is_gguf()) {

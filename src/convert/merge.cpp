@@ -94,7 +94,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   const auto refuse_sum = [](double sum) {
     refuse_option("normalise",
                   "the sum of the weights is 0 or nearly 0, so loadstone cannot divide by it",
-                  fmt::format("{}", sum), "weights with the same sign, or normalise turned off");
+                  fmt::format("{}", sum), "weights with the same sign, or normalise disabled");
   };
   const auto is_above = [](float weight) { return weight > 0; };
   if (std::ranges::all_of(weights, is_above)) return;

@@ -57,8 +57,7 @@ class Adder {
     }
     report_other_encoders(*catalog_.checkpoints().front(), *adapter_, encoders_, findings_);
     for (const AdapterConfig& config : configs_) require_saved_modules(config);
-    if (!is_used_)
-      fail({}, "none of its tensors is merged: it has no tensors, or patterns exclude all of them");
+    if (!is_used_) fail({}, "it has no tensors to merge, or patterns exclude all of them");
     for (const AdapterConfig& config : configs_) {
       for (const std::string& doubt : config.doubts()) {
         findings_.push_back({.severity = Severity::warning,
@@ -228,8 +227,8 @@ class Adder {
     if (!ambiguous.empty() && std::ranges::all_of(ambiguous, means_first)) {
       place = AdapterPlace{.name = ambiguous.front()};  // the model's name and the file's
     } else if (!ambiguous.empty()) {
-      fail(module.names, fmt::format("'{}' is ambiguous; it can refer to {}", printable(name),
-                                     name_list(ambiguous)));
+      fail(module.names,
+           fmt::format("'{}' can refer to {}", printable(name), name_list(ambiguous)));
       return;
     }
     if (!place) {
@@ -417,9 +416,7 @@ class Adder {
              fmt::format("[{}, {}]", product.out, product.in), shape.text());
     }
     if (drafts_.contains(place.name + "_bias")) {
-      refuse(
-          "experts with biases interleave their gate and up rows, to which loadstone cannot add a "
-          "LoRA product");
+      refuse("experts with biases interleave gate and up rows, so no LoRA product can be added");
     }
     low_rank.rank = product.rank;
     low_rank.rows = is_straight ? product.out : product.in;
@@ -464,10 +461,8 @@ class Adder {
       refuse("loadstone does not merge magnitudes of columns");
     }
     if (options_.factor != 1) {
-      refuse(
-          "a DoRA adapter can be merged only with the factor 1: its magnitudes were trained for "
-          "the whole product",
-          fmt::format("{}", options_.factor), "1");
+      refuse("DoRA can be merged only with the factor 1, for which its magnitudes were trained",
+             fmt::format("{}", options_.factor), "1");
     }
     View view = numbers_.view(source);
     static_cast<void>(reshape(view, {count}));

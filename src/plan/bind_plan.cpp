@@ -141,19 +141,18 @@ class Binder {
       const std::size_t checkpoints = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
       if (saved.checkpoint >= checkpoints) {
         fail("checkpoint",
-             {"the number of the checkpoint is out of range", std::to_string(saved.checkpoint),
+             {"the checkpoint's number is too large", std::to_string(saved.checkpoint),
               fmt::format("one of {}", checkpoints)});
       }
       const auto found = plan_.catalog->find(saved.name, saved.checkpoint);
       if (!found) fail("name", {"the checkpoint contains no tensor of this name", saved.name});
       const TensorInfo& source = plan_.catalog->tensors()[*found];
       if (source.encoding != saved.encoding) {
-        fail("encoding", {"the tensor has a different encoding than planned",
-                          std::string(source.encoding.name()), std::string(saved.encoding.name())});
+        fail("encoding", {"the tensor's encoding has changed", std::string(source.encoding.name()),
+                          std::string(saved.encoding.name())});
       }
       if (source.shape != saved.shape) {
-        fail("shape", {"the tensor has a different shape than planned", source.shape.text(),
-                       saved.shape.text()});
+        fail("shape", {"the tensor's shape has changed", source.shape.text(), saved.shape.text()});
       }
       bound_.push_back(*found);
     }
@@ -212,11 +211,10 @@ class Binder {
     const PlannedTarget& target = plan_.targets[i];
     if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
       refuse(i, "shape",
-             {"the size is not a whole number of bytes that fits in 64 bits", target.shape.text()});
+             {"the size in bytes is not whole, or exceeds 64 bits", target.shape.text()});
     }
     if (!is_device_name(target.device)) {
-      refuse(i, "device",
-             {"this is not the name of a device", printable(target.device), device_examples});
+      refuse(i, "device", {"the device is unknown", printable(target.device), device_examples});
     }
     if (target.quantization) check_quantization(i);
     const bool is_excluded = target.recipe.origin == Origin::excluded;
@@ -224,8 +222,7 @@ class Binder {
       refuse(i, "device", {"only a target with origin excluded can be on meta"});
     }
     if (target.recipe.reason.empty() == is_excluded) {
-      refuse(i, "recipe.reason",
-             {"a target with origin excluded must have a reason, and other targets must not"});
+      refuse(i, "recipe.reason", {"only origin excluded needs a reason"});
     }
   }
 
@@ -233,16 +230,14 @@ class Binder {
     PlannedTarget& target = plan_.targets[i];
     if (target.recipe.origin != Origin::checkpoint && !target.recipe.boxes.empty()) {
       refuse(i, "recipe.boxes",
-             {"only a target with origin checkpoint can have boxes",
-              std::string(name(target.recipe.origin))});
+             {"only origin checkpoint can have boxes", std::string(name(target.recipe.origin))});
     }
     if (target.recipe.merge != nullptr && target.recipe.boxes.empty()) {
       refuse(i, "recipe.merge", {"a merge needs boxes, to which its terms are added"});
     }
     check_constant(i);
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
-      refuse(i, "recipe.tie_of",
-             {"a target with origin tie must have tie_of, and other targets must not"});
+      refuse(i, "recipe.tie_of", {"only origin tie needs tie_of"});
     }
     if (target.recipe.origin == Origin::tie) check_tie(i);
     if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
@@ -265,14 +260,12 @@ class Binder {
     const Constant& constant = target.recipe.constant;
     if ((target.recipe.origin == Origin::constant) != (constant != nullptr)) {
       refuse(i, "recipe.constant",
-             {"a target with origin constant must have a constant, and other targets must not",
-              std::string(name(target.recipe.origin))});
+             {"only origin constant needs a constant", std::string(name(target.recipe.origin))});
     }
     if (constant == nullptr) return;
     if (constant->size() != target.byte_count()) {
       refuse(i, "recipe.constant",
-             {"a constant must have as many bytes as its target",
-              fmt::format("{} bytes", constant->size()),
+             {"a constant must have its target's size", fmt::format("{} bytes", constant->size()),
               fmt::format("{} bytes", target.byte_count())});
     }
     constant_bytes_ += constant->size();
@@ -286,13 +279,11 @@ class Binder {
   void check_tie(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     const auto found = index_.find(target.recipe.tie_of);
-    if (found == index_.end())
-      refuse(i, "recipe.tie_of", {"there is no target of this name", target.recipe.tie_of});
+    if (found == index_.end()) refuse(i, "recipe.tie_of", {"unknown target", target.recipe.tie_of});
     const PlannedTarget& root = plan_.targets[found->second];
     if (root.recipe.origin == Origin::tie)
       refuse(i, "recipe.tie_of", {"a target cannot be tied to another tied target", root.name});
-    if (root.quantization)
-      refuse(i, "recipe.tie_of", {"a target cannot be tied to a quantized target", root.name});
+    if (root.quantization) refuse(i, "recipe.tie_of", {"tied to a quantized target", root.name});
     if (root.shape != target.shape || root.dtype != target.dtype || root.device != target.device) {
       refuse(i, "recipe.tie_of",
              {"tied targets must have the same shape, dtype and device",
@@ -373,12 +364,11 @@ class Binder {
       const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
-        refuse_box(
-            i, "boxes",
-            {.message = "loadstone has no cast from the source's encoding to the target's dtype",
-             .found = std::string(encoding.name()),
-             .expected = std::string(name(read_as)),
-             .box = b});
+        refuse_box(i, "boxes",
+                   {.message = "loadstone cannot cast this encoding to the target's dtype",
+                    .found = std::string(encoding.name()),
+                    .expected = std::string(name(read_as)),
+                    .box = b});
       }
       if (!moves_whole_bytes(box, bits(read_as))) {
         refuse_box(
@@ -392,9 +382,7 @@ class Binder {
     const Dtype dtype = plan_.targets[i].dtype;
     const CastKind way = cast_kind(Dtype::f32, dtype);
     if (way == CastKind::same || way == CastKind::cast) return;
-    refuse(i, "dtype",
-           {"the target of a merge must have a float dtype with whole bytes",
-            std::string(name(dtype))});
+    refuse(i, "dtype", {"a merge needs a float dtype with whole bytes", std::string(name(dtype))});
   }
 
   // Applies the rule of make_plan() to boxes of any origin.
@@ -440,9 +428,8 @@ class Binder {
       const bool has_moved =
           target.delivery == Delivery::file_view && comes_over_network(plan_, target);
       refuse(i, "delivery",
-             {has_moved
-                  ? "the plan has a view of a file that is on another machine: make the plan again"
-                  : "the target's origin and device do not allow this delivery",
+             {has_moved ? "the plan views a file on another machine: make the plan again"
+                        : "the target's origin and device do not allow this delivery",
               fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device)});
     }
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
@@ -478,7 +465,7 @@ class Binder {
     }
     for (const auto& [path, device] : plan_.device_map) {
       if (is_device_name(device) || !plan_.ok()) continue;
-      throw Error("plan.json", "this is not the name of a device",
+      throw Error("plan.json", "the device is unknown",
                   {.field = "device_map", .found = printable(device)});
     }
   }

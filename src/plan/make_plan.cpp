@@ -151,8 +151,7 @@ Plan Planner::run(SinkKind sink) && {
   }
   find_groups();
   for (const auto& [target, quantization] : options_.quantize) {
-    if (!index_.contains(target))
-      refuse_option("quantize", "there is no target of this name", target);
+    if (!index_.contains(target)) refuse_option("quantize", "no target has this name", target);
   }
   mark_taken_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {

@@ -44,8 +44,7 @@ PlanNumbers number_boxes(const ValueSet& values) {
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndex<std::uint32_t> each) {
   const std::uint64_t index = reader.unsigned_number(value, place);
-  if (index >= no_decoding)
-    reader.refuse(place, "there is no entry with this number", std::to_string(index));
+  if (index >= no_decoding) reader.refuse(place, "no entry has this number", std::to_string(index));
   each.index = static_cast<std::uint32_t>(index);
 }
 
@@ -58,7 +57,7 @@ void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndices<std::vector<std::uint32_t>> each) {
   for (const auto item : reader.array(value, place)) {
-    each.list.push_back(reader.small_number(item, place, "there is no source with this number"));
+    each.list.push_back(reader.small_number(item, place, "no source has this number"));
   }
 }
 

@@ -99,7 +99,7 @@ struct RecipeBuilder::Impl {
 
   const Tensor& at(std::string_view operation, Value value) const {
     if (value < values.size()) return values[value];
-    refuse_operation(operation, {"there is no value with this number", std::to_string(value),
+    refuse_operation(operation, {"no value has this number", std::to_string(value),
                                  fmt::format("one of {}", values.size())});
   }
 

@@ -20,7 +20,7 @@ void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const NameMap<std
                    .found = printable(found)});
     };
     for (const std::string& name : {check.name, check.tied_to}) {
-      if (!targets.contains(name)) fail("there is no target of this name", name);
+      if (!targets.contains(name)) fail("no target has this name", name);
     }
     const auto find = [&](const std::string& name) {
       const auto found = catalog.find(name);

@@ -103,7 +103,7 @@ TEST_F(Decodings, MisusesAreRefused) {
     EXPECT_EQ(error ? error->code() : "", "plan.recipe");
     return std::string(error ? error->what() : "");
   };
-  EXPECT_THAT(decode("fp9_block", {w, s}, {4, 6}), HasSubstr("no such kernel"));
+  EXPECT_THAT(decode("fp9_block", {w, s}, {4, 6}), HasSubstr("no decoder with this name"));
   EXPECT_THAT(decode("fp8_block", {w}, {4, 6}), HasSubstr("2 tensors"));
   EXPECT_THAT(decode("fp8_block", {s, w}, {4, 6}), HasSubstr("F32"));
   EXPECT_THAT(decode("fp8_block", {w, s}, {6, 4}), HasSubstr("[4, 6]"));

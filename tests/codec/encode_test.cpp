@@ -1,6 +1,7 @@
 // Descriptors of the encodings that loadstone writes; their only complete list.
 #include "codec/encode.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -104,7 +105,7 @@ TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
     quantization.dialect = "nobody's";
     const auto problem = prepare_quantization(quantization, {256, 512}, Dtype::bf16, form);
     ASSERT_TRUE(problem) << each->name;
-    EXPECT_EQ(problem->message, "there is no dialect with this name");
+    EXPECT_EQ(problem->message, "no dialect has this name");
   }
 }
 
@@ -152,7 +153,7 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
     ASSERT_TRUE(problem) << each->name;
     EXPECT_EQ(problem->found, "[4, 272]");
     EXPECT_EQ(problem->message,
-              "rows do not fill whole blocks of " + std::to_string(block.elements));
+              fmt::format("a row does not consist of whole blocks of {} values", block.elements));
   }
   EXPECT_EQ(count, 22u);
 }
@@ -218,7 +219,7 @@ TEST(WrittenEncodings, RefuseUnknownNamesWithTheNearestOnes) {
   const auto problem =
       prepare_quantization({.encoding = "nf5", .nested_offset = {}}, {4, 4}, Dtype::f32, form);
   ASSERT_TRUE(problem);
-  EXPECT_EQ(problem->message, "the encoding is unknown 'nf5'; did you mean 'nf4'?");
+  EXPECT_EQ(problem->message, "unknown encoding 'nf5'; did you mean 'nf4'?");
 }
 
 TEST(WrittenEncodings, GiveBitsandbytesItsConstants) {

@@ -63,7 +63,7 @@ GgufWriter typed_entries() {
   return writer;
 }
 
-// Blocks, values whose size is the offset is not a multiple of the alignment, and a scalar.
+// Blocks, values whose size is not a multiple of the alignment, and a scalar.
 std::string block_file() {
   return typed_entries()
       .tensor("blocks.0.weight", {256, 300}, q4_k, some_blocks(300, 144, 2, 1))

@@ -60,7 +60,7 @@ TEST_F(Target, AFolderOfShardsStaysAsItIs) {
 }
 
 TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
-  folder.write("old.safetensors", "other values");
+  folder.write("old.safetensors", "something else");
   EXPECT_EQ(code(folder / "old.safetensors"), "");
   EXPECT_EQ(open_checkpoint(folder / "old.safetensors")->tensors().size(), 11u);
   folder.write("joined/config.json", "{}");

@@ -132,7 +132,7 @@ TEST(Quantize, WhatDoesNotFitIsAFinding) {
       {{.encoding = "nf5", .dialect = {}, .nested_offset = {}},
        {4, 4},
        Dtype::f32,
-       "the encoding is unknown"},
+       "unknown encoding"},
       {{.encoding = "nf4", .dialect = "x", .nested_offset = {}}, {4, 4}, Dtype::f32, "dialect"},
       {{.encoding = "nf4", .dialect = {}, .block_size = 48, .nested_offset = {}},
        {4, 4},
@@ -147,7 +147,7 @@ TEST(Quantize, WhatDoesNotFitIsAFinding) {
       {nf4, {4, 4}, Dtype::f64, "F32, F16 and BF16"},
       {{.encoding = "mxfp4", .dialect = {}, .nested_offset = {}}, {4, 48}, Dtype::f32, "of 32"},
       {{.encoding = "int4", .dialect = {}, .nested_offset = {}}, {3, 64}, Dtype::f32, "of 128"},
-      {{.encoding = "int4-awq", .dialect = {}, .nested_offset = {}}, {3, 128}, Dtype::f32, "pairs"},
+      {{.encoding = "int4-awq", .dialect = {}, .nested_offset = {}}, {3, 128}, Dtype::f32, "128"},
       {{.encoding = "fp8-channel", .dialect = {}, .nested_offset = {}}, {64}, Dtype::f32, "matri"},
       {{.encoding = "nvfp4", .dialect = "modelopt-export", .nested_offset = {}},
        {4, 64},
@@ -184,7 +184,7 @@ TEST(Quantize, TiesFillsAndNamesOfPartsAreRefused) {
   options.missing = MissingPolicy::zeros;
   EXPECT_EQ(findings_of({target_of("x", {4})}), 1u);
   EXPECT_EQ(code_of([&] { (void)findings_of({target_of("w", {4})}); }),
-            "plan.options");  // there is no target of this name
+            "plan.options");  // no such target
 }
 
 TEST(Quantize, APlanFromTextIsTheSame) {

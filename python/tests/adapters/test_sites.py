@@ -281,7 +281,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
         told = [str(each.message) for each in said if "the newest release" in str(each.message)]
         assert len(told) == count, told
         for message in told:
-            assert message.startswith(f"this version is not supported of {library}: {newer} is newer than ")
+            assert message.startswith(f"unsupported version of {library}: {newer} is newer than ")
 
 
 @pytest.mark.parametrize("library", [each for each in LIBRARIES if sites_of(each).first])

@@ -16,7 +16,7 @@ HEADER = {"format": "loadstone-gguf-metadata", "version": 1}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Values of many types, blocks, and tensors whose size is the offset is not a multiple of the alignment."""
+    """Values of many types, blocks, and tensors whose size is not a multiple of the alignment."""
     path = tmp_path / "source.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)
@@ -208,7 +208,7 @@ def test_q8_0_is_that_of_the_gguf_package(run, tmp_path, write_safetensors):
 
 
 def llama_like(write_safetensors: Callable[..., Path], path: Path, layers: int = 2) -> Path:
-    """A model under llama.cpp's names, whose feed-forward a row does not consist of whole blocks of 2 values56."""
+    """A model under llama.cpp's names, whose feed-forward rows do not fill whole blocks of 256."""
     shapes = {
         "token_embd.weight": [32, 256],
         "output.weight": [32, 256],

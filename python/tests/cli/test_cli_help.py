@@ -62,7 +62,7 @@ WRONG = {
     "--color allways": "unknown value 'allways'; did you mean 'always'?",
     "--receipt xxh3-256": "unknown value 'xxh3-256'; did you mean 'xxh3-128'?",
     "--block-dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",
-    "--quantize nvfp5": "the encoding is unknown 'nvfp5'; did you mean 'nvfp4'?",
+    "--quantize nvfp5": "unknown encoding 'nvfp5'; did you mean 'nvfp4'?",
     "--experts fusd": "unknown value 'fusd'; did you mean 'fused'?",
     "--style modelop": "unknown value 'modelop'; did you mean 'modelopt'?",
     "--page-cache relase": "unknown value 'relase'; did you mean 'release'?",

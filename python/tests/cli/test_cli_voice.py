@@ -49,8 +49,9 @@ def test_load_begins_with_the_verdict(run, small, incomplete, tmp_path):
     buffer = {"name": "made", "shape": [4], "dtype": "F32", "kind": "non_persistent_buffer"}
     skeleton.write_text(json.dumps({"targets": [buffer]}))
     _, second, *_ = run("load", small, "--skeleton", skeleton, status=0).stdout.splitlines()
-    assert (
-        second == "Every target has a value and a known origin, except 1 target intentionally without a value."
+    assert second == (
+        "Every target has a value and a known origin, "
+        "except 1 target intentionally without a value."
     )
     [memory] = [line for line in rest if line.startswith("memory")]
     assert re.search(r"planned peak .*; process used .* at its peak \(", memory)

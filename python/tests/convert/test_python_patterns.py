@@ -143,11 +143,14 @@ def test_work_is_bounded() -> None:
     assert comparisons <= 3 * len(modules)  # not names x modules: 90,000,000
     found, comparisons = _core.module_matches([".*z", ".*q"], modules)
     assert (found, comparisons) == ([1] * 1000, 2000)
-    with pytest.raises(loadstone.Error, match="there are there are too many patterns are not plain names"):
+    with pytest.raises(loadstone.Error, match="too many patterns are not plain names"):
         _core.module_matches([f".*z{i}" for i in range(10_001)], modules)
-    with pytest.raises(loadstone.Error, match="there are there are there are too many patterns for this number of modules"):
+    with pytest.raises(
+        loadstone.Error,
+        match="there are too many patterns for this number of modules",
+    ):
         _core.module_matches([f".*z{i}" for i in range(9_999)], [*modules, "l.1000.q"])
-    with pytest.raises(loadstone.Error, match="there are there are too many patterns"):
+    with pytest.raises(loadstone.Error, match="there are too many patterns"):
         _core.module_matches([f"z{i}" for i in range(100_001)], modules)
 
 

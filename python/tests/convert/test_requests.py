@@ -94,7 +94,11 @@ TARGETS = ["o.safetensors", "o.gguf"]
 
 # Unsatisfiable requests with their messages. GGUF files take Q8_0, others FP8.
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
-    "quantize": (DENSE, {"quantize": {"nothing": "E"}}, "the pattern 'nothing' (quantize) matches no tensor"),
+    "quantize": (
+        DENSE,
+        {"quantize": {"nothing": "E"}},
+        "the pattern 'nothing' (quantize) matches no tensor",
+    ),
     "quantize, one of two": (
         DENSE,
         {"quantize": {"up_proj": "E", "dwon_proj": "E"}},

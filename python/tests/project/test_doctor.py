@@ -112,7 +112,7 @@ def test_a_load_that_the_audit_does_not_prove(
 
     monkeypatch.setattr(module, "canaries", unpatched)
     canary = examined(capsys, status=1)["library"]["canary"]
-    assert (canary["result"], canary["reason"]) == ("differs", "the audit does not prove the model")
+    assert (canary["result"], canary["reason"]) == ("differs", "the audit does not pass")
 
 
 def test_a_load_that_fails(

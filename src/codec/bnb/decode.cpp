@@ -131,8 +131,8 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   const auto block_size =
       by_rows ? 64 : block_size_of(made.elements, request.parts[1].shape.numel().value_or(0));
   if (!block_size) {
-    return Problem{"there is no block size that fits this number of scales",
-                   request.parts[1].shape.text(), request.shape.text()};
+    return Problem{"no block size fits this number of scales", request.parts[1].shape.text(),
+                   request.shape.text()};
   }
   if (auto wrong = check(request, encoding, *block_size)) return wrong;
   if constexpr (by_rows) {

@@ -350,7 +350,7 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
       refuse_option("quantize", unknown_word("encoding", quantization.encoding, known));
     }
     if (mode != QuantizeMode::exact && is_format) {
-      refuse_option("mode", "for GGUF files there is no mode with ModelOpt's exact bytes",
+      refuse_option("mode", "a mode with ModelOpt's exact bytes is not available for GGUF files",
                     printable(name(mode)), "exact");
     }
     if (colon != std::string_view::npos) {
@@ -367,9 +367,9 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
     if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
       refuse_option(
           "mode",
-          fmt::format(
-              "{} is {} own encoding, for which there is no mode with ModelOpt's exact bytes",
-              quantization.encoding, encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
+          fmt::format("{} is {} own encoding, for which a mode with ModelOpt's exact bytes is not "
+                      "available",
+                      quantization.encoding, encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
           printable(name(mode)), "exact");
     }
     quantization.dialect = encoding->exported_dialect;

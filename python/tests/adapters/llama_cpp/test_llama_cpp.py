@@ -263,7 +263,7 @@ def test_without_a_place_it_is_not_entered(
     if site.path.startswith(("LlamaFileType", "ModelType")):
         pytest.skip("the names of an enumeration cannot be taken away")
     changed(take_away)
-    with pytest.raises(loadstone.Error, match=r"this version is not supported of llama\.cpp") as caught:
+    with pytest.raises(loadstone.Error, match=r"unsupported version of llama\.cpp") as caught:
         llama_cpp.trace(stack, converter=CONVERTER)
     assert caught.value.code == "plan.options"
     assert str(site) in str(caught.value)

@@ -253,6 +253,6 @@ def test_an_sglang_that_is_not_known_is_refused_where_it_is_asked_for(
     sglang: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(stand_in.DefaultModelLoader, "_filter_mtp_weights")
-    with pytest.raises(RuntimeError, match="this version is not supported of sglang"):
+    with pytest.raises(RuntimeError, match="unsupported version of sglang"):
         loader(sglang, {})
     assert type(sglang.get_model_loader(stand_in.LoadConfig())) is stand_in.DefaultModelLoader

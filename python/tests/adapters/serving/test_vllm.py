@@ -44,7 +44,7 @@ def test_a_vllm_that_is_not_known_goes_on_without(
         loadstone.vllm.register()
     finally:
         SITES.reset()
-    assert "this version is not supported of vllm" in caplog.text and "99.0" in caplog.text
+    assert "unsupported version of vllm" in caplog.text and "99.0" in caplog.text
 
 
 def test_vllm_finds_the_plugin() -> None:
