@@ -140,9 +140,8 @@ class Binder {
       };
       const std::size_t checkpoints = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
       if (saved.checkpoint >= checkpoints) {
-        fail("checkpoint",
-             {"the checkpoint's number is too large", std::to_string(saved.checkpoint),
-              fmt::format("one of {}", checkpoints)});
+        fail("checkpoint", {"unknown checkpoint number", std::to_string(saved.checkpoint),
+                            fmt::format("one of {}", checkpoints)});
       }
       const auto found = plan_.catalog->find(saved.name, saved.checkpoint);
       if (!found) fail("name", {"the checkpoint contains no tensor of this name", saved.name});
@@ -210,8 +209,7 @@ class Binder {
   void check_target(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
-      refuse(i, "shape",
-             {"the size in bytes is not whole, or exceeds 64 bits", target.shape.text()});
+      refuse(i, "shape", {"the size in bytes is not a whole 64-bit number", target.shape.text()});
     }
     if (!is_device_name(target.device)) {
       refuse(i, "device", {"the device is unknown", printable(target.device), device_examples});

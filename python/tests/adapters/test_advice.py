@@ -343,7 +343,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "make them one parameter, if a change": parameters_that_overlap,
     "no hook loads a tensor without its module": a_tensor_on_disk_by_its_own_name,
     "Or use save_model(..., force_contiguous=True)": strides_of_a_saved_model,
-    "a receipt cannot be made of converted weights": options_of_servers,
+    "loadstone cannot write a receipt of weights": options_of_servers,
     "Make what holds them (an optimizer": "test_held_elsewhere.py::"
     "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
     "this file names; pass trust_code=True": "test_llama_cpp.py::"

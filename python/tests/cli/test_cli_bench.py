@@ -99,7 +99,7 @@ def test_adapters_whose_files_have_one_name_are_measured(run, tmp_path):
 
 def test_for_people(run, model):
     text = run("bench", model, "--seconds", 0, status=0).stdout
-    assert text.startswith("a load from the page cache comes to ")
+    assert text.startswith("a load from the page cache reaches ")
     for title in ("new memory", "copy from memory to memory", "page cache to new memory", "loads"):
         assert f"\n{title}" in text
 

@@ -104,10 +104,18 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
         {"quantize": {"up_proj": "E", "dwon_proj": "E"}},
         "the pattern 'dwon_proj' (quantize) matches no tensor",
     ),
-    "quantize a norm": (DENSE, {"quantize": {"norm": "E"}}, "'norm' (quantize) finds nothing"),
-    "quantize nothing": ({"a": torch.ones(8)}, {"quantize": "E"}, "nothing is left to become"),
-    "include": (DENSE, {"quantize": "E", "include": "lm_haed"}, "'lm_haed' (include) finds no"),
-    "include a norm": (DENSE, {"quantize": "E", "include": "norm"}, "'norm' (include) finds not"),
+    "quantize a norm": (
+        DENSE,
+        {"quantize": {"norm": "E"}},
+        "'norm' (quantize) matches no tensor that",
+    ),
+    "quantize nothing": ({"a": torch.ones(8)}, {"quantize": "E"}, "no tensor would be"),
+    "include": (DENSE, {"quantize": "E", "include": "lm_haed"}, "'lm_haed' (include) matches no"),
+    "include a norm": (
+        DENSE,
+        {"quantize": "E", "include": "norm"},
+        "'norm' (include) matches no tensor that",
+    ),
     "experts separate": (FOREIGN, {"experts": "separate"}, "no tensor is an expert"),
     "experts fused": (FOREIGN, {"experts": "fused"}, "no tensor is an expert"),
     "experts of a dense model": (DENSE, {"experts": "fused"}, "no tensor is an expert"),
@@ -210,7 +218,7 @@ def test_plain_fp8_is_numbers_on_request(
         options = options | {"include": "proj.weight"}
     status, text = DOORS[door](path, out, options)
     if dtype is None:
-        assert status == 1 and "which GGUF does not have" in text
+        assert status == 1 and "which GGUF does not support" in text
         return
     assert (status, text) == (0, "")
     found = loadstone.load_file(out) if out.suffix == ".gguf" else load_file(out)
@@ -269,7 +277,7 @@ def test_patterns_of_adapters_and_maps(tmp_path: Path) -> None:
     done = run(*merge)
     assert (done.returncode, done.stderr) == (0, "")
     done = run(*merge, "--lora-ignore", "nothing")
-    assert done.returncode == 0 and "'nothing' (lora-ignore) finds no tensor" in done.stderr
+    assert done.returncode == 0 and "'nothing' (lora-ignore) matches no tensor" in done.stderr
     assert run(*merge, "--lora-ignore", "nothing", "--strict").returncode == 3
     out.unlink()
     done = run(*merge, "--lora-ignore", ".")

@@ -64,7 +64,7 @@ def test_a_prefix_of_some_names_is_a_finding_with_the_rule(tmp_path: Path) -> No
     assert not plan.ok
     (finding,) = (each for each in plan.findings if each.code == "plan.prefix")
     assert finding.severity == "warning" and "module.blocks.0.scale" in finding.sources
-    rules = json.loads(finding.suggestion.removeprefix("the rules ").removesuffix(" take it away"))
+    rules = json.loads(finding.suggestion.removeprefix("to remove the prefix, pass the rules "))
     model = skeleton()
     loadstone.load(model, tmp_path / "m", rules=rules, strict=True)
     assert_same(model, reference)

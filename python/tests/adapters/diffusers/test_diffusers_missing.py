@@ -277,7 +277,7 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
     reported = [
         item.message for item in last_report(model).findings if item.target == "proj_out.weight"
     ]
-    assert any("all of it is filled" in message for message in reported)
+    assert any("loadstone fills all of it" in message for message in reported)
 
 
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_a_format_that_cannot_be_written_is_refused_by_name(folders: dict[str, P
 
 
 def test_a_mode_that_is_none_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(loadstone.Error, match="unknown mode"):
+    with pytest.raises(loadstone.Error, match="the mode is unknown"):
         load(folders["llama"], "fp8", mode="nearest")
 
 
