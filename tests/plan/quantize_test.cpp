@@ -212,7 +212,7 @@ TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
   quantization.importance = std::make_shared<const std::vector<float>>(256, 1.0f);
   const auto error = error_of([&] { (void)read_plan(saved()); });
   ASSERT_TRUE(error);
-  EXPECT_THAT(error->what(), HasSubstr("does not hold an importance"));
+  EXPECT_THAT(error->what(), HasSubstr("does not contain an importance"));
 }
 
 // Rejected before any read.

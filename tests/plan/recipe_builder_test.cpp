@@ -146,8 +146,9 @@ TEST(RecipeBuilder, MisfitsAreRefusedWithWhatWasFound) {
   EXPECT_THAT(refusal([&] { (void)builder.reshape(a, {7}); }), HasSubstr("[2, 3]"));
   EXPECT_THAT(refusal([&] { (void)builder.concat({a, c}, 0); }), HasSubstr("[2, 4]"));
   EXPECT_THAT(refusal([&] { (void)builder.stack({b, c}, 0); }), HasSubstr("BF16 and F32"));
-  EXPECT_THAT(refusal([&] { (void)builder.stack({}, 0); }), HasSubstr("nothing"));
-  EXPECT_THAT(refusal([&] { (void)builder.reshape(77, {7}); }), HasSubstr("no such value"));
+  EXPECT_THAT(refusal([&] { (void)builder.stack({}, 0); }), HasSubstr("empty"));
+  EXPECT_THAT(refusal([&] { (void)builder.reshape(77, {7}); }),
+              HasSubstr("no value has this number"));
   builder.add("t", a);
   EXPECT_THAT(refusal([&] { builder.add("t", a); }), HasSubstr("already"));
   // The valid value is still usable.
