@@ -172,7 +172,7 @@ def _require_writable(
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided:
-        message = "the tensor is sparse; call .to_dense(), which may make it much larger"
+        message = "the tensor is sparse; .to_dense() makes it dense, and perhaps much larger"
         raise new_error("save.layout", message, tensor=name, found=str(tensor.layout))
     if tensor.is_meta:
         message = "Cannot copy out of meta tensor; it has no data"

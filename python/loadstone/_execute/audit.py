@@ -26,7 +26,7 @@ from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
-_AFTER_THE_LOAD = "Create the objects that refer to them (an optimizer, a closure) after the load"
+_AFTER_THE_LOAD = "Make the objects that refer to them (an optimizer, a closure) after the load"
 
 
 @dataclass
@@ -291,11 +291,11 @@ def _warn_of_holders(result: Audit) -> None:
     named = listed(names, format_item=result._named)
     count = counted(
         len(names),
-        "tensor of the model is referred to by an object",
-        "tensors are referred to by objects",
+        "tensor of the model is",
+        "tensors of the model are",
     )
     warn(
-        f"{count} without the loaded value: {named}. {_AFTER_THE_LOAD}",
+        f"{count} also used by objects that lack the loaded value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )

@@ -101,8 +101,8 @@ def _warn_of_unexpected(checked: Plan) -> None:
         return
     count = counted(len(names), "tensor of the checkpoint is", "tensors of the checkpoint are")
     warn(
-        f"{count} not needed by the model: {listed(names)}. If that is intended, pass "
-        "unexpected='ignore'",
+        f"{count} not needed by the model: {listed(names)}. "
+        "Pass unexpected='ignore' if that is intended",
         UserWarning,
         stacklevel=users_level(),
     )

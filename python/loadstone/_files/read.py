@@ -270,7 +270,7 @@ def device_argument(device: Any) -> str:
     if resolved.type == "meta":
         raise new_error(
             "plan.options",
-            "tensors on meta have no values; for shapes and dtypes, use the lazy tensors",
+            "tensors on meta have no values; the lazy tensors have shapes and dtypes",
             field="device",
             found="meta",
         )

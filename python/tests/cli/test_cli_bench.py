@@ -121,7 +121,7 @@ def test_other_machines_are_refused(run, model):
         done = run("bench", server.url("/a.safetensors"), status=2)
     finally:
         server.close()
-    assert "files of this machine" in done.stderr
+    assert "files on this machine" in done.stderr
 
 
 def test_ctrl_c_ends_it(command, model):

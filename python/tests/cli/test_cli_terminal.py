@@ -93,8 +93,8 @@ def test_quiet_shows_no_progress(command, big):
 @pytest.mark.parametrize(
     ("target", "more", "hint"),
     [
-        ("out", [], "begun with --resume, a conversion keeps its finished shards"),
-        ("out", ["--resume"], "the same command continues with the others"),
+        ("out", [], "to keep finished shards, run the conversion with --resume"),
+        ("out", ["--resume"], "run the same command again to continue"),
         ("out.safetensors", [], "the unfinished output was removed"),
     ],
 )

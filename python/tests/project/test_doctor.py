@@ -64,7 +64,7 @@ def add_one_ulp(model: Any) -> None:
 
 
 CHANGES = {
-    "other bytes": add_one_ulp,
+    "different bytes": add_one_ulp,
     "torch.float64 (32,) on cpu, the library has torch.float16": lambda model: model[0].double(),
     "only in loadstone's model": lambda model: model.register_buffer("more", torch.ones(1)),
     "only in the library's model": lambda model: model[1].register_buffer("running_var", None),
