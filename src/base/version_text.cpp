@@ -30,7 +30,7 @@ bool is_date(std::string_view text) {
 
 std::string version_text(std::string_view version) {
   constexpr std::size_t shown_bytes_max = 200;
-  if (version.empty()) return "the text is not a file version";
+  if (version.empty()) return "no version";
   const bool is_plain = has_only(version, "0123456789abcdefxABCDEFXW/\"-.:") || is_date(version);
   if (is_plain && version.size() <= shown_bytes_max) return std::string(version);
   Digest digest;

@@ -15,7 +15,7 @@ TEST(VersionText, ShowsDigitsAndDates) {
        {"\"5f3a-1c\"", "W/\"12\"", "\"0x8DA\"", "Thu, 26 Nov 2026 06:53:47 GMT"}) {
     EXPECT_EQ(version_text(text), text);
   }
-  EXPECT_EQ(version_text(""), "the text is not a file version");
+  EXPECT_EQ(version_text(""), "no version");
 }
 
 TEST(VersionText, ShowsTheDigestOfOthers) {

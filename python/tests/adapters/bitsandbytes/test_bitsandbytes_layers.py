@@ -385,7 +385,7 @@ def test_codes_without_a_place_are_dequantized(encoding: str, tmp_path: Path) ->
     case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding, include=chosen)
     loadstone.convert(tmp_path / "out", tmp_path / "values", dequantize=True)
-    with pytest.warns(UserWarning, match="no place for codes"):
+    with pytest.warns(UserWarning, match="cannot store codes"):
         model = loadstone.transformers.from_pretrained(case.cls, tmp_path / "out")
     assert any(isinstance(module, QUANTIZED) for module in model.modules())  # control
     decoded = [name for name in model.state_dict() if any(re.search(each, name) for each in chosen)]

@@ -271,7 +271,7 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
     file = fused(tmp_path, monkeypatch, gone)
     error = file.refused()
     assert errors(error) == {"proj_out.weight": [gone]}
-    assert f"made of '{there}', which the checkpoint has, and '{gone}'" in str(error)
+    assert f"made from '{there}', which the checkpoint has, and '{gone}'" in str(error)
     model, _ = file.filled(missing="zeros")
     assert differences(model, with_values(file.model, {"proj_out.weight": torch.zeros(())})) == []
     reported = [
