@@ -57,11 +57,11 @@ std::string percent(double share) { return fmt::format("{:.0f} %", share * 100);
 std::string bound_text(const BenchFigures& figures, Bound bound) {
   switch (bound) {
     case Bound::page_cache_to_new_memory:
-      return "it is limited by reads from the page cache into new memory";
+      return "limited by reads from the page cache into new memory";
     case Bound::disk:
-      return "it is limited by the disk";
+      return "limited by the disk";
     case Bound::processor:
-      return fmt::format("it is limited by the processor ({})", counted(figures.threads, "thread"));
+      return fmt::format("limited by the processor ({})", counted(figures.threads, "thread"));
     case Bound::waiting:
       break;
   }
