@@ -80,8 +80,8 @@ int run(int argc, const char* const* argv) {
   catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at any time
   Chosen chosen;
   Program program("loadstone",
-                  "Plans a load of model weights before it reads a byte, executes the plan, and "
-                  "proves the result.",
+                  "Plans a load of model weights before it reads them, executes the plan, and "
+                  "checks the result.",
                   footer(), "loadstone " LOADSTONE_VERSION);
   add_inspect(program, chosen);
   add_plan(program, chosen);

@@ -140,11 +140,12 @@ void require_local_files(const Plan& plan) {
   const std::vector<Shard>& shards = plan.catalog->shards();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     if (is_remote(shards[i].path)) {
-      throw Error("usage", "bench measures files of this machine",
+      throw Error("usage", "bench can measure only files on this machine",
                   {.path = public_url(shards[i].path)});
     }
     if (plan.catalog->assembly(static_cast<std::uint32_t>(i))) {
-      throw Error("usage", "bench measures files that hold whole tensors; convert it first",
+      throw Error("usage",
+                  "bench can measure only files with whole tensors; convert the checkpoint first",
                   {.path = shards[i].path});
     }
   }
@@ -212,7 +213,7 @@ class Bench {
     if (drop_from_page_cache(extents_)) {
       add_load(figures_.load_from_disk);
     } else {
-      figures_.no_disk_load = figures_.no_disk = "the page cache keeps these files";
+      figures_.no_disk_load = figures_.no_disk = "the system keeps these files in the page cache";
     }
     if (is_load_first) add_disk();
   }
@@ -228,12 +229,12 @@ class Bench {
     rest();
     if (!figures_.no_disk.empty()) return;
     if (!drop_from_page_cache(extents_)) {
-      figures_.no_disk = "the page cache keeps these files";
+      figures_.no_disk = "the system keeps these files in the page cache";
       return;
     }
     const auto seconds = seconds_to_read_direct(extents_, disk_readers);
     if (!seconds) {
-      figures_.no_disk = "the file system has no direct reads";
+      figures_.no_disk = "the file system does not support direct reads";
       return;
     }
     figures_.disk.bytes = figures_.sample_bytes;
@@ -277,8 +278,8 @@ int bench(const BenchArgs& args, bool json) {
 }  // namespace
 
 void add_bench(Program& program, Chosen& chosen) {
-  const Command command =
-      program.add_subcommand("bench", "The limits of this machine, and how near a load comes");
+  const Command command = program.add_subcommand(
+      "bench", "Measure the limits of this machine, and how close a load comes to them");
   const auto args = std::make_shared<BenchArgs>();
   add_checkpoint(command, args->plan.open).required();
   add_plan_options(command, args->plan);
@@ -288,8 +289,8 @@ void add_bench(Program& program, Chosen& chosen) {
                   "Approximate duration in seconds; at least one round" + default_text("30"))
       .in_range(0.0, 86'400.0);
   command.add_option("--sample", args->sample, "SIZE",
-                     "Bytes of tensors that are measured, from the first one on; never more than\n"
-                     "a quarter of the free memory" +
+                     "Bytes of tensors to measure, beginning with the first tensor; at most\na "
+                     "quarter of the free memory" +
                          default_text(args->sample));
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);

@@ -39,9 +39,9 @@ std::array<Row, 5> limits_of(const BenchFigures& figures) {
   return {
       {{"new_memory", "new memory", figures.new_memory},
        {"memory_copy", "copy from memory to memory", figures.memory_copy},
-       {"page_cache", "page cache to memory at hand", figures.page_cache},
+       {"page_cache", "page cache to existing memory", figures.page_cache},
        {"page_cache_to_new_memory", "page cache to new memory", figures.page_cache_to_new_memory},
-       {"disk", "disk, past the page cache", figures.disk}}};
+       {"disk", "disk, bypassing the page cache", figures.disk}}};
 }
 
 std::string row_text(std::string_view title, const Series& series, const std::string& last) {
@@ -57,20 +57,20 @@ std::string percent(double share) { return fmt::format("{:.0f} %", share * 100);
 std::string bound_text(const BenchFigures& figures, Bound bound) {
   switch (bound) {
     case Bound::page_cache_to_new_memory:
-      return "reads from the page cache into new memory bound it";
+      return "limited by reads from the page cache into new memory";
     case Bound::disk:
-      return "the disk bounds it";
+      return "limited by the disk";
     case Bound::processor:
-      return fmt::format("the processor bounds it ({})", counted(figures.threads, "thread"));
+      return fmt::format("limited by the processor ({})", counted(figures.threads, "thread"));
     case Bound::waiting:
       break;
   }
-  return "its readers wait: try more --threads";
+  return "its readers wait: try a larger --threads";
 }
 
 std::string verdict_line(const BenchFigures& figures, std::string_view source,
                          const LoadVerdict& verdict) {
-  return fmt::format("a load from the {} comes to {} of the limit: {}", source,
+  return fmt::format("a load from the {} reaches {} of the limit: {}", source,
                      percent(verdict.of_limit), bound_text(figures, verdict.bound));
 }
 
@@ -196,7 +196,7 @@ std::string to_json(const BenchFigures& figures) {
   json.begin_object();
   if (!figures.no_disk.empty()) json.member("limits.disk", figures.no_disk);
   if (!figures.no_disk_load.empty()) json.member("loads.disk", figures.no_disk_load);
-  json.member("limits.devices", "links to GPUs are not measured by this version");
+  json.member("limits.devices", "this version of loadstone does not measure links to GPUs");
   json.end_object();
   json.end_object();
   return json.take();

@@ -39,10 +39,9 @@ ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) 
 void check_format(const ConvertArgs& args) {
   const auto format = format_of_target(args.write.target);
   if (args.to.empty() || args.to == name(format.value_or(FileFormat::safetensors))) return;
-  throw Error("usage",
-              fmt::format("--to {}: TARGET determines the format, NAME.safetensors, NAME.gguf or "
-                          "a folder of safetensors",
-                          printable(args.to)));
+  throw Error("usage", fmt::format("--to {} contradicts TARGET, which determines the format: "
+                                   "NAME.safetensors, NAME.gguf or a folder for safetensors",
+                                   printable(args.to)));
 }
 
 int convert(const ConvertArgs& args, bool json) {
@@ -67,18 +66,19 @@ void add_convert(Program& program, Chosen& chosen) {
       .required();
   command
       .add_option("TARGET", args->write.target, "",
-                  "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
+                  "NAME.safetensors or NAME.gguf for one file; any other name is a folder for "
+                  "shards and an index")
       .required();
   command.add_option("--to", args->to, "FORMAT",
                      "Format to write; optional, because TARGET determines it");
   command.add_option("--rules", args->rules_path, "FILE", rules_help);
   command.add_choice("--unexpected", args->write.options.unexpected, "P",
-                     "Tensors that recipes leave over");
+                     "What to do with tensors that no recipe uses");
   add_write_options(command, args->write);
   command.add_flag("--dequantize", args->write.options.dequantize,
                    "Decode quantized tensors of SOURCE (to --dtype, or bf16)");
   command.add_choice("--experts", args->write.options.experts, "LAYOUT",
-                     "fused: one tensor for all experts of a layer; separate: one tensor each");
+                     "fused: one tensor for all experts of a layer; separate: one tensor for each");
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });

@@ -13,7 +13,7 @@ struct ExitStatus {
 
 inline constexpr std::array<ExitStatus, 7> exit_statuses = {{
     {0, "done"},
-    {1, "done and found something"},
+    {1, "finished, with findings"},
     {2, "wrong usage"},
     {3, "bad or unsupported file"},
     {4, "input/output"},

@@ -67,10 +67,10 @@ int explain_all(bool json) {
 
 void add_explain(Program& program, Chosen& chosen) {
   const Command command =
-      program.add_subcommand("explain", "What an error or finding means, and what to do");
+      program.add_subcommand("explain", "Explain what an error or finding means, and what to do");
   const auto code = std::make_shared<std::string>();
   command.add_option("CODE", *code, "TEXT",
-                     "As printed in [brackets]; without one, all are listed");
+                     "The code printed in [brackets]; without it, all codes are listed");
   command.add_flag("--json", chosen.json, "One JSON document on stdout");
   command.set_action([code, &chosen] {
     return code->empty() ? explain_all(chosen.json) : explain_one(*code, chosen.json);

@@ -20,9 +20,9 @@ std::string completion(const CommandTable& table, const std::string& shell) {
 }  // namespace
 
 void add_help(Program& program, Chosen&) {
-  const Command command = program.add_subcommand("help", "The options of a command");
+  const Command command = program.add_subcommand("help", "Print the options of a command");
   const auto name = std::make_shared<std::string>();
-  command.add_option("COMMAND", *name, "", "As for 'loadstone COMMAND --help'");
+  command.add_option("COMMAND", *name, "", "The same as 'loadstone COMMAND --help'");
   command.set_action([name, &program] {
     print(program.help_of(*name));
     return 0;
@@ -30,7 +30,7 @@ void add_help(Program& program, Chosen&) {
 }
 
 void add_man(Program& program, Chosen&) {
-  const Command command = program.add_subcommand("man", "The manual page, for 'man -l -'");
+  const Command command = program.add_subcommand("man", "Print the manual page, for 'man -l -'");
   command.set_action([&program] {
     print(man_page(program.table()));
     return 0;
@@ -39,9 +39,9 @@ void add_man(Program& program, Chosen&) {
 
 void add_completion(Program& program, Chosen&) {
   const Command command =
-      program.add_subcommand("completion", "A script that completes words in your shell");
+      program.add_subcommand("completion", "Print a script for completion in your shell");
   const auto shell = std::make_shared<std::string>();
-  command.add_option("SHELL", *shell, "", "Yours: eval \"$(loadstone completion bash)\"")
+  command.add_option("SHELL", *shell, "", "Your shell: eval \"$(loadstone completion bash)\"")
       .one_of({"bash", "zsh", "fish"})
       .required();
   command.set_action([shell, &program] {

@@ -28,7 +28,7 @@ int inspect(const InspectArgs& args, bool json) {
 
 void add_inspect(Program& program, Chosen& chosen) {
   const Command command =
-      program.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
+      program.add_subcommand("inspect", "Show the contents of a checkpoint; reads only headers");
   const auto args = std::make_shared<InspectArgs>();
   add_checkpoint(command, args->open).required();
   command.add_flag("--tensors", args->tensors, "List every tensor");

@@ -78,7 +78,7 @@ void require_host_targets(const Plan& plan) {
     if (target.delivery != Delivery::memory || target.device == "cpu") continue;
     throw Error(
         "memory.device",
-        fmt::format("is placed on {}, but this command loads into the machine's memory only",
+        fmt::format("is placed on {}, but this command can load only into the machine's memory",
                     target.device),
         {.tensor = target.name});
   }
@@ -154,7 +154,7 @@ std::string load_json(const Plan& plan, const Outcome& outcome) {
 
 int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
-    throw Error("usage", "--receipt KIND and --receipt-file FILE need each other");
+    throw Error("usage", "--receipt KIND and --receipt-file FILE must be passed together");
   }
   require_document(args.receipt_path);
   Plan plan = planned(args, typed);
@@ -183,8 +183,8 @@ int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json)
 }  // namespace
 
 void add_load(Program& program, Chosen& chosen) {
-  const Command command =
-      program.add_subcommand("load", "Load into memory, audited; shows speed and memory");
+  const Command command = program.add_subcommand(
+      "load", "Load into memory and audit the result; shows speed and memory");
   const auto args = std::make_shared<LoadArgs>();
   add_checkpoint(command, args->plan.open);
   command.add_option("--plan", args->plan_path, "FILE",
@@ -195,18 +195,20 @@ void add_load(Program& program, Chosen& chosen) {
   const Command plan_options = add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers");
   command.add_option("--read-ahead", args->read_ahead, "SIZE",
-                     "How far ahead of the readers the system is asked for bytes that its\n"
-                     "page cache lacks; 0: never" +
+                     "How far ahead of the readers loadstone asks the system to read bytes\nthat "
+                     "its page cache lacks; 0: never" +
                          default_text(human_bytes(defaults::read_ahead_bytes)));
   command.add_flag("--interleave", args->options.interleave,
                    "Allocate memory from all NUMA nodes in turn");
   add_html_option(command, args->plan.html_path);
-  add_receipt_option(command, args->receipt,
-                     "Write digests of all bytes read and of every tensor in memory, by KIND, to\n"
-                     "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
-  command.add_option("--receipt-file", args->receipt_path, "FILE", "Where --receipt writes it");
+  add_receipt_option(
+      command, args->receipt,
+      "Write digests (KIND) of all bytes read and of every tensor in memory to\n--receipt-file; "
+      "'verify CHECKPOINT --receipt-file FILE' compares them later:\n");
+  command.add_option("--receipt-file", args->receipt_path, "FILE",
+                     "The file that --receipt writes");
   command.add_flag("--allow-remote", args->plan.open.remote.allow_remote,
-                   "Contact the host that the plan's checkpoint is on");
+                   "Allow requests to the host of the plan's checkpoint");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
   command.set_action([args, plan_options, &chosen] {

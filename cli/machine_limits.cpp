@@ -122,7 +122,7 @@ void check_read(const Piece& piece, std::int64_t count, std::uint64_t wanted) {
     where.system_error = errno;
     throw Error("io.read", "cannot read", where);
   }
-  throw Error("io.short_read", "the file ends before its data do", where);
+  throw Error("io.short_read", "the file ends before its data", where);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct MergeArgs {
 
 int merge(const MergeArgs& args, bool json) {
   if (args.open.paths.size() == 1 && args.lora.adapters.empty()) {
-    throw Error("usage", "there is nothing to merge: name a second MODEL, or --lora ADAPTER");
+    throw Error("usage", "there is only one model: pass a second MODEL, or --lora ADAPTER");
   }
   check_write(args.write);
   MergeOptions options = args.options;
@@ -51,16 +51,17 @@ int merge(const MergeArgs& args, bool json) {
 
 void add_merge(Program& program, Chosen& chosen) {
   const Command command =
-      program.add_subcommand("merge", "Merge models and adapters, in bounded memory");
+      program.add_subcommand("merge", "Merge models and adapters in bounded memory");
   const auto args = std::make_shared<MergeArgs>();
   args->open.gguf_rank_max = defaults::gguf_rank_most;
   command
       .add_option("MODEL", args->open.paths, "",
-                  "The base, or the models to add, each with its weight: a:0.5 b:0.5")
+                  "The base, or the models to merge, each with its weight: a:0.5 b:0.5")
       .required();
   command
       .add_option("-o,--output", args->write.target, "TARGET",
-                  "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
+                  "NAME.safetensors or NAME.gguf for one file; any other name is a folder for "
+                  "shards and an index")
       .required();
   add_adapter_options(command, args->lora);
   command.add_choice("--method", args->options.method, "M",
@@ -71,8 +72,8 @@ void add_merge(Program& program, Chosen& chosen) {
   command.add_option("--scale", args->options.scale, "S",
                      "Factor for all differences from the base");
   command.add_option("--density", args->options.density, "P",
-                     "Share of each difference that is kept, of ties and dare");
-  command.add_option("--seed", args->options.seed, "N", "Seed of the random choices of dare");
+                     "For ties and dare: the share of each difference that is kept");
+  command.add_option("--seed", args->options.seed, "N", "For dare: the seed of its random choices");
   add_write_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);

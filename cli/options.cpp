@@ -41,7 +41,7 @@ std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
     refuse_value("--max-memory", text,
-                 "a limit; write DEVICE=SIZE, as in cpu=8GiB, or cpu=unlimited");
+                 "a limit; write DEVICE=SIZE, such as cpu=8GiB, or cpu=unlimited");
   }
   const std::string size = text.substr(equals + 1);
   return {text.substr(0, equals),
@@ -79,7 +79,7 @@ DeviceMap map_from_list(std::string_view text) {
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos || equals + 1 == entry.size()) {
       refuse_value("--device-map", entry,
-                   "an entry; write MODULE=DEVICE, and =DEVICE for the rest");
+                   "an entry; write MODULE=DEVICE, and =DEVICE for all other modules");
     }
     map.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
   }
@@ -160,12 +160,14 @@ void add_open_options(Command command, OpenArgs& args) {
   command.add_flag("--allow-links", args.allow_links,
                    "Follow links that leave the checkpoint's folder");
   command
-      .add_option("--gguf-rank-max", args.gguf_rank_max, "N",
-                  "Most dims of a GGUF tensor; video models may have 5 (default: " +
-                      std::to_string(args.gguf_rank_max) + ")")
+      .add_option(
+          "--gguf-rank-max", args.gguf_rank_max, "N",
+          "Maximum number of dimensions of a GGUF tensor; video models may have 5 (default: " +
+              std::to_string(args.gguf_rank_max) + ")")
       .in_range(1u, defaults::gguf_rank_most, fmt::format("1-{}", defaults::gguf_rank_most));
-  command.add_option("--ca-file", args.remote.ca_file, "FILE",
-                     "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)");
+  command.add_option(
+      "--ca-file", args.remote.ca_file, "FILE",
+      "Trusted certificate authorities, a PEM file (default: SSL_CERT_FILE, the system's)");
   command.add_option("--proxy", args.remote.proxy, "URL",
                      "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)");
   command.add_flag("--strict", args.strict, "Treat warnings as errors (exit status 3)");
@@ -186,8 +188,8 @@ Weighted parse_weighted(const std::string& text) {
   if (after != end || error == std::errc::invalid_argument) return {text};
   if (error == std::errc::result_out_of_range) weight = std::numeric_limits<float>::infinity();
   if (!std::isfinite(weight)) {
-    throw Error("usage",
-                fmt::format("'{}': a weight is a finite number that F32 holds", printable(text)));
+    throw Error("usage", fmt::format("'{}': a weight must be a finite number in the range of F32",
+                                     printable(text)));
   }
   return {text.substr(0, colon), weight};
 }
@@ -195,7 +197,7 @@ Weighted parse_weighted(const std::string& text) {
 std::vector<MergeAdapter> AdapterArgs::open(
     const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const {
   if (!ignore.empty() && adapters.empty()) {
-    throw Error("usage", "--lora-ignore goes with --lora");
+    throw Error("usage", "--lora-ignore needs --lora");
   }
   std::vector<MergeAdapter> opened;
   for (const std::string& text : adapters) {
@@ -208,9 +210,9 @@ std::vector<MergeAdapter> AdapterArgs::open(
 
 void add_adapter_options(Command command, AdapterArgs& args) {
   command.add_option("--lora", args.adapters, "ADAPTER",
-                     "An adapter with a factor for its update: a:0.8; repeatable");
+                     "An adapter, with a factor for its change: a:0.8; repeatable");
   command.add_option("--lora-ignore", args.ignore, "PATTERN",
-                     "Tensors of adapters that are left out, by a pattern; repeatable");
+                     "Pattern for tensors of adapters to exclude; repeatable");
   command.add_choice("--tie", args.tie, "P",
                      "Other names of a tied tensor that an adapter changes: split (default):\n"
                      "they keep the base's value; keep: they change with it");
@@ -218,12 +220,12 @@ void add_adapter_options(Command command, AdapterArgs& args) {
 
 Command add_plan_options(Command command, PlanArgs& args) {
   const Command plan = command.in_group("The plan");
-  const Option skeleton =
-      plan.add_option("--skeleton", args.skeleton_path, "FILE",
-                      "What the model needs, as JSON (default: the checkpoint's tensors)");
+  const Option skeleton = plan.add_option(
+      "--skeleton", args.skeleton_path, "FILE",
+      "Skeleton: the tensors that the model needs, as JSON (default: the checkpoint's)");
   plan.add_option("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
   plan.add_option("--strip-prefix", args.strip_prefixes, "P",
-                  "Prefix to remove from names if all have it; repeatable" +
+                  "Prefix to remove if all names have it; repeatable" +
                       default_text(fmt::format("{}", fmt::join(defaults::strip_prefixes, " and "))))
       .needs(skeleton);
   plan.add_option("--dtype", args.dtype, "T",
@@ -231,18 +233,19 @@ Command add_plan_options(Command command, PlanArgs& args) {
   plan.add_option("--device-map", args.device_map, "M",
                   either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
   plan.add_option("--max-memory", args.max_memory, "D=SIZE",
-                  "Limit of a device, as in cpu=8GiB; repeatable. Without one for cpu, a "
+                  "Memory limit of a device, such as cpu=8GiB; repeatable. Without one for cpu, a "
                   "plan\nmust fit the free memory of this machine; cpu=unlimited allows any size");
   plan.add_option("--offload-folder", args.options.offload_folder, "DIR",
-                  "Where tensors placed on disk are written");
-  plan.add_choice("--missing", args.options.missing, "P", "Tensors that the checkpoint lacks",
+                  "Folder for the tensors that are placed on disk");
+  plan.add_choice("--missing", args.options.missing, "P",
+                  "What to do with tensors that the checkpoint lacks",
                   names_of<MissingPolicy>(
                       [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
   plan.add_choice("--unexpected", args.options.unexpected, "P",
-                  "Tensors that the model does not need");
-  plan.add_option(
-      "--staging", args.staging, "SIZE",
-      "Memory for bytes in flight" + default_text(exact_bytes(defaults::staging_bytes_max)));
+                  "What to do with tensors that the model does not need");
+  plan.add_option("--staging", args.staging, "SIZE",
+                  "Memory for bytes that are read but not yet in place" +
+                      default_text(exact_bytes(defaults::staging_bytes_max)));
   plan.add_flag("--allow-non-finite", args.options.allow_non_finite,
                 "Continue if merged or quantized values are NaN or infinite");
   add_adapter_options(plan, args.lora);
@@ -315,12 +318,12 @@ void add_threads_option(Command command, unsigned& threads, const std::string& h
 void add_receipt_option(Command command, std::string& kind, const std::string& help) {
   command
       .add_option("--receipt", kind, "KIND",
-                  help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
+                  help + "xxh3-128 detects accidental changes, sha256-tree also tampering")
       .one_of(names_of<DigestKind>());
 }
 
 void add_html_option(Command command, std::string& path) {
-  command.add_option("--html", path, "FILE", "Also write the plan as a page to look at");
+  command.add_option("--html", path, "FILE", "Also write the plan as an HTML page");
 }
 
 DeviceMap parse_device_map(const std::string& text) {

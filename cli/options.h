@@ -91,8 +91,7 @@ void write_page(const Plan& plan, const PlanArgs& args,
 
 // Help text of --rules in all commands.
 inline constexpr const char* rules_help =
-    "How names and layouts map, as JSON: rules, or recipes that\nPython wrote; '-' reads them from "
-    "standard input";
+    "How names and layouts map, as JSON: rules, or recipes that\nPython wrote; '-': standard input";
 
 // Single options.
 void add_json_flag(Command command, bool& json);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t warnings_shown_max = 10;
 
-[[noreturn]] void fail_output() { fail_write(errno, "cannot write", "standard output"); }
+[[noreturn]] void fail_output() { fail_write(errno, "the system cannot write", "standard output"); }
 
 void require_length(const std::string& path, std::uint64_t bytes, const TextLimit& limit) {
   if (bytes <= limit.bytes_max) return;
@@ -48,7 +48,7 @@ std::string read_standard_input(const TextLimit& limit) {
   Where where;
   where.path = shown_path("-");
   where.system_error = errno;
-  throw Error("io.read", "cannot read", where);
+  throw Error("io.read", "the system cannot read the file", where);
 }
 
 // Writes a string member; an empty string is unknown and becomes null.
@@ -115,7 +115,8 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
     // Without memory for a message, the exit status is the only report.
-    std::fputs("loadstone: an error without memory for its message\n", stderr);
+    std::fputs("loadstone: an error occurred, but the memory does not suffice for its message\n",
+               stderr);
   }
 }
 
@@ -209,7 +210,7 @@ bool has_warnings(const std::vector<Finding>& findings) noexcept {
 }
 
 void standard_input_is_taken() {
-  throw Error("usage", "standard input, '-', can be read for one option only");
+  throw Error("usage", "only one option can read standard input ('-')");
 }
 
 std::string shown_path(const std::string& path) { return path == "-" ? "standard input" : path; }

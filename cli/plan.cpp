@@ -36,11 +36,13 @@ int show_plan(const PlanCommandArgs& args, bool json) {
 }  // namespace
 
 void add_plan(Program& program, Chosen& chosen) {
-  const Command command = program.add_subcommand("plan", "What a load would do; reads no weights");
+  const Command command =
+      program.add_subcommand("plan", "Show what a load would do; reads no weights");
   const auto args = std::make_shared<PlanCommandArgs>();
   add_checkpoint(command, args->plan.open).required();
   add_plan_options(command, args->plan);
-  add_threads_option(command, args->plan.options.threads, "Readers that the load will have");
+  add_threads_option(command, args->plan.options.threads,
+                     "Number of readers that the load will use");
   command.add_option("-o,--output", args->output_path, "FILE",
                      "Also write the plan as JSON, for 'loadstone load --plan'");
   add_html_option(command, args->plan.html_path);

@@ -30,17 +30,18 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
   }
   group.add_option("--quantize", args.formats, "[REGEX=]E",
                    "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
-                       "\nwith a pattern of names: of these only. Repeatable, the first match wins."
-                       "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
-  group.add_option("--include", args.options.include, "REGEX", "Quantize these too. Repeatable");
+                       "\nwith a pattern: only the tensors that match. Repeatable, the first match "
+                       "wins.\nFor NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
+  group.add_option("--include", args.options.include, "REGEX",
+                   "Pattern of tensors to quantize too. Repeatable");
   group.add_option("--exclude", args.options.exclude, "REGEX",
-                   "Leave these as they are. Repeatable");
+                   "Pattern of tensors to leave unchanged. Repeatable");
   group
       .add_option("--style", args.style, "STYLE",
-                  "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
-                  "always its own). Without --quantize: codes get them, and no number changes")
+                  "Library whose names and configs to write (default: modelopt; encodings "
+                  "of\nbitsandbytes: always its own). Without --quantize: repack existing codes")
       .one_of(names_of<QuantizeStyle>());
-  group.add_choice("--mode", args.mode, "MODE", "exact (default), or the bytes of ModelOpt itself");
+  group.add_choice("--mode", args.mode, "MODE", "exact (default), or the same bytes as ModelOpt");
   group.add_option("--imatrix", args.imatrix, "FILE",
                    "GGUF: an importance matrix of llama-imatrix (.gguf or .dat)");
   group.add_flag("--allow-non-finite", args.options.allow_non_finite,
@@ -69,7 +70,8 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   }
   if (!args.imatrix.empty()) {
     if (format != FileFormat::gguf) {
-      throw Error("usage", "--imatrix is for NAME.gguf as TARGET: other files have no such blocks");
+      throw Error("usage",
+                  "--imatrix needs NAME.gguf as TARGET: only GGUF files have blocks that use it");
     }
     options.importance =
         std::make_shared<const ImportanceMatrix>(open_importance_matrix(args.imatrix));

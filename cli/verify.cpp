@@ -91,8 +91,8 @@ std::string receipt_path(const VerifyArgs& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
   if (is_remote(args.first)) {
     throw Error("usage",
-                "--receipt finds the receipt of an output on this machine only; name the receipt's "
-                "file (--receipt-file FILE)",
+                "--receipt can find the receipt only on this machine; pass the receipt's file "
+                "(--receipt-file FILE)",
                 {.path = args.first});
   }
   std::error_code problem;
@@ -111,7 +111,7 @@ std::string output_path(const VerifyArgs& args, const Receipt& receipt) {
 
 int verify_with_receipt(const VerifyArgs& args, bool json) {
   if (!args.second.empty()) {
-    throw Error("usage", "--receipt compares A with a receipt: leave out B");
+    throw Error("usage", "--receipt compares A with a receipt: omit B");
   }
   const Receipt receipt =
       parse_file(receipt_path(args), receipt_from_json, {"receipt.json", receipt_json_bytes_max});
@@ -133,9 +133,9 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
 
 int verify(const VerifyArgs& args, bool json) {
   if (args.receipt || !args.receipt_path.empty()) return verify_with_receipt(args, json);
-  if (!args.sources.empty()) throw Error("usage", "--source comes with --receipt");
+  if (!args.sources.empty()) throw Error("usage", "--source needs --receipt");
   if (args.digests && !args.second.empty()) {
-    throw Error("usage", "--digests looks at A alone: leave out B");
+    throw Error("usage", "--digests checks only A: omit B");
   }
   const auto first = open_checkpoint(args.first, args.open.options());
   const auto second = args.second.empty() ? std::shared_ptr<const Catalog>()
@@ -153,23 +153,23 @@ int verify(const VerifyArgs& args, bool json) {
 }  // namespace
 
 void add_verify(Program& program, Chosen& chosen) {
-  const Command command =
-      program.add_subcommand("verify", "Structure and values of one; or compare two");
+  const Command command = program.add_subcommand(
+      "verify", "Check one checkpoint's structure and values, or compare two");
   const auto args = std::make_shared<VerifyArgs>();
   command.add_option("A", args->first, "", "A file, a folder, an index, or a pattern in quotes")
       .required();
-  command.add_option("B", args->second, "", "Another one, to be compared tensor by tensor");
+  command.add_option("B", args->second, "", "Another checkpoint, to compare tensor by tensor");
   command.add_flag(
       "--digests", args->digests,
-      "Compare the files of A, in a hub's cache, with the SHA-256 in the cache's file names");
+      "Check A's files in a Hugging Face cache against the SHA-256 in their file names");
   command.add_flag("--receipt", args->receipt,
-                   "Compare A with the receipt next to it: every byte, by digests");
+                   "Compare every byte of A, by digests, with the receipt next to it");
   command.add_option("--receipt-file", args->receipt_path, "FILE",
-                     "The same with the receipt in FILE");
+                     "Compare A with the receipt in FILE");
   command
       .add_option("--source", args->sources, "PATH",
-                  "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
-                  "model and adapter of a merge")
+                  "With a receipt: also compare a source of A; repeat for each BASE,\nmodel and "
+                  "adapter of a merge")
       .shown_once();
   add_threads_option(command, args->options.threads, "Readers", defaults::verify_threads_max);
   add_open_options(command, args->open);

@@ -25,13 +25,13 @@ std::string_view variable(const char* name) {
 
 void add_voice_options(Command command, Voice& voice) {
   const Command group = command.in_group("Messages");
-  const Option quiet = group.add_flag(
-      "-q,--quiet", voice.quiet, "Errors only: no progress, warnings, hints or reports of work");
-  group.add_flag("-v,--verbose", voice.verbose, "All warnings, and what to do about errors")
+  const Option quiet = group.add_flag("-q,--quiet", voice.quiet,
+                                      "Print only errors: no progress, warnings, hints or reports");
+  group.add_flag("-v,--verbose", voice.verbose, "Print all warnings, and what to do about errors")
       .excludes(quiet);
   group
       .add_option("--color", voice.color, "WHEN",
-                  "auto (default): on a terminal, unless NO_COLOR is set; always; never")
+                  "Colours: auto (default; on a terminal, unless NO_COLOR is set), always or never")
       .one_of({"auto", "always", "never"});
 }
 

@@ -47,13 +47,14 @@ ConvertRun run_options(const WriteArgs& args) {
   if (!args.part.empty()) run.part = part_option(args.part);
   if (!args.receipt.empty()) run.receipt = digest_kind(args.receipt);
   if (run.part && run.finish) {
-    throw Error("usage", "--finish comes when all parts are done, not with --part");
+    throw Error("usage",
+                "--finish cannot be combined with --part: pass it when all parts are done");
   }
   if (run.resume && run.finish) {
-    throw Error("usage", "--finish does none of the work: leave out --resume");
+    throw Error("usage", "--finish does not convert tensors: omit --resume");
   }
   if ((run.part || run.finish) && format_of_target(args.target) && !is_split(args)) {
-    throw Error("usage", fmt::format("{} needs a folder as TARGET, and this is a file's name",
+    throw Error("usage", fmt::format("{} needs a folder as TARGET, but this is the name of a file",
                                      run.part ? "--part" : "--finish"));
   }
   return run;
@@ -91,10 +92,10 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
 
 // Reports the remaining work after Ctrl-C, and how to resume it.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
-  if (options.one_file) return print_hint("nothing is left of the output");
-  print_hint(run.resume ? "finished shards are kept; the same command continues with the others"
-                        : "nothing is left of the output; begun with --resume, a conversion keeps "
-                          "its finished shards");
+  if (options.one_file) return print_hint("the unfinished output was removed");
+  print_hint(run.resume ? "finished shards are kept; run the same command again to continue"
+                        : "the unfinished output was removed; to keep finished shards, run the "
+                          "conversion with --resume");
 }
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
@@ -108,36 +109,37 @@ int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict,
 
 void add_write_options(Command command, WriteArgs& args) {
   command.add_option("--dtype", args.dtype, "T",
-                     "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
-                     "(default: floats stay as they are)");
+                     "Cast floats of 16 bits and more, and decode blocks, to this dtype\n(default: "
+                     "floats are not cast)");
   command.add_option("--block-dtype", args.block_dtype, "T",
-                     "What blocks of GGUF become without --dtype in files that do not hold them:\n"
-                     "bf16 (default), f16 or f32");
-  command.add_option(
-      "--metadata", args.metadata_path, "FILE",
-      "Keys to add to the metadata or to replace there, as JSON; a GGUF file has them typed");
+                     "Dtype of decoded GGUF blocks without --dtype, in files that cannot "
+                     "store\nblocks: bf16 (default), f16 or f32");
+  command.add_option("--metadata", args.metadata_path, "FILE",
+                     "Metadata keys to add or replace, as JSON; with types for a GGUF file");
   command.add_flag("--beyond-ggml", args.options.beyond_ggml,
-                   "GGUF: more than 4 dims and long names, which ggml refuses and ComfyUI reads");
+                   "GGUF: allow more than 4 dimensions and long names, which ComfyUI supports\nand "
+                   "ggml rejects");
   command.add_option("--shard-size", args.shard_size, "SIZE",
-                     "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
+                     "Maximum bytes of a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
                          default_text(exact_bytes(defaults::shard_bytes_max)));
-  command.add_option(
-      "--name", args.name, "STEM",
-      "What files in the folder are called (default: model,\nor diffusion_pytorch_model for a "
-      "model of diffusers)");
+  command.add_option("--name", args.name, "STEM",
+                     "Beginning of the file names in the folder (default: model,\nor "
+                     "diffusion_pytorch_model for a model of diffusers)");
   command.add_option("--max-memory", args.max_memory, "SIZE",
-                     "Limit; the conversion does not start if it is too small");
+                     "Memory limit; the conversion does not start if it is too small");
   add_threads_option(command, args.options.threads, "Threads");
   command.add_flag("--resume", args.run.resume,
-                   "Keep the shards that an ended run of the same conversion finished");
+                   "Keep the shards that an earlier run of the same conversion finished");
   command.add_option("--part", args.part, "I/N",
-                     "Write only this share of the shards; they wait next to TARGET for --finish");
-  command.add_flag("--finish", args.run.finish, "Check the shards of all parts and make TARGET");
+                     "Write only this part of the shards, next to TARGET, for --finish to join");
+  command.add_flag("--finish", args.run.finish,
+                   "When all parts are done: check their shards and make TARGET");
   add_receipt_option(command, args.receipt,
-                     "Write a receipt: digests of all bytes read and written, by KIND:\n");
-  command.add_choice("--page-cache", args.run.page_cache, "WHEN",
-                     "Pages of files that were read or written: keep, release, or auto (default):\n"
-                     "released where the files come to more than half of the machine's memory");
+                     "Write a receipt with digests (KIND) of all bytes read and written:\n");
+  command.add_choice(
+      "--page-cache", args.run.page_cache, "WHEN",
+      "Page cache of files that were read or written: keep, release, or auto (default):\nrelease "
+      "if the files are larger than half of the machine's memory");
   command.add_flag("--dry-run", args.dry_run, "Print the planned output, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,
@@ -162,10 +164,10 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
     options.metadata = parse_file(args.metadata_path, metadata_from_json);
   }
   if (options.one_file && !args.shard_size.empty()) {
-    throw Error("usage", "--shard-size needs a folder as TARGET, and this is a file's name");
+    throw Error("usage", "--shard-size needs a folder as TARGET, but this is the name of a file");
   }
   if (format && !args.name.empty()) {
-    throw Error("usage", "--name is for a folder as TARGET, and this is a file's name");
+    throw Error("usage", "--name needs a folder as TARGET, but this is the name of a file");
   }
   if (!args.name.empty()) options.stem = args.name;
   if (!args.dtype.empty() && args.dtype != "auto") {

@@ -23,7 +23,8 @@ def headers() -> list[str]:
 
 
 def known_codes() -> set[str]:
-    codes = set(re.findall(r'\{"([a-z]+\.\w+)"', (ROOT / "src" / "base" / "codes.cpp").read_text()))
+    tables = "".join(path.read_text() for path in (ROOT / "src" / "base").glob("codes*"))
+    codes = set(re.findall(r'\{"([a-z]+\.\w+)"', tables))
     return codes | {f"{code.partition('.')[0]}.*" for code in codes} | {"cancelled", "usage"}
 
 

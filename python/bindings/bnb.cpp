@@ -18,20 +18,20 @@ namespace {
 Dtype number_dtype(std::string_view text) {
   const Dtype dtype = dtype_argument(text);
   if (dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16) return dtype;
-  throw Error("plan.dtype", "weights are not quantized from, or decoded to, this dtype",
+  throw Error("plan.dtype", "weights cannot be quantized from, or decoded to, this dtype",
               {.field = "dtype", .found = std::string(text), .expected = "F32, F16 or BF16"});
 }
 
 BnbDialect dialect_argument(std::string_view text) {
   if (const auto dialect = from_name<BnbDialect>(text)) return *dialect;
   throw Error(
-      "usage", "unknown dialect",
+      "usage", "the dialect is unknown",
       {.field = "dialect", .found = std::string(text), .expected = either(names_of<BnbDialect>())});
 }
 
 BnbEncoding encoding_argument(std::string_view text) {
   if (const auto encoding = from_name<BnbEncoding>(text)) return *encoding;
-  throw Error("plan.encoding", "no encoding of bitsandbytes",
+  throw Error("plan.encoding", "this is not an encoding of bitsandbytes",
               {.found = std::string(text), .expected = either(names_of<BnbEncoding>())});
 }
 
@@ -39,11 +39,11 @@ Bnb4 form_argument(std::string_view encoding_name, std::string_view dialect,
                    std::uint64_t block_size) {
   const auto code = bnb4_code(encoding_argument(encoding_name));
   if (!code) {
-    throw Error("plan.encoding", "not an encoding with blocks",
+    throw Error("plan.encoding", "this encoding has no blocks",
                 {.found = std::string(encoding_name), .expected = "nf4 or fp4"});
   }
   if (!is_bnb_block_size(block_size)) {
-    throw Error("q.group_size", "not a block size of bitsandbytes",
+    throw Error("q.group_size", "bitsandbytes does not support this block size",
                 {.field = "block_size",
                  .found = std::to_string(block_size),
                  .expected = "32, 64, 128, 256, 512, 1024, 2048 or 4096"});

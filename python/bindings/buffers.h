@@ -24,7 +24,7 @@ inline std::byte* bytes_of(const TargetBytes& bytes) {
 inline void require_bytes(const std::string& name, std::uint64_t found, std::uint64_t expected) {
   if (found == expected) return;
   throw Error(
-      "usage", "a buffer does not have the size that the others ask for",
+      "usage", "the size of a buffer does not fit the sizes of the others",
       {.field = name, .found = std::to_string(found), .expected = std::to_string(expected)});
 }
 

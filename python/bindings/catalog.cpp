@@ -77,7 +77,7 @@ nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string
     found = reader.dtype();
     const std::uint64_t last = end.value_or(reader.elements());
     if (begin > last || last > reader.elements()) {
-      throw Error("plan.box", "the range leaves the tensor",
+      throw Error("plan.box", "the range exceeds the tensor",
                   {.tensor = std::string(name),
                    .found = std::to_string(begin) + " to " + std::to_string(last),
                    .expected = "at most " + std::to_string(reader.elements())});

@@ -40,7 +40,7 @@ QuantizeOptions quantize_options(NamedOptions& named, FileFormat format) {
         {.pattern = pattern, .quantization = parse_quantization(encoding, written, format)});
   }
   if (options.formats.empty() && written != QuantizeMode::exact) {
-    throw Error("plan.options", "mode specifies how quantize writes, and nothing is to be",
+    throw Error("plan.options", "mode specifies how to quantize, but quantize was not passed",
                 {.field = "mode"});
   }
   named.take("include", options.include);
@@ -101,7 +101,7 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
   const auto choice = parse_page_cache(page_cache);
   if (!choice) {
-    refuse_option("page_cache", "no such choice for the page cache", std::string(page_cache),
+    refuse_option("page_cache", "this is not a choice for the page cache", std::string(page_cache),
                   "auto, keep or release");
   }
   run.page_cache = *choice;

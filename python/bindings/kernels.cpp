@@ -19,7 +19,7 @@ nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
   const Dtype from = dtype_argument(source_name);
   const Dtype to = dtype_argument(target_name);
   if (!can_cast(from, to)) {
-    throw Error("plan.dtype", "no cast between these",
+    throw Error("plan.dtype", "loadstone has no cast between these dtypes",
                 {.found = std::string(name(from)), .expected = std::string(name(to))});
   }
   const std::size_t count = source.size() / element_bytes(from);
@@ -39,7 +39,8 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
   for (const auto& [bytes, dtype, shape] : rows) {
     parts.push_back({dtype_argument(dtype), Shape(shape)});
     const auto expected = parts.back().encoding.byte_count(parts.back().shape.numel().value_or(0));
-    if (expected != bytes.size()) throw Error("usage", "the bytes are not those of the shape");
+    if (expected != bytes.size())
+      throw Error("usage", "the number of bytes does not fit the dtype and shape");
     bytes_of_parts.push_back(static_cast<const std::byte*>(bytes.data()));
   }
   const Dtype dtype = dtype_argument(dtype_name);
@@ -62,27 +63,27 @@ BlockFormat block_format_argument(std::string_view text) {
     const bool is_wanted = type->name == wanted;
     if (!type->encoding) {
       if (is_wanted) {
-        throw Error("gg.type", "a type that was removed from the format", {.found = wanted});
+        throw Error("gg.type", "this type was removed from the format", {.found = wanted});
       }
     } else if (!type->encoding->is_dtype()) {
       const BlockFormat format = type->encoding->block_format();
       const bool has_values = gguf_decoder(format, Dtype::f32, GgufMode::exact) != nullptr;
       if (is_wanted && has_values) return format;
       if (is_wanted) {
-        throw Error("gg.no_dequant", "a type for activations, which no one can dequantize",
+        throw Error("gg.no_dequant", "this type is for activations and cannot be dequantized",
                     {.found = wanted});
       }
       if (has_values) known += (known.empty() ? "" : " ") + std::string(type->name);
     }
   }
-  throw Error("plan.encoding", "this version has no values for the encoding",
+  throw Error("plan.encoding", "this version of loadstone cannot decode this encoding",
               {.found = std::string(text), .expected = known});
 }
 
 GgufMode mode_argument(std::string_view text) {
   if (text == "exact") return GgufMode::exact;
   if (text == "diffusers-compatible") return GgufMode::half;
-  throw Error("usage", "unknown dialect",
+  throw Error("usage", "the dialect is unknown",
               {.field = "dialect",
                .found = std::string(text),
                .expected = "exact or diffusers-compatible"});
@@ -95,7 +96,7 @@ void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const 
   const Dtype dtype = dtype_argument(dtype_name);
   const DecodeBlocks decoder = gguf_decoder(format, dtype, mode_argument(mode_name));
   if (decoder == nullptr) {
-    throw Error("plan.encoding", "the block format has no such values in this dialect",
+    throw Error("plan.encoding", "this dialect does not decode this block format to this dtype",
                 {.found = std::string(Encoding(format).name()) + " to " + std::string(dtype_name) +
                           ", " + std::string(mode_name),
                  .expected = "to F32, BF16 or F16; diffusers-compatible: Q4_0 to Q8_0, Q2_K to "
@@ -106,7 +107,7 @@ void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const 
   const std::size_t element = element_bytes(dtype);
   if (blocks.size() % block.bytes != 0 || target.size() % (block.elements * element) != 0 ||
       target.size() / (block.elements * element) != count) {
-    throw Error("usage", "the bytes are not those of as many whole blocks",
+    throw Error("usage", "the number of bytes does not fit the number of whole blocks",
                 {.found = std::to_string(blocks.size()) + " for " + std::to_string(target.size())});
   }
   const nb::gil_scoped_release release;

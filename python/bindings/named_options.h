@@ -69,7 +69,7 @@ class NamedOptions {
   }
   void done() const {
     for (const auto [name, value] : left_) {
-      throw Error("usage", "no such option", {.field = nb::cast<std::string>(name)});
+      throw Error("usage", "no option has this name", {.field = nb::cast<std::string>(name)});
     }
   }
 

@@ -39,7 +39,8 @@ RecipeBuilder::Value numbers(RecipeBuilder& self, const Catalog& catalog, const 
   QuantizedTensor blocks = {.name = name};
   if (tensor == nullptr) {
     const auto index = catalog.find(name);
-    if (!index) throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = name});
+    if (!index)
+      throw Error("plan.missing", "the checkpoint has no tensor of this name", {.tensor = name});
     blocks.decoding = numbers_decoding(catalog, *index, decoded_dtype(wanted));
     tensor = &blocks;
   } else if (!tensor->is_readable()) {

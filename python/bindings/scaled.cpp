@@ -90,7 +90,8 @@ void decode(const std::string& encoding, const std::string& dialect, const Exten
   const QuantizedLayout form = form_for(encoding, dialect, extents, dtype);
   const Dtype to = dtype_argument(target);
   if (to != Dtype::f32 && to != Dtype::f16 && to != Dtype::bf16) {
-    throw Error("plan.dtype", "not decoded to this dtype", {.found = std::string(target)});
+    throw Error("plan.dtype", "loadstone cannot decode this encoding to this dtype",
+                {.found = std::string(target)});
   }
   require_bytes("numbers", numbers.size(), form.elements * bits(to) / 8);
   require_parts(form, parts);

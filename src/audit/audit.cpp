@@ -100,7 +100,7 @@ Audit audit(const Plan& plan, const Report& report) {
 void Audit::require_real() const {
   only_errors([&] {
     if (!on_meta.empty()) {
-      refuse("audit.on_meta", on_meta, "without memory, and no rule excludes them");
+      refuse("audit.on_meta", on_meta, "without memory and not excluded");
     }
     if (!unaccounted.empty()) refuse("audit.unaccounted", unaccounted, "without a known origin");
   });
@@ -111,7 +111,7 @@ std::string Audit::text() const {
   if (ok()) {
     text = fmt::format("All {} accounted for", counted(provenance.size(), "tensor"));
     if (!not_held.empty()) {
-      text += fmt::format(", {} of them without a value in memory on purpose", not_held.size());
+      text += fmt::format(", {} of them intentionally without a value in memory", not_held.size());
     }
   } else {
     text = fmt::format("NOT accounted for: {} of {}", on_meta.size() + unaccounted.size(),

@@ -60,7 +60,7 @@ void JsonReader::refuse(const JsonPlace& place, std::string_view message, std::s
 simdjson::dom::object JsonReader::object(Element value, const JsonPlace& place) const {
   simdjson::dom::object fields;
   if (value.get(fields) != simdjson::SUCCESS) {
-    refuse(place, "wrong type", type_name(value), "an object");
+    refuse(place, "the value has the wrong type", type_name(value), "an object");
   }
   return fields;
 }
@@ -68,14 +68,15 @@ simdjson::dom::object JsonReader::object(Element value, const JsonPlace& place) 
 simdjson::dom::array JsonReader::array(Element value, const JsonPlace& place) const {
   simdjson::dom::array items;
   if (value.get(items) != simdjson::SUCCESS)
-    refuse(place, "wrong type", type_name(value), "an array");
+    refuse(place, "the value has the wrong type", type_name(value), "an array");
   return items;
 }
 
 std::uint64_t JsonReader::unsigned_number(Element value, const JsonPlace& place) const {
   std::uint64_t number = 0;
   if (value.get(number) != simdjson::SUCCESS) {
-    refuse(place, "wrong type", type_name(value), "a whole number from 0 to 2^64 - 1");
+    refuse(place, "the value has the wrong type", type_name(value),
+           "a whole number from 0 to 2^64 - 1");
   }
   return number;
 }
@@ -90,7 +91,7 @@ std::uint32_t JsonReader::small_number(Element value, const JsonPlace& place,
 bool JsonReader::boolean(Element value, const JsonPlace& place) const {
   bool truth = false;
   if (value.get(truth) != simdjson::SUCCESS) {
-    refuse(place, "wrong type", type_name(value), "true or false");
+    refuse(place, "the value has the wrong type", type_name(value), "true or false");
   }
   return truth;
 }
@@ -98,7 +99,8 @@ bool JsonReader::boolean(Element value, const JsonPlace& place) const {
 std::int64_t JsonReader::signed_number(Element value, const JsonPlace& place) const {
   std::int64_t number = 0;
   if (value.get(number) != simdjson::SUCCESS) {
-    refuse(place, "wrong type", type_name(value), "a whole number from -2^63 to 2^63 - 1");
+    refuse(place, "the value has the wrong type", type_name(value),
+           "a whole number from -2^63 to 2^63 - 1");
   }
   return number;
 }
@@ -106,7 +108,7 @@ std::int64_t JsonReader::signed_number(Element value, const JsonPlace& place) co
 std::string_view JsonReader::string(Element value, const JsonPlace& place) const {
   std::string_view text;
   if (value.get(text) != simdjson::SUCCESS)
-    refuse(place, "wrong type", type_name(value), "a string");
+    refuse(place, "the value has the wrong type", type_name(value), "a string");
   return text;
 }
 
@@ -116,7 +118,7 @@ JsonObject::JsonObject(const JsonReader& reader, Element value, const JsonPlace&
     for (std::size_t i = 0; i < count_; ++i) {
       if (fields_[i].name == field.key) reader_.refuse(at(field.key), "the field is repeated");
     }
-    if (count_ == fields_max) reader_.refuse(place_, "too many fields");
+    if (count_ == fields_max) reader_.refuse(place_, "the object has too many fields");
     fields_[count_++] = {field.key, field.value, false};
   }
 }
@@ -144,12 +146,13 @@ void JsonObject::require_version(std::uint64_t version) {
   std::uint64_t found = 0;
   member("version", found);
   if (found == version) return;
-  refuse("version", "a version that is not known", std::to_string(found), std::to_string(version));
+  refuse("version", "this version is not supported", std::to_string(found),
+         std::to_string(version));
 }
 
 void JsonObject::done() const {
   for (std::size_t i = 0; i < count_; ++i) {
-    if (!fields_[i].used) reader_.refuse(at(fields_[i].name), "unknown field");
+    if (!fields_[i].used) reader_.refuse(at(fields_[i].name), "the field is unknown");
   }
 }
 

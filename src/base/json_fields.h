@@ -62,8 +62,9 @@ class JsonReader {
   [[nodiscard]] simdjson::dom::array array(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::uint64_t unsigned_number(Element value, const JsonPlace& place) const;
   // Reads an integer of at most 32 bits.
-  [[nodiscard]] std::uint32_t small_number(Element value, const JsonPlace& place,
-                                           std::string_view problem = "too large") const;
+  [[nodiscard]] std::uint32_t small_number(
+      Element value, const JsonPlace& place,
+      std::string_view problem = "the number is too large") const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
@@ -76,7 +77,8 @@ class JsonReader {
   [[nodiscard]] Enum named(Element value, const JsonPlace& place) const {
     const std::string_view text = string(value, place);
     if (const auto known = from_name<Enum>(text)) return *known;
-    refuse(place, "unknown word", printable(text), either(names_of<Enum>()));
+    refuse(place, "the value is not one of the allowed words", printable(text),
+           either(names_of<Enum>()));
   }
 
  private:

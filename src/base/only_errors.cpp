@@ -22,7 +22,7 @@ const char* code_of(const std::error_code& problem) noexcept {
 
 const std::exception_ptr& out_of_memory() noexcept {
   static const std::exception_ptr made =
-      std::make_exception_ptr(Error("memory.host", "memory ran out"));
+      std::make_exception_ptr(Error("memory.host", "there is not enough memory"));
   return made;
 }
 
@@ -44,14 +44,14 @@ void throw_as_error() {
   } catch (const std::length_error&) {  // a size larger than any container
     std::rethrow_exception(out_of_memory());
   } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(code_of(error.code()), "the system refuses a path",
+    throw Error(code_of(error.code()), "the system rejects a path",
                 {.path = error.path1().string(), .system_error = error.code().value()});
   } catch (const std::system_error& error) {
     throw Error("internal", error.what(), {.system_error = error.code().value()});
   } catch (const std::exception& error) {
     throw Error("internal", error.what());
   } catch (...) {
-    throw Error("internal", "an exception of a type that is not known");
+    throw Error("internal", "an exception of an unknown type");
   }
 }
 

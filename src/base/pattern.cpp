@@ -39,7 +39,7 @@ Pattern compile_pattern(std::string_view text, const char* code, std::string fie
   if (!is_utf8(text)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
   auto pattern = std::make_unique<const re2::RE2>(piece(text), options);
   if (pattern->ok()) return pattern;
-  throw Error(code, "not a regular expression: " + pattern->error(),
+  throw Error(code, "the pattern is not a valid regular expression: " + pattern->error(),
               {.field = std::move(field), .found = printable(text)});
 }
 

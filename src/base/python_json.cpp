@@ -26,10 +26,10 @@ class Reader {
   explicit Reader(PythonJson& json) : json_(json), text_(json.text) {}
 
   void read() {
-    if (text_.starts_with("\xef\xbb\xbf")) fail("it begins with a byte order mark");
+    if (text_.starts_with("\xef\xbb\xbf")) fail("the text begins with a byte order mark");
     value(0);
     skip_space();
-    if (at_ < text_.size()) fail("something follows the document");
+    if (at_ < text_.size()) fail("there is more text after the end of the document");
   }
 
  private:
@@ -51,7 +51,7 @@ class Reader {
   }
 
   void value(unsigned depth) {
-    if (depth > python_depth_max) fail("nested too deeply");
+    if (depth > python_depth_max) fail("arrays or objects are nested too deeply");
     skip_space();
     if (now() == '{') return object(depth);
     if (now() == '[') return array(depth);
@@ -91,8 +91,9 @@ class Reader {
   void string() {
     const std::size_t begin = at_++;
     while (now() != '"') {
-      if (at_ >= text_.size()) throw Fault{"a string without an end", begin};
-      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a control character in a string");
+      if (at_ >= text_.size()) throw Fault{"a string has no closing quote", begin};
+      if (static_cast<unsigned char>(text_[at_]) < 0x20)
+        fail("a string contains a control character");
       if (text_[at_] == '\\') {
         escape();
       } else {
@@ -101,7 +102,7 @@ class Reader {
     }
     ++at_;
     const auto part = std::string_view(text_).substr(begin, at_ - begin);
-    if (!is_utf8(part)) throw Fault{"a string that is not UTF-8", begin};
+    if (!is_utf8(part)) throw Fault{"a string is not UTF-8", begin};
   }
 
   // Returns the code unit of an escape such as "\u12ab".
@@ -120,12 +121,13 @@ class Reader {
     if (at_ == text_.size()) return;  // the string is unterminated
     if (now() != 'u') {
       constexpr std::string_view known = "\"\\/bfnrt";
-      if (known.find(now()) == known.npos) throw Fault{"a wrong escape", begin};
+      if (known.find(now()) == known.npos)
+        throw Fault{"a string contains an invalid escape", begin};
       ++at_;
       return;
     }
     const auto unit = unit_at(begin);
-    if (!unit) throw Fault{"a wrong escape", begin};
+    if (!unit) throw Fault{"a string contains an invalid escape", begin};
     at_ = begin + 6;
     if (*unit < 0xd800 || *unit > 0xdfff) return;
     const auto next = unit_at(at_);

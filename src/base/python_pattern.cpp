@@ -85,7 +85,7 @@ class Translator {
       : shown_(pattern), code_(code), field_(field) {
     while (!pattern.empty()) {
       const Character next = first_character(pattern);
-      if (next.bytes == 0) refuse("it is not UTF-8");
+      if (next.bytes == 0) refuse("the pattern is not UTF-8");
       text_.push_back(next.code);
       pattern.remove_prefix(next.bytes);
     }
@@ -121,11 +121,12 @@ class Translator {
   enum class Last : std::uint8_t { nothing, position, item, repeat };
 
   [[noreturn]] void refuse(const std::string& why) const {
-    throw Error(code_, fmt::format("a pattern cannot be read as Python reads it: {}", why),
+    throw Error(code_, fmt::format("loadstone does not support this pattern: {}", why),
                 {.field = field_, .found = printable(shown_)});
   }
   [[noreturn]] void reject(const std::string& why) const {
-    throw Error(code_, fmt::format("not a regular expression of Python's: {}", why),
+    throw Error(code_,
+                fmt::format("the pattern is not a valid regular expression of Python: {}", why),
                 {.field = field_, .found = printable(shown_)});
   }
 
@@ -173,7 +174,7 @@ class Translator {
     if (depth > group_depth_max) refuse("groups nested too deep");
     sequence(flags, depth);
     while (take('|')) {
-      if (depth == 0 && look_aheads_ > 0) refuse("look-ahead in one of several alternatives");
+      if (depth == 0 && look_aheads_ > 0) refuse("a look-ahead in one of several alternatives");
       out_ += '|';
       sequence(flags, depth);
     }
@@ -222,7 +223,8 @@ class Translator {
     if (std::max(least.value_or(0), most.value_or(0)) > repeats_max) {
       refuse(fmt::format("more than {} repeats", repeats_max));
     }
-    if (most && *most < least.value_or(0)) reject("fewer repeats at most than at least");
+    if (most && *most < least.value_or(0))
+      reject("the maximum number of repeats is smaller than the minimum");
     repeat(last, least.value_or(0), most);
     return true;
   }
@@ -267,7 +269,8 @@ class Translator {
   }
 
   [[nodiscard]] Characters literal(char32_t each, Flags flags) const {
-    if (each >= ascii_end && flags.ignores_case) refuse("cases of characters beyond ASCII");
+    if (each >= ascii_end && flags.ignores_case)
+      refuse("ignoring the case of characters that are not ASCII");
     return range(each, each);
   }
 
@@ -333,12 +336,12 @@ class Translator {
     for (char32_t each = take_any("missing >"); each != '>'; each = take_any("missing >")) {
       const bool is_digit = each >= '0' && each <= '9';
       if (!is_letter(each) && each != '_' && !(is_digit && !name.empty())) {
-        refuse("names of groups that are not of ASCII letters, digits and _");
+        refuse("names of groups with characters other than ASCII letters, digits and _");
       }
       name.push_back(each);
     }
     if (name.empty()) reject("missing group name");
-    if (!groups_.insert(name).second) reject("two groups have one name");
+    if (!groups_.insert(name).second) reject("two groups have the same name");
   }
 
   // Reads "i-s:" of "(?i-s:...)". Flags for lines have no effect on names without newlines.
@@ -362,7 +365,7 @@ class Translator {
     }
     if (given == &off && off.empty()) reject("missing flag");
     if (on.find('a') != on.npos && on.find('u') != on.npos) reject("incompatible flags");
-    if (on.find_first_of(off) != on.npos) reject("a flag is switched on and off");
+    if (on.find_first_of(off) != on.npos) reject("the same flag is switched on and off");
     if (on.find('i') != on.npos) flags.ignores_case = true;
     if (off.find('i') != off.npos) flags.ignores_case = false;
   }
@@ -374,8 +377,8 @@ class Translator {
     if (letter == 'Z') return write_position("\\z", last);
     if (letter == 'b') return write_position("\\b", last);
     if (letter == 'B' || letter == 'z') {
-      refuse(letter == 'B' ? "\\B, which depends on Python's version"
-                           : "\\z, which depends on Python's version");
+      refuse(letter == 'B' ? "\\B, whose meaning depends on the version of Python"
+                           : "\\z, whose meaning depends on the version of Python");
     }
     const auto found = category(letter);
     write(found ? *found : literal(escaped(letter), flags), flags);

@@ -35,7 +35,7 @@ std::string version_text(std::string_view version) {
   if (is_plain && version.size() <= shown_bytes_max) return std::string(version);
   Digest digest;
   digest.update(std::as_bytes(std::span(version)));
-  return fmt::format("a text with the digest {}", digest.hex().substr(0, 16));
+  return fmt::format("a text whose digest is {}", digest.hex().substr(0, 16));
 }
 
 }  // namespace loadstone

@@ -25,7 +25,7 @@ std::optional<std::uint64_t> last_of(std::uint64_t offset, const Box& box, Strid
 std::optional<Problem> outside(const char* side, std::optional<std::uint64_t> last,
                                std::uint64_t elements) {
   if (last && *last < elements) return std::nullopt;
-  return Problem{fmt::format("the box leaves its {}", side),
+  return Problem{fmt::format("the box exceeds its {}", side),
                  last ? fmt::format("element {}", *last) : "an element beyond 2^64",
                  fmt::format("one of {} elements", elements)};
 }
@@ -71,7 +71,7 @@ std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
   const bool is_decoded = box.decoding != no_decoding;
   if (is_decoded && (box.decoding >= decodings.size() || decodings[box.decoding].sources.empty() ||
                      decodings[box.decoding].sources.front() != box.source)) {
-    return Problem{"the box's decoding does not exist, or is another source's",
+    return Problem{"the box's decoding does not exist, or belongs to a different source",
                    fmt::format("decoding {} of source {}", box.decoding, box.source),
                    fmt::format("one of {}", decodings.size())};
   }
@@ -89,7 +89,7 @@ std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
   }
   if (is_empty(box)) {
     if (elements != 0 || box.source_offset > source_elements || box.target_offset != 0) {
-      return Problem{"the box holds no elements"};
+      return Problem{"the box contains no elements"};
     }
     return std::nullopt;
   }
@@ -111,8 +111,9 @@ std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t ele
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     auto defect = box_defect(boxes[i], elements, sources, decodings);
     if (!defect && !is_empty(boxes[i]) && !add_volume(boxes[i], total, elements)) {
-      defect = Problem{
-          "the boxes hold more elements than the target", {}, fmt::format("{} elements", elements)};
+      defect = Problem{"the boxes contain more elements than the target",
+                       {},
+                       fmt::format("{} elements", elements)};
     }
     if (!defect) continue;
     defect->box = i;

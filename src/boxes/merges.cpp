@@ -28,15 +28,15 @@ bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
 std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
                                    std::uint64_t elements) {
   const std::uint64_t columns = merge.row_elements;
-  if (columns == 0) return Problem{"a product is of rows", "row_elements 0"};
+  if (columns == 0) return Problem{"a product must have whole rows", "row_elements 0"};
   const std::uint64_t rows = elements / columns;
   if (product.rows == 0 || product.columns == 0 || product.rank == 0) {
-    return Problem{"a product has elements",
+    return Problem{"a product must not be empty",
                    fmt::format("[{}, {}] of rank {}", product.rows, product.columns, product.rank)};
   }
   if (!lies_inside(product.row_begin, product.rows, rows) ||
       !lies_inside(product.column_begin, product.columns, columns)) {
-    return Problem{"a product reaches outside its target",
+    return Problem{"a product exceeds its target",
                    fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
                                product.column_begin, product.columns),
                    fmt::format("[{}, {}]", rows, columns)};
@@ -45,7 +45,7 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
   const auto left = checked_mul(product.rows, product.rank);
   const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
   if (!left || !right || *left > most || *right > most) {
-    return Problem{"the size does not fit 64 bits", fmt::format("rank {}", product.rank)};
+    return Problem{"the size does not fit in 64 bits", fmt::format("rank {}", product.rank)};
   }
   return std::nullopt;
 }
@@ -57,22 +57,25 @@ std::optional<Problem> check_form(const Merge& merge) {
   const auto is_value = [](const Term& term) { return !term.low_rank; };
   const auto values = static_cast<std::size_t>(std::ranges::count_if(merge.terms, is_value));
   if (!std::ranges::is_partitioned(merge.terms, is_value)) {
-    return Problem{.message = "products come last", .field = "terms"};
+    return Problem{.message = "products must be the last terms of a merge", .field = "terms"};
   }
   if (merge.op == MergeOp::slerp && values != 1) {
-    return Problem{"an arc is between two values", std::to_string(values), "1", "terms"};
+    return Problem{"a spherical interpolation needs exactly two values", std::to_string(values),
+                   "1", "terms"};
   }
   const bool is_difference = merge.op == MergeOp::differences;
   if (is_difference && (values == 0 || values > values_max)) {
-    return Problem{"a number of differences that is not computed", std::to_string(values),
+    return Problem{"loadstone does not merge this number of differences", std::to_string(values),
                    fmt::format("1 to {}", values_max), "terms"};
   }
   if (!(merge.density > 0 && merge.density <= 1)) {
-    return Problem{
-        "a share is above 0 and at most 1", fmt::format("{}", merge.density), {}, "density"};
+    return Problem{"a share must be greater than 0 and at most 1",
+                   fmt::format("{}", merge.density),
+                   {},
+                   "density"};
   }
   if (!is_difference && (merge.pruning != Pruning::none || merge.elects_signs || merge.is_mean)) {
-    return Problem{.message = "only differences are pruned", .field = "form"};
+    return Problem{.message = "only differences can be pruned", .field = "form"};
   }
   return std::nullopt;
 }
@@ -108,7 +111,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
                                    const std::vector<TensorInfo>& sources,
                                    std::span<const Decoding> decodings) {
   if (merge.terms.empty() && merge.factor == 1) {
-    return Problem{.message = "a merge has terms, or a factor", .field = "terms"};
+    return Problem{.message = "a merge needs terms or a factor", .field = "terms"};
   }
   if (auto found = check_form(merge)) return found;
   // Merges compute whole rows, even if no product needs them.
@@ -117,7 +120,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
                    fmt::format("rows of {}", merge.row_elements), "row_elements"};
   }
   const auto not_finite = [](std::string field) {
-    return Problem{.message = "a factor is finite", .field = std::move(field)};
+    return Problem{.message = "a factor must be finite", .field = std::move(field)};
   };
   if (!std::isfinite(merge.factor)) return not_finite("factor");
   for (std::size_t t = 0; t < merge.terms.size(); ++t) {
@@ -126,7 +129,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
     if (!std::isfinite(term.factor)) return not_finite(field + ".factor");
     if (!term.low_rank) continue;
     auto found = term.boxes.empty() ? check_place(merge, *term.low_rank, elements)
-                                    : Problem{"a product needs boxes, too"};
+                                    : Problem{"a product also needs boxes"};
     if (!found) continue;
     found->field = field;
     return found;

@@ -211,17 +211,19 @@ std::optional<std::string> tiling_defect(std::vector<Region> regions, std::uint6
   if (verdict == Verdict::tiles) verdict = Tiler(regions.size()).tile(regions, elements);
   if (verdict == Verdict::tiles) return std::nullopt;
   if (elements > bitmap_elements_max) {
-    if (verdict == Verdict::fails) return "some elements are written twice and others never";
-    return "the boxes are too intricate to be checked";
+    if (verdict == Verdict::fails) return "the boxes write some elements twice and others never";
+    return "the boxes are too complex to check";
   }
   Bitmap bitmap(elements);
   for (const Region& region : regions) {
     // The volumes add up to `elements`, so if nothing is painted twice, each element is painted
     // once.
     const auto twice = bitmap.paint(region, 0, region.offset);
-    if (twice) return fmt::format("element {} is written twice, so another one never is", *twice);
+    if (twice)
+      return fmt::format("the boxes write element {} twice, so another element is never written",
+                         *twice);
   }
-  if (verdict == Verdict::fails) return "some elements are written twice and others never";
+  if (verdict == Verdict::fails) return "the boxes write some elements twice and others never";
   return std::nullopt;
 }
 

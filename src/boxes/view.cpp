@@ -89,13 +89,13 @@ std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& orde
     const auto index = dim_index(dim, rank);
     if (!index) return no_such_dim(dim, view.shape);
     if (to[*index] != UINT32_MAX) {
-      return Problem{fmt::format("dimension {} is repeated in the order", dim)};
+      return Problem{fmt::format("the order contains dimension {} twice", dim)};
     }
     to[*index] = static_cast<std::uint32_t>(from.size());
     from.push_back(*index);
   }
   if (from.size() != rank) {
-    return Problem{"the order names another number of dimensions", view.shape.text(),
+    return Problem{"the order has a different number of dimensions", view.shape.text(),
                    fmt::format("{} dimensions", order.size())};
   }
   std::vector<std::uint64_t> extents;
@@ -127,7 +127,7 @@ std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
   const auto end = checked_add(start, size);
   if (!end || *end > view.shape[*index]) {
     return Problem{
-        fmt::format("the slice [{}, {} + {}) leaves dimension {}", start, start, size, dim),
+        fmt::format("the slice [{}, {} + {}) exceeds dimension {}", start, start, size, dim),
         view.shape.text()};
   }
   auto extents = view.shape.extents();
@@ -153,7 +153,7 @@ std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
 }
 
 std::optional<Problem> concat(std::vector<View> parts, std::int64_t dim, View& result) {
-  if (parts.empty()) return Problem{"nothing to join"};
+  if (parts.empty()) return Problem{"the list of parts to join is empty"};
   const auto index = dim_index(dim, parts.front().shape.rank());
   if (!index) return no_such_dim(dim, parts.front().shape);
   auto extents = parts.front().shape.extents();
@@ -162,8 +162,9 @@ std::optional<Problem> concat(std::vector<View> parts, std::int64_t dim, View& r
     auto others = part.shape.extents();
     if (others.size() == extents.size()) others[*index] = extents[*index];
     if (others != extents) {
-      return Problem{fmt::format("the parts to join differ outside dimension {}", dim),
-                     fmt::format("{} and {}", parts.front().shape.text(), part.shape.text())};
+      return Problem{
+          fmt::format("the parts to join have different shapes outside dimension {}", dim),
+          fmt::format("{} and {}", parts.front().shape.text(), part.shape.text())};
     }
     piece_count += part.pieces.size();
   }
@@ -177,24 +178,24 @@ std::optional<Problem> concat(std::vector<View> parts, std::int64_t dim, View& r
       result.pieces.push_back(std::move(piece));
     }
     const auto next = checked_add(at, part.shape[*index]);
-    if (!next) return Problem{"the joined size does not fit 64 bits"};
+    if (!next) return Problem{"the joined size does not fit in 64 bits"};
     at = *next;
   }
   extents[*index] = at;
   result.shape = Shape(std::move(extents));
-  if (!result.shape.numel()) return Problem{"the joined size does not fit 64 bits"};
+  if (!result.shape.numel()) return Problem{"the joined size does not fit in 64 bits"};
   return std::nullopt;
 }
 
 std::optional<Problem> stack(std::vector<View> parts, std::int64_t dim, View& result) {
-  if (parts.empty()) return Problem{"nothing to stack"};
+  if (parts.empty()) return Problem{"the list of parts to stack is empty"};
   const std::size_t rank = parts.front().shape.rank();
   const auto index = dim_index(dim, rank + 1);
   if (!index) return no_such_dim(dim, Shape(std::vector<std::uint64_t>(rank + 1, parts.size())));
   const auto at = static_cast<std::ptrdiff_t>(*index);
   for (View& part : parts) {
     if (part.shape.rank() != rank) {
-      return Problem{"the parts to stack differ",
+      return Problem{"the parts to stack have different shapes",
                      fmt::format("ranks {} and {}", rank, part.shape.rank())};
     }
     auto extents = part.shape.extents();
@@ -206,11 +207,11 @@ std::optional<Problem> stack(std::vector<View> parts, std::int64_t dim, View& re
     }
   }
   auto misfit = concat(std::move(parts), static_cast<std::int64_t>(*index), result);
-  if (misfit) misfit->message = "the parts to stack differ, or are too many";
+  if (misfit) misfit->message = "the parts to stack have different shapes, or are too many";
   return misfit;
 }
 
-Problem too_many_pieces() { return {"the recipe falls into too many pieces", {}, {}}; }
+Problem too_many_pieces() { return {"the recipe needs too many boxes", {}, {}}; }
 
 std::vector<Box> boxes_of(const View& view) {
   const auto strides = row_strides(view.shape);

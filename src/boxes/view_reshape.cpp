@@ -114,7 +114,7 @@ class Dealer {
 
 std::optional<Problem> reshape(View& view, const Shape& shape) {
   if (!shape.numel() || shape.numel() != view.shape.numel()) {
-    return Problem{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
+    return Problem{"a reshape must keep the number of elements", view.shape.text(), shape.text()};
   }
   if (shape.numel() == 0u) {
     for (ViewPiece& piece : view.pieces) {

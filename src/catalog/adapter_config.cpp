@@ -56,14 +56,14 @@ double alpha_of(double number, const std::string& field) {
 double rank_of(double number, const std::string& field) {
   constexpr double rank_max = 1u << 31;
   if (number >= 1 && number <= rank_max && number == std::floor(number)) return number;
-  refuse_adapter("a rank is a whole number", field, fmt::format("{}", number),
+  refuse_adapter("a rank must be a whole number", field, fmt::format("{}", number),
                  fmt::format("1 to {}", rank_max));
 }
 
 std::string text_of(ByteSource& file) {
   const std::uint64_t bytes = file.identity().bytes;
   if (bytes > adapter_config_bytes_max) {
-    throw Error(adapter_code, "too large for an adapter's configuration",
+    throw Error(adapter_code, "the file is too large to be an adapter's configuration",
                 {.path = file.path(), .found = human_bytes(bytes)});
   }
   std::string text(bytes, '\0');
@@ -77,8 +77,9 @@ std::string text_of(ByteSource& file) {
 void refuse_other_base(const dom::object& object, const std::string& field) {
   const auto method = json_as<std::string_view>(object[field]);
   if (!method || is_word(*method, "gaussian orthogonal eva")) return;
-  refuse_adapter("the adapter was trained on a base that its method changed", "init_lora_weights",
-                 std::string(*method), "an adapter that peft has converted to LoRA");
+  refuse_adapter("the adapter was trained on a base whose weights its method had changed",
+                 "init_lora_weights", std::string(*method),
+                 "an adapter that peft converted to LoRA");
 }
 
 // Fields that are rejected, because with them an adapter is more than products to add to the base:
@@ -136,13 +137,14 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
   refuse_other_base(object, field("init_lora_weights"));
   if (const auto type = typed_member<std::string_view>(object, field("peft_type"))) {
     if (*type != "LORA") {
-      refuse_adapter("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
+      refuse_adapter("loadstone merges only LoRA adapters", "peft_type", std::string(*type),
+                     "LORA");
     }
   }
   for_each_word(refused_fields, [&](std::string_view name) {
     const auto element = object[field(name)];
     if (element.error() == simdjson::SUCCESS && is_set(element.value_unsafe())) {
-      refuse_adapter("adapters of this kind are not merged", std::string(name));
+      refuse_adapter("loadstone does not merge adapters that set this field", std::string(name));
     }
   });
   rank_ = rank_of(typed_member<double>(object, field("r")).value_or(8), "r");
@@ -156,7 +158,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     std::vector<std::string_view> keys;
     for (const auto item : *patterns) {
       const auto number = json_as<double>(item.value);
-      if (!number) refuse_adapter("no number", name);
+      if (!number) refuse_adapter("a value in this field is not a number", name);
       keys.push_back(item.key);
       rules.numbers.push_back(checked(*number, name));
     }
@@ -167,7 +169,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
   if (const auto saved = json_as<dom::array>(object[field("modules_to_save")])) {
     for (const auto item : *saved) {
       const auto name = json_as<std::string_view>(item);
-      if (!name) refuse_adapter("no name of a module", "modules_to_save");
+      if (!name) refuse_adapter("a module name in this field is not a string", "modules_to_save");
       saved_modules_.emplace_back(*name);
     }
   }
@@ -207,13 +209,13 @@ double AdapterConfig::alpha_for(const std::string& module) const {
 std::vector<std::string> AdapterConfig::doubts() const {
   std::vector<std::string> found;
   if (!unknown_.empty()) {
-    found.push_back(
-        fmt::format("sets {}: unknown to this version, and ignored", name_list(unknown_)));
+    found.push_back(fmt::format(
+        "sets {}, which this version of loadstone does not know and ignores", name_list(unknown_)));
   }
   if (modules_with_two_alphas_ > 0) {
     found.push_back(fmt::format(
-        "gives {} two alphas by alpha_pattern ({}): the first one is used, but peft sorts the keys "
-        "when it saves an adapter, so the training may have used the other",
+        "gives {} two alphas in alpha_pattern ({}): loadstone uses the first, but peft sorts the "
+        "keys when it saves an adapter, so the training may have used the other",
         counted(modules_with_two_alphas_, "module"), two_alphas_));
   }
   return found;
@@ -222,7 +224,8 @@ std::vector<std::string> AdapterConfig::doubts() const {
 float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
   const double planned = ranks_.number(module, rank_);
   if (planned != static_cast<double>(rank)) {
-    throw Error(adapter_code, "the adapter's configuration gives the module another rank",
+    throw Error(adapter_code,
+                "the adapter's configuration declares a different rank for the module",
                 {.tensor = module,
                  .field = "r",
                  .found = std::to_string(rank),
@@ -231,7 +234,8 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
   const double scale = alpha_for(module) / divisor;
   if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
-    throw Error(adapter_code, "the scale of a module, which follows from lora_alpha, is beyond F32",
+    throw Error(adapter_code,
+                "the scale of a module, computed from lora_alpha, is too large for F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});
   }
   return static_cast<float>(scale);
@@ -270,8 +274,7 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   const auto found = adapter.metadata().find(adapter_metadata_key);
   if (found != adapter.metadata().end()) {
     const auto* const text = std::get_if<std::string>(&found->second.value);
-    if (text == nullptr)
-      refuse_adapter("the adapter's metadata is not a text", adapter_metadata_key);
+    if (text == nullptr) refuse_adapter("the adapter's metadata is not text", adapter_metadata_key);
     dom::parser parser;
     const dom::object object = object_of(parser, *text, adapter_metadata_key);
     std::set<std::string> prefixes;  // "transformer."
@@ -280,7 +283,7 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
       prefixes.emplace(key.substr(0, key.find('.') + 1));
     }
     if (beside && prefixes.contains("")) {
-      refuse_adapter("the file's metadata and adapter_config.json describe the same modules",
+      refuse_adapter("the file's metadata and adapter_config.json both describe the same modules",
                      adapter_metadata_key, "two configurations", "one of the two");
     }
     for (const std::string& prefix : prefixes) {
@@ -329,8 +332,8 @@ float stored_scale(const Catalog& adapter, const TensorInfo& alpha, std::uint64_
     return scale;
   }
   throw Error(adapter_code,
-              fmt::format("'{}' gives its product the scale {}, and the adapter's configuration "
-                          "(lora_alpha, r) gives it {}",
+              fmt::format("'{}' specifies the scale {}, but the adapter's configuration "
+                          "(lora_alpha, r) specifies {}",
                           printable(alpha.name), scale, *configured),
               {.tensor = alpha.name,
                .found = fmt::format("{}", scale),

@@ -28,7 +28,7 @@ class AssembledFile final : public ByteSource {
   [[nodiscard]] FileIdentity identity() const override {
     for (std::size_t i = 0; i < files_.size(); ++i) {
       if (files_[i]->identity() == assembly_->files[i].identity) continue;
-      throw Error("io.changed", "the file is not the one that the plan was made for",
+      throw Error("io.changed", "the file differs from the one that the plan was made for",
                   {.path = files_[i]->path()});
     }
     return assembled_identity(head_->identity(), *assembly_);
@@ -93,7 +93,7 @@ class AssembledFile final : public ByteSource {
     }
     for (auto tensor = tensor_at(offset); !into.empty(); ++tensor) {
       if (tensor == assembly_->tensors.end() || offset >= tensor->end) {
-        throw Error("io.short_read", "the tensors end early",
+        throw Error("io.short_read", "the data ends before the tensors do",
                     {.path = path(), .byte_offset = offset});
       }
       const auto count = std::min<std::uint64_t>(into.size(), tensor->end - offset);

@@ -43,7 +43,7 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
     total_bytes_ += tensor.byte_count();
     const auto [found, is_new] = index_.emplace(tensor.name, i);
     if (is_new) continue;
-    throw Error("ix.duplicate", "two shards hold a tensor of this name",
+    throw Error("ix.duplicate", "two shards contain a tensor with this name",
                 {.path = shards_[tensor.shard].path,
                  .tensor = tensor.name,
                  .field = "weight_map",
@@ -62,9 +62,11 @@ Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
   std::uint64_t tensors = 0;
   for (const auto& each : checkpoints_) {
     if (each == nullptr) refuse_option("checkpoints", "the catalog is null");
-    if (!each->checkpoints().empty()) refuse_option("checkpoints", "checkpoints are joined once");
+    if (!each->checkpoints().empty())
+      refuse_option("checkpoints",
+                    "a checkpoint that was joined from others cannot be joined again");
     if (&each->storage() != &checkpoints_.front()->storage()) {
-      refuse_option("checkpoints", "checkpoints are read through one storage");
+      refuse_option("checkpoints", "the checkpoints to join use different storages");
     }
     tensors += each->tensors().size();
   }

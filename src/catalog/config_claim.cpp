@@ -102,7 +102,7 @@ void refuse_two_formats(const dom::object& section, const std::string& path) {
   const auto first = member<std::string_view>(section, {"checkpoint_format"});
   const auto second = member<std::string_view>(section, {"format"});
   if (!first || !second || *first == *second) return;
-  throw Error("q.config", "the format of the checkpoint is given twice, each time another one",
+  throw Error("q.config", "two fields specify different formats of the checkpoint",
               {.path = path,
                .field = "checkpoint_format, format",
                .found = fmt::format("{} and {}", *first, *second),
@@ -221,9 +221,10 @@ void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::st
   findings.push_back(
       {.severity = Severity::warning,
        .code = "q.config",
-       .message = fmt::format("{} and {} give {} differently: {} and {}", printable(first, 400),
-                              printable(second, 400), field, printable(expected), printable(found)),
-       .suggestion = "correct the file that is wrong: loaders differ in which of them they read",
+       .message =
+           fmt::format("{} and {} specify different values of {}: {} and {}", printable(first, 400),
+                       printable(second, 400), field, printable(expected), printable(found)),
+       .suggestion = "correct the file that is wrong: programs differ in which of them they read",
        .found = std::move(found),
        .expected = std::move(expected)});
 }
@@ -333,7 +334,7 @@ void complete(QuantizationClaim& claim, const QuantizationClaim& other, const st
   if (other.method.empty()) return;
   const bool has_both = !claim.layout.empty() && !other.layout.empty();
   if (has_both && !are_alike(claim.layout, other.layout)) {
-    throw Error("q.config", "two configs give the format of the checkpoint differently",
+    throw Error("q.config", "two configs specify different formats of the checkpoint",
                 {.path = path,
                  .field = "checkpoint_format",
                  .found = other.layout,

@@ -48,7 +48,7 @@ inline constexpr unsigned config_depth_max = 32;
 // Throws Error "io.changed" unless the digest of the folder's claim is the expected one.
 void require_claim(const FileOpener& opener, const std::string& folder, std::string_view expected);
 
-inline constexpr std::string_view method_of_diffusers = "bitsandbytes of diffusers";
+inline constexpr std::string_view method_of_diffusers = "diffusers' bitsandbytes";
 
 // A list in a config, by which libraries choose the modules that they read as codes.
 struct ConfigList {

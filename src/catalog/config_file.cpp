@@ -40,10 +40,9 @@ void check_config(std::string_view text, const std::string& path) {
     refuse(fmt::format("the config is not valid JSON ({})", simdjson::error_message(root.error())),
            std::nullopt);
   }
-  if (is_list ? !root.is_array() : !root.is_object())
-    refuse("the config is JSON of another kind", 0);
+  if (is_list ? !root.is_array() : !root.is_object()) refuse("the config is not a JSON object", 0);
   if (auto field = repeated_field(root.value_unsafe())) {
-    throw Error("q.config", "a field is given twice, and readers disagree about which one counts",
+    throw Error("q.config", "a field occurs twice, and programs differ in which one they read",
                 {.path = path, .field = *std::move(field), .expected = "one of the two"});
   }
 }
@@ -51,7 +50,7 @@ void check_config(std::string_view text, const std::string& path) {
 std::string read_config(ByteSource& file) {
   const std::uint64_t bytes = file.identity().bytes;
   if (bytes > config_bytes_max) {
-    throw Error("format.config", "too large for a config",
+    throw Error("format.config", "the file is too large to be a config",
                 {.path = file.path(),
                  .found = human_bytes(bytes),
                  .expected = "at most " + human_bytes(config_bytes_max)});

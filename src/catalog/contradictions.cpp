@@ -76,7 +76,7 @@ Finding not_compared(const ConfigList& list, std::string entries, std::string_vi
   finding.message = fmt::format(
       "{}: quantization_config: {} {} cannot be compared with the quantized modules: {}",
       printable(list.file, 400), list.key, entries, reason);
-  finding.suggestion = "check that no entry leaves a quantized module plain";
+  finding.suggestion = "check that no entry excludes a quantized module from quantization";
   finding.found = std::move(entries);
   return finding;
 }

@@ -47,8 +47,8 @@ void require_no_dcp_part(const FileHeader& header) {
     if (!begins_inside(info)) continue;
     refuse(header.shard.path,
            {"dcp.unsupported",
-            "the file holds a rank's part of a tensor, which "
-            "torch.distributed.checkpoint left to be consolidated",
+            "the file contains one rank's part of a tensor, which torch.distributed.checkpoint did "
+            "not consolidate",
             dcp_sharding_key, "saved_offsets that do not begin at 0",
             "whole tensors (torch's consolidate_safetensors_files makes them, or "
             "enable_consolidation=True)"},
@@ -60,8 +60,8 @@ void require_common_dcp_metadata(const std::string& folder, const std::vector<st
   for (const std::string& name : names) {
     if (!is_rank_metadata(name)) continue;
     refuse(folder, {"dcp.unsupported",
-                    "each rank saved metadata of its part, without coordination, "
-                    "and no metadata describes the whole",
+                    "each rank saved metadata only for its own part, so no metadata describes the "
+                    "whole checkpoint",
                     "folder", "'" + name + "'", "'.metadata' (save with use_collectives=True)"});
   }
 }

@@ -8,10 +8,9 @@
 namespace loadstone {
 
 inline constexpr const char* zero_message =
-    "a checkpoint of DeepSpeed's ZeRO, whose ranks wrote a share of each tensor; make whole "
-    "tensors "
-    "of them with the script that DeepSpeed puts into the folder: 'python zero_to_fp32.py FOLDER "
-    "OUTPUT'";
+    "this is a DeepSpeed ZeRO checkpoint, in which each rank wrote a share of each tensor; join "
+    "the shares with the script that DeepSpeed puts into the folder: 'python zero_to_fp32.py "
+    "FOLDER OUTPUT'";
 
 // "zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
 [[nodiscard]] inline bool is_share_of_zero(std::string_view name) noexcept {
@@ -22,8 +21,9 @@ inline constexpr const char* zero_message =
 // its model writes tensors of shape [0].
 [[nodiscard]] inline std::string_view shape_advice(const Shape& found) noexcept {
   if (found.rank() != 1 || found[0] != 0) return {};
-  return "DeepSpeed's ZeRO-3 leaves such empty tensors: write the checkpoint with 'python "
-         "zero_to_fp32.py FOLDER OUTPUT', the script that DeepSpeed puts into its folder";
+  return "DeepSpeed ZeRO-3 leaves such empty tensors: write the whole tensors with 'python "
+         "zero_to_fp32.py FOLDER OUTPUT', the script that DeepSpeed puts into the checkpoint's "
+         "folder";
 }
 
 }  // namespace loadstone

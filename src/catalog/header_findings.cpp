@@ -12,7 +12,7 @@ namespace loadstone {
 std::vector<Finding> header_findings(const Catalog& catalog) {
   std::vector<Finding> findings = catalog.quantized().findings();
   for (Finding& finding : findings) {
-    if (finding.code == "plan.encoding") finding.message += "; the file itself may be sound";
+    if (finding.code == "plan.encoding") finding.message += "; the file itself may be valid";
   }
   const std::size_t others = findings.size();
   (void)check_expert_series(catalog, findings);

@@ -59,8 +59,8 @@ void check_total_size(const std::string& index_path, const std::string& said,
        (said.find('.') != std::string::npos && number == static_cast<double>(listed_bytes)));
   if (same) return;
   Finding finding = warning("ix.total_size",
-                            fmt::format("{}: metadata.total_size does not add up; found {}; "
-                                        "expected {}, the bytes of the tensors that it lists",
+                            fmt::format("{}: metadata.total_size is wrong; found {}; expected {}, "
+                                        "the bytes of the tensors that the index lists",
                                         printable(index_path, 400), printable(said), listed_bytes));
   finding.found = said;
   finding.expected = std::to_string(listed_bytes);
@@ -109,11 +109,12 @@ void drop_replaced(const std::string& index_path, const Replaced& replaced,
                                 file(tensors[number])));
   }
   const std::size_t more = replaced.size() - lines.size();
-  finding.message =
-      fmt::format("{}: several shards hold tensors of one name, and weight_map decides: {}{}",
-                  printable(index_path, 400), fmt::join(lines, "; "),
-                  more == 0 ? "" : fmt::format("; {} more", more));
-  finding.suggestion = "convert writes a checkpoint that holds each tensor once";
+  finding.message = fmt::format(
+      "{}: several shards contain a tensor with the same name, and loadstone reads the one that "
+      "weight_map selects: {}{}",
+      printable(index_path, 400), fmt::join(lines, "; "),
+      more == 0 ? "" : fmt::format("; {} more", more));
+  finding.suggestion = "loadstone convert writes a checkpoint that contains each tensor once";
   findings.push_back(std::move(finding));
   std::vector<TensorInfo> kept;
   kept.reserve(tensors.size() - replaced.size());
@@ -202,9 +203,10 @@ void warn_about_gaps(const std::string& path, const std::vector<std::string>& na
                      std::vector<Finding>& findings) {
   const std::vector<std::string> missing = missing_parts(names);
   if (missing.empty()) return;
-  Finding finding =
-      warning("ix.gap", fmt::format("{}: a set of numbered files is not whole; not read: {}",
-                                    printable(path, 400), name_list(missing, missing.size(), 1)));
+  Finding finding = warning(
+      "ix.gap",
+      fmt::format("{}: a set of numbered files is incomplete, so loadstone does not read it: {}",
+                  printable(path, 400), name_list(missing, missing.size(), 1)));
   finding.sources = missing;
   findings.push_back(std::move(finding));
 }

@@ -68,8 +68,7 @@ std::string sentence(std::string_view place, const SeriesGaps& gaps) {
     const std::string strays = name_list(gaps.stray, gaps.stray.size(), names_shown_max);
     text += text.empty() ? std::string(place) + " has " : "; found ";
     text += fmt::format(
-        "{}, numbered outside the series: 0 to n - 1, each once, without leading "
-        "zeros",
+        "{}, whose numbers are outside the series: 0 to n - 1, each once, without leading zeros",
         strays);
   }
   return text + "; check that all shards are present";

@@ -167,7 +167,7 @@ class FolderSearch {
     throw Error("format.no_checkpoint", std::move(message),
                 {.path = folder_,
                  .field = "folder",
-                 .found = found.empty() ? "nothing of the kind" : name_list(found),
+                 .found = found.empty() ? "no checkpoint" : name_list(found),
                  .expected = "one checkpoint in safetensors, GGUF or torch's format"});
   }
 
@@ -176,7 +176,7 @@ class FolderSearch {
     if (!safetensors_.empty() && !ggufs_.empty()) {
       std::vector<std::string> both = safetensors_;
       both.insert(both.end(), ggufs_.begin(), ggufs_.end());
-      refuse("the folder holds safetensors and GGUF files; name the one that is meant", both);
+      refuse("the folder contains safetensors and GGUF files; pass the file that you want", both);
     }
     if (!safetensors_.empty()) {
       take_safetensors();
@@ -197,8 +197,8 @@ class FolderSearch {
     if (!others.empty()) {
       others.insert(others.begin(), std::string(dcp_metadata_name));
       refuse(
-          "the folder holds a checkpoint of torch.distributed.checkpoint and others; "
-          "name the one that is meant",
+          "the folder contains a checkpoint of torch.distributed.checkpoint and others; pass the "
+          "file that you want",
           others);
     }
     files_.files = {std::string(dcp_metadata_name)};
@@ -213,7 +213,7 @@ class FolderSearch {
     // An index with an unusual name next to a plain model.safetensors belongs to a variant.
     if (usual.empty() && !among(safetensors_, usual_files).empty()) return false;
     if (candidates.size() > 1) {
-      refuse("the folder holds several indexes; name the one that is meant", candidates);
+      refuse("the folder contains several indexes; pass the index that you want", candidates);
     }
     files_.index = candidates.front();
     ignore_others(safetensors_);
@@ -224,7 +224,7 @@ class FolderSearch {
     const std::vector<std::string> present = among(safetensors_, usual_files);
     if (present.empty()) return false;
     if (present.size() > 1) {
-      refuse("the folder holds two models; name the one that is meant", present);
+      refuse("the folder contains two models; pass the file that you want", present);
     }
     files_.files = present;
     ignore_others(others_than(present.front(), safetensors_));
@@ -249,7 +249,7 @@ class FolderSearch {
   void take_gguf() {
     const std::vector<PartSet> sets = part_sets(ggufs_, gguf_suffix);
     if (sets.size() > 1) {
-      refuse("the folder holds several GGUF files; name the one that is meant", ggufs_);
+      refuse("the folder contains several GGUF files; pass the file that you want", ggufs_);
     }
     files_.files = {sets.front().names.front()};  // its split metadata identify the other parts
     ignore_others({});
@@ -268,8 +268,8 @@ class FolderSearch {
     const std::vector<std::string>& candidates = usual.empty() ? others : usual;
     if (!torch_indexes_.empty() || candidates.size() != 1) {
       refuse(has_zero_ ? zero_message
-                       : "the folder holds several of torch's files, or only what training "
-                         "leaves; name the one that is meant",
+                       : "the folder contains several torch files, or only files of a training "
+                         "run; pass the file that you want",
              torch_indexes_.empty() ? torch_ : torch_indexes_);
     }
     files_.files = candidates;
@@ -280,9 +280,9 @@ class FolderSearch {
   [[noreturn]] void refuse_empty() const {
     require_common_dcp_metadata(folder_, names_);
     const char* const message =
-        pipeline_ ? "a diffusers pipeline: its checkpoints are in the folders below, such as unet "
-                    "or transformer; name one of them"
-                  : "the folder holds no checkpoint";
+        pipeline_ ? "this is a diffusers pipeline, whose checkpoints are in its subfolders, such "
+                    "as unet or transformer; pass one of these folders"
+                  : "the folder contains no checkpoint";
     refuse(has_zero_ ? zero_message : message, {});
   }
 
@@ -370,7 +370,7 @@ CheckpointFiles locate_pattern(Storage& storage, const std::string& pattern) {
   }
   if (paths.empty()) paths = std::move(all);
   if (paths.empty()) {
-    throw Error("io.not_found", "no file matches this pattern", {.path = pattern});
+    throw Error("io.not_found", "no file name matches this pattern", {.path = pattern});
   }
   if (paths.size() == 1) return locate_checkpoint(storage, paths.front());
   std::ranges::sort(paths, natural_less);
@@ -405,13 +405,15 @@ void report_ignored(CheckpointFiles files, const std::vector<std::string>& shard
   }
   const std::vector<std::string> read = files.index ? std::vector{*files.index} : files.files;
   message += files.preferred.empty()
-                 ? "next to the checkpoint, but not part of it: " + name_list(files.ignored)
+                 ? "loadstone does not read these files next to the checkpoint: " +
+                       name_list(files.ignored)
                  : "but loadstone reads " + name_list(read);
-  findings.push_back({.severity = files.preferred.empty() ? Severity::info : Severity::warning,
-                      .code = "format.ignored",
-                      .sources = std::move(files.ignored),
-                      .message = std::move(message),
-                      .suggestion = "Name a file, an index, a pattern or a list to choose."});
+  findings.push_back(
+      {.severity = files.preferred.empty() ? Severity::info : Severity::warning,
+       .code = "format.ignored",
+       .sources = std::move(files.ignored),
+       .message = std::move(message),
+       .suggestion = "To read other files, pass a file, an index, a pattern or a list."});
 }
 
 CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
@@ -430,7 +432,7 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
   if (kind == EntryKind::folder) return FolderSearch(storage, path).find();
   refuse_share_of_zero(path);
   if (kind == EntryKind::file) return locate_file(parent_path(path), std::string(file_name(path)));
-  throw Error("ix.not_regular", "not a regular file",
+  throw Error("ix.not_regular", "the path is not a regular file",
               {.path = path,
                .field = "file",
                .found = "a named pipe, socket or device",

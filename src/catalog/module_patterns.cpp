@@ -53,11 +53,11 @@ ModulePatterns::ModulePatterns(const std::vector<std::string_view>& keys, const 
                  .found = std::to_string(found),
                  .expected = fmt::format("at most {}", most)});
   };
-  if (keys.size() > keys_max) refuse("too many patterns", keys.size(), keys_max);
+  if (keys.size() > keys_max) refuse("there are too many patterns", keys.size(), keys_max);
   std::vector<std::pair<std::string, std::size_t>> expressions;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() > key_bytes_max) {
-      refuse("a pattern has too many bytes", keys[i].size(), key_bytes_max);
+      refuse("the pattern is too long", keys[i].size(), key_bytes_max);
     }
     keys_.emplace(keys[i], i);
     if (auto name = name_of(keys[i])) {
@@ -66,7 +66,7 @@ ModulePatterns::ModulePatterns(const std::vector<std::string_view>& keys, const 
       continue;
     }
     if (expressions.size() == expressions_max) {
-      refuse("too many patterns that are not names", expressions_max + 1, expressions_max);
+      refuse("too many patterns are not plain names", expressions_max + 1, expressions_max);
     }
     expressions.emplace_back(re2_of_python(fmt::format("(.*\\.)?({})$", keys[i]), code_, field_),
                              i);
@@ -79,11 +79,11 @@ ModulePatterns::ModulePatterns(const std::vector<std::string_view>& keys, const 
 
 void ModulePatterns::count() const {
   if (++comparisons_ <= comparisons_max) return;
-  throw Error(
-      code_, "too many patterns for these modules",
-      {.field = field_,
-       .found = fmt::format("{} patterns, {} of them not names", keys_.size(), expressions_.size()),
-       .expected = fmt::format("at most {} comparisons", comparisons_max)});
+  throw Error(code_, "there are too many patterns for this number of modules",
+              {.field = field_,
+               .found = fmt::format("{} patterns, of which {} are not plain names", keys_.size(),
+                                    expressions_.size()),
+               .expected = fmt::format("at most {} comparisons", comparisons_max)});
 }
 
 // A key matches the whole name of a module, or its end after a ".".
@@ -110,7 +110,7 @@ void ModulePatterns::require_plain(std::string_view module) const {
   throw Error(code_, "the name of a module has characters that are not ASCII, or a newline",
               {.tensor = std::string(module),
                .field = field_,
-               .expected = "a name that patterns of Python can be translated for"});
+               .expected = "an ASCII name without a newline"});
 }
 
 std::vector<std::size_t> ModulePatterns::find_all(std::string_view module) const {

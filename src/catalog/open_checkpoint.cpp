@@ -128,8 +128,8 @@ class CheckpointReader {
                             .expected = missing.size() == 1 ? "the shard next to the index"
                                                             : "the shards next to the index"},
                            missing,
-                           missing.size() == 1 ? "a shard that the index names is missing"
-                                               : "shards that the index names are missing");
+                           missing.size() == 1 ? "a shard that the index lists is missing"
+                                               : "shards that the index lists are missing");
     }
     warn_about_gaps(index_path + ": weight_map", shards, findings_);
     merge();
@@ -179,11 +179,12 @@ class CheckpointReader {
             ? parse_part_name(std::string_view(file).substr(0, file.size() - extension.size()))
             : std::nullopt;
     if (!part)
-      refuse_split(header, "the file is a part of a split, but its name has no part number",
+      refuse_split(header,
+                   "the file is a part of a split checkpoint, but its name has no part number",
                    "'" + file + "'", "NAME-00001-of-00003.gguf");
     if (part->count != split->count) {
-      refuse_split(header, "the name and split.count disagree", std::to_string(split->count),
-                   std::to_string(part->count));
+      refuse_split(header, "the file's name and split.count contradict each other",
+                   std::to_string(split->count), std::to_string(part->count));
     }
     for (std::uint64_t i = 1; i <= part->count; ++i) {
       if (i == part->number) {
@@ -202,7 +203,7 @@ class CheckpointReader {
       return read_file(file);
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
-      refuse_split(known, "a part of the split is missing", "no file '" + file + "'",
+      refuse_split(known, "a part of the split checkpoint is missing", "no file '" + file + "'",
                    "all parts in one folder");
     }
   }
@@ -226,13 +227,13 @@ class CheckpointReader {
           header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
       if (!split) {
         if (first)
-          refuse_split(header, "the file is not a part of the split", "no split.count",
+          refuse_split(header, "the file is not a part of the split checkpoint", "no split.count",
                        std::to_string(first->count));
         continue;
       }
       if (!first && &header != &headers_.front()) {
-        refuse_split(header, "a part of a split among other files", std::to_string(split->count),
-                     "no split.count");
+        refuse_split(header, "the list contains a part of a split checkpoint and other files",
+                     std::to_string(split->count), "no split.count");
       }
       if (!first) first = split;
       tensors += header.tensors.size();
@@ -241,7 +242,8 @@ class CheckpointReader {
     }
     if (!first) return;
     if (first->tensors && *first->tensors != tensors) {
-      refuse_split(parts.front().second, "the parts hold another number of tensors",
+      refuse_split(parts.front().second,
+                   "the parts contain a different number of tensors than declared",
                    std::to_string(tensors), std::to_string(*first->tensors), "split.tensors.count");
     }
     std::ranges::sort(parts, {}, [](const auto& part) { return part.first; });
@@ -260,29 +262,30 @@ class CheckpointReader {
     }
     if (lost.empty()) return;
     const std::vector<std::string> keys(lost.begin(), lost.end());
-    findings_.push_back(
-        {.severity = Severity::warning,
-         .code = "gg.split",
-         .message = fmt::format("{}: the first part of the split has other values "
-                                "or none for keys of later parts, and counts: {}",
-                                printable(first.shard.path, 400), name_list(keys))});
+    findings_.push_back({.severity = Severity::warning,
+                         .code = "gg.split",
+                         .message = fmt::format(
+                             "{}: later parts of the split checkpoint have metadata that the first "
+                             "part lacks or contradicts; loadstone uses only the first part's: {}",
+                             printable(first.shard.path, 400), name_list(keys))});
   }
 
   void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
                   std::set<std::uint64_t>& numbers) const {
     if (split.count != first.count || split.count != headers_.size()) {
-      refuse_split(header, "the number of parts differs from its metadata",
+      refuse_split(header, "the number of parts differs from the number in the metadata",
                    std::to_string(headers_.size()), std::to_string(split.count));
     }
     if (split.tensors != first.tensors) {
-      refuse_split(
-          header, "the parts disagree", split.tensors ? std::to_string(*split.tensors) : "nothing",
-          first.tensors ? std::to_string(*first.tensors) : "nothing", "split.tensors.count");
+      refuse_split(header, "the parts contradict each other",
+                   split.tensors ? std::to_string(*split.tensors) : "nothing",
+                   first.tensors ? std::to_string(*first.tensors) : "nothing",
+                   "split.tensors.count");
     }
     const auto part = named_part(header);
     const bool as_named = !part || part->number == split.number + 1;
     if (split.number >= split.count || !as_named || !numbers.insert(split.number).second) {
-      refuse_split(header, "not the part that it should be", std::to_string(split.number),
+      refuse_split(header, "the part has the wrong number", std::to_string(split.number),
                    as_named ? "each number from 0 once" : std::to_string(part->number - 1),
                    "split.no");
     }
@@ -322,8 +325,8 @@ class CheckpointReader {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "ix.metadata",
-         .message = fmt::format("metadata {} differ between files: the first value counts, not "
-                                "that of {}",
+         .message = fmt::format("the files have different values for metadata {}: loadstone uses "
+                                "the first value, not that of {}",
                                 name_list(keys), name_list(paths, paths.size(), 3))});
   }
 

@@ -112,8 +112,8 @@ class DcpFolder {
     if (missing.empty()) return;
     const bool is_one = missing.size() == 1;
     refuse(path_, {"ix.missing_shard",
-                   is_one ? "a file that the metadata name is missing"
-                          : "files that the metadata name are missing",
+                   is_one ? "a file named in the metadata is missing"
+                          : "files named in the metadata are missing",
                    "relative_path", no_files_text(missing),
                    is_one ? "the file next to .metadata" : "the files next to .metadata"});
   }
@@ -138,7 +138,8 @@ class DcpFolder {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
           refuse(file.source->path(),
-                 {"dcp.item_overlap", "a file of safetensors is named for two chunks of a tensor",
+                 {"dcp.item_overlap",
+                  "the metadata assigns two chunks of a tensor to the same safetensors file",
                   "relative_path", "a second chunk", "one"},
                  tensor.name);
         }
@@ -146,7 +147,7 @@ class DcpFolder {
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
           refuse(file.source->path(),
-                 {"dcp.item_bounds", "an item is outside of its file", "length",
+                 {"dcp.item_bounds", "an item exceeds its file", "length",
                   fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
                   "a part of " + bytes_text(bytes)},
                  tensor.name);
@@ -161,7 +162,7 @@ class DcpFolder {
       const auto& [other, other_begin, other_end, other_tensor] = ranges[i - 1];
       if (file != other || begin >= other_end) continue;
       refuse(files_[file].source->path(),
-             {"dcp.item_overlap", "two items share bytes of a file", "offset",
+             {"dcp.item_overlap", "two items share bytes of the same file", "offset",
               fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
               "an item for each chunk"},
              tensor->name);
@@ -248,8 +249,8 @@ class DcpFolder {
     const auto found = file.names.find(tensor.name);
     if (found != file.names.end()) return file.tensors[found->second];
     refuse(file.source->path(),
-           {"dcp.item", "the file does not hold the tensor", "header", "no tensor of this name",
-            "the chunk that the metadata put there"},
+           {"dcp.item", "the file does not contain the tensor", "header", "no tensor of this name",
+            "the chunk that the metadata assigns to this file"},
            tensor.name);
   }
 
@@ -289,9 +290,10 @@ class DcpFolder {
         others.push_back(object.name);
       }
     }
-    const char* const what = holders.empty() ? "objects that are not tensors, and not read"
-                                             : "objects that are not read, though some of them "
-                                               "contain tensors (tuples, for one)";
+    const char* const what = holders.empty()
+                                 ? "loadstone does not read objects that are not tensors"
+                                 : "loadstone does not read these objects, although some of them "
+                                   "contain tensors (for example tuples)";
     states.insert(states.begin(), holders.begin(), holders.end());
     std::vector<std::string> all = states;
     all.insert(all.end(), others.begin(), others.end());

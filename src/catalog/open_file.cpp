@@ -24,7 +24,7 @@ bool is_hub_blob(std::string_view file, std::string_view folder) {
 
 [[noreturn]] void refuse_format(const ByteSource& source, FileKind kind) {
   refuse(source.path(),
-         {"format.unknown", "this is not a checkpoint in a format that loadstone reads", "file",
+         {"format.unknown", "the file is not a checkpoint in a format that loadstone reads", "file",
           std::string(describe(kind)), "safetensors, GGUF or torch"});
 }
 
@@ -37,8 +37,8 @@ std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
     const std::string home = storage.resolve(folder);
     if (!is_below(real, home) && !is_hub_blob(real, home)) {
       refuse(path, {"ix.path_escape",
-                    "a link leads out of the checkpoint's folder (the option "
-                    "allow_links, --allow-links, follows it)",
+                    "a link leads out of the checkpoint's folder (to follow it, pass "
+                    "allow_links=True or --allow-links)",
                     "file", "'" + real + "'", "a file below '" + home + "'"});
     }
   }

@@ -19,7 +19,7 @@ namespace loadstone {
 namespace {
 
 [[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
-  throw Error("io.changed", "the file is not the one that the plan was made for",
+  throw Error("io.changed", "the file differs from the one that the plan was made for",
               {.path = shard.path, .found = std::move(found), .expected = std::move(expected)});
 }
 
@@ -33,7 +33,7 @@ std::string identity_text(const FileIdentity& identity, const FileIdentity& othe
   if (identity.inode != other.inode || identity.device != other.device) {
     return fmt::format("inode {} of device {}", identity.inode, identity.device);
   }
-  return fmt::format("its status changed at {} ns", identity.changed_ns);
+  return fmt::format("status changed at {} ns", identity.changed_ns);
 }
 
 // Detects a file that was replaced by one of the same size and time. Hashes a header only once per

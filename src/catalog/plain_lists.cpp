@@ -167,7 +167,7 @@ class Matcher {
         if (!expression.is_wider()) {
           expressions_.push_back(std::move(expression));
         } else if (std::ranges::any_of(modules, is_matched)) {
-          if (unread_.empty()) reason_ = "look-ahead or look-behind inside of a pattern";
+          if (unread_.empty()) reason_ = "a look-ahead or look-behind inside a pattern";
           unread_.push_back(entry);
         }
       } catch (const Error& error) {
@@ -268,7 +268,8 @@ void add_lacking(const ConfigList& list, const Matcher& matcher,
   left.reason = matcher.reason();
   for (const std::string& entry : list.entries) {
     if (!may_be_class(entry) || used.contains(entry)) continue;
-    if (left.unread.empty()) left.reason = "no file shows the classes of modules";
+    if (left.unread.empty())
+      left.reason = "the checkpoint does not show the classes of its modules";
     left.unread.push_back(entry);
   }
   if (!left.unread.empty()) return;

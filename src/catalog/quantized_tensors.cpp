@@ -101,11 +101,10 @@ class CatalogTable final : public TensorTable {
       // The finding has no sources, because a plan drops findings about tensors that it takes.
       note({.severity = Severity::warning,
             .code = "q.layout_assumed",
-            .message =
-                fmt::format("no config.json specifies whether '{}' belongs to a Conv1D layer, "
-                            "whose quantized weights are stored transposed: nn.Linear is "
-                            "assumed for all such names",
-                            printable(name)),
+            .message = fmt::format(
+                "no config.json specifies whether '{}' belongs to a Conv1D layer, whose quantized "
+                "weights are stored transposed; loadstone assumes nn.Linear for all such names",
+                printable(name)),
             .suggestion = "put the model's config.json next to the checkpoint"});
     }
     return has_conv1d_.value_or(false);
@@ -163,7 +162,8 @@ void refuse_other_method(const TensorTable& table, QuantizedTensor& made) {
   const TensorInfo& codes = table[made.data];
   if (is_fp8(codes) || !codes.encoding.is_dtype()) return;
   refuse(made, "plan.config_mismatch",
-         "is quantized by a method whose layout this version does not decode", {codes.name}, method,
+         "is quantized by a method whose layout this version of loadstone does not decode",
+         {codes.name}, method,
          fmt::format("{}, or another known method", fmt::join(shared_methods(), ", ")));
 }
 
@@ -177,7 +177,8 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
       if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
-        throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
+        throw Error("internal", "a codec family does not list its encoding",
+                    {.found = made->encoding});
       }
       refuse_foreign_companions(table, *made, family->reads_all);
       refuse_other_method(table, *made);
@@ -261,7 +262,7 @@ std::vector<Finding> report_unused(const TensorTable& table,
           {.severity = Severity::warning,
            .code = "q.scale_unused",
            .sources = {name},
-           .message = fmt::format("'{}' is a scale, and nothing that it belongs to is quantized",
+           .message = fmt::format("'{}' is a scale, but it belongs to no quantized tensor",
                                   printable(name))});
     }
   }

@@ -46,7 +46,7 @@ std::string members_json(const Members& members) {
 
 [[noreturn]] void refuse_contradiction(const char* code, const std::string& path, std::string field,
                                        std::string found, std::string expected) {
-  throw Error(code, "two files of a checkpoint contradict each other",
+  throw Error(code, "the metadata of two files of a checkpoint contradict each other",
               {.path = path,
                .field = std::move(field),
                .found = std::move(found),

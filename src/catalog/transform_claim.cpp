@@ -124,11 +124,11 @@ std::optional<Finding> scaled_activation_finding(const Catalog& catalog) {
         .code = "plan.encoding",
         .sources = {name},
         .message = fmt::format("'{}' divides the result of an activation while the model runs, "
-                               "which only the config of the codes implies",
+                               "which only the config of the quantized checkpoint specifies",
                                printable(name)),
         .suggestion = "keep the codes and the config together",
         .found = "scales without qweight",
-        .expected = "weights that need no scaled activations"};
+        .expected = "weights that do not need scaled activations"};
   }
   return std::nullopt;
 }
@@ -143,7 +143,7 @@ std::optional<Finding> transform_finding(const Catalog& catalog) {
       .severity = Severity::error,
       .code = "q.transform",
       .message = fmt::format("'{}': the config transforms activations while the model runs ({}), "
-                             "and its weights belong to no model without",
+                             "and the weights are wrong without these transforms",
                              printable(catalog.root(), 400), name_list(transforms)),
       .suggestion =
           "keep the codes and the config together, or ask the library that wrote the "

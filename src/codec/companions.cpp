@@ -238,7 +238,8 @@ void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found
       refuse(each, error, sources.back());
       continue;
     }
-    refuse(each, "plan.encoding", "is marked as a layout that this version does not decode",
+    refuse(each, "plan.encoding",
+           "is marked with a layout that this version of loadstone does not decode",
            std::move(sources), std::move(format));
   }
 }

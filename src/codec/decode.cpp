@@ -34,27 +34,28 @@ std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const
   form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
   const DecodeKernel* const found = find_decode_kernel(kernel);
   if (found == nullptr) {
-    return Problem{"there is no such kernel", std::string(kernel),
+    return Problem{"no decoder has this name", std::string(kernel),
                    "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
   }
   if (parts.empty() || parts.size() > Decoder::parts_max) {
-    return Problem{"another number of tensors than the kernel takes",
+    return Problem{"the number of tensors is wrong for this decoder",
                    fmt::format("{} tensors", parts.size())};
   }
   if (offset != 0 && !found->takes_offset) {
-    return Problem{"the kernel adds nothing to scales", std::to_string(offset), "0"};
+    return Problem{"this decoder does not support an offset of the scales", std::to_string(offset),
+                   "0"};
   }
   if (group_size != 0 && !found->takes_group_size) {
-    return Problem{"the kernel has no groups", std::to_string(group_size), "0"};
+    return Problem{"this decoder does not support groups", std::to_string(group_size), "0"};
   }
   const bool is_given = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
   if (!is_given && !found->makes_bytes) {
-    return Problem{"the kernel does not give this dtype", std::string(name(dtype)),
+    return Problem{"this decoder does not support this output dtype", std::string(name(dtype)),
                    "F32, BF16 or F16"};
   }
   // Kernels multiply the number of elements by sizes of up to 8 bytes, which must not overflow.
   if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
-    return Problem{"the kernel cannot decode as many elements", shape.text()};
+    return Problem{"this decoder does not support so large a tensor", shape.text()};
   }
   return found->prepare({parts, shape, dtype, offset, group_size}, form);
 }

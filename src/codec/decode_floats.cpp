@@ -12,7 +12,7 @@ static void decode_floats(Encoding encoding, std::span<const std::byte> bytes,
                           std::span<float> floats) {
   const auto expected = encoding.byte_count(floats.size());
   if (expected != bytes.size()) {
-    throw Error("usage", "the bytes do not have as many values",
+    throw Error("usage", "the number of bytes does not fit the number of values",
                 {.found = fmt::format("{} bytes", bytes.size()),
                  .expected = fmt::format("{} values of {}", floats.size(), encoding.name())});
   }
@@ -20,14 +20,15 @@ static void decode_floats(Encoding encoding, std::span<const std::byte> bytes,
   if (encoding.is_dtype()) {
     const Cast cast = cast_between(encoding.dtype(), Dtype::f32);
     if (cast.run == nullptr) {
-      throw Error("plan.dtype", "no cast to floats", {.found = std::string(encoding.name())});
+      throw Error("plan.dtype", "this dtype cannot be cast to floats",
+                  {.found = std::string(encoding.name())});
     }
     return cast.run(bytes.data(), target, floats.size());
   }
   const BlockFormat format = encoding.block_format();
   const DecodeBlocks decoder = gguf_decoder(format, Dtype::f32, GgufMode::exact);
   if (decoder == nullptr) {
-    throw Error("gg.no_dequant", "a type for activations, which no one can dequantize",
+    throw Error("gg.no_dequant", "this type is for activations and cannot be dequantized",
                 {.found = std::string(encoding.name())});
   }
   decoder(bytes.data(), floats.size() / layout(format).elements, target);

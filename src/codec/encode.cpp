@@ -37,7 +37,7 @@ const WrittenEncoding* find_written_encoding(std::string_view name) noexcept {
 const WrittenEncoding& written_encoding(const Quantization& quantization) {
   const WrittenEncoding* const found = find_written_encoding(quantization.encoding);
   if (found == nullptr)
-    throw Error("internal", "no such encoding", {.found = quantization.encoding});
+    throw Error("internal", "no encoding has this name", {.found = quantization.encoding});
   return *found;
 }
 
@@ -87,14 +87,14 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
                                             Dtype dtype, QuantizedLayout& form) {
   form = {};
   if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
-    return Problem{"only F32, F16 and BF16 are quantized", std::string(name(dtype))};
+    return Problem{"only F32, F16 and BF16 tensors can be quantized", std::string(name(dtype))};
   }
   const auto elements = shape.numel();
   if (!elements || !Encoding(dtype).byte_count(*elements)) {
     return Problem{"the size does not fit 64 bits", shape.text()};
   }
   if (quantization.nested_offset && !quantization.nested) {
-    return Problem{"an offset of nested scales, and the scales are not nested"};
+    return Problem{"an offset was passed, but the scales are not nested"};
   }
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   if (encoding == nullptr) {
@@ -102,11 +102,12 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   }
   const auto& dialects = encoding->dialects;
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
-    return Problem{"no such dialect", quantization.dialect,
+    return Problem{"no dialect has this name", quantization.dialect,
                    fmt::format("{}", fmt::join(dialects, " or "))};
   }
   if (quantization.importance != nullptr && !encoding->is_gguf()) {
-    return Problem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
+    return Problem{"this encoding does not use an importance matrix", quantization.encoding,
+                   "an encoding of GGUF"};
   }
   form.kind = encoding->kind;
   form.dtype = dtype;

@@ -21,7 +21,7 @@ std::uint32_t TensorTable::find_any(const std::string& stem,
 std::string TensorTable::bytes_of(std::uint32_t index, std::uint64_t bytes_max) const {
   const TensorInfo& tensor = tensors()[index];
   if (tensor.byte_count() > bytes_max || !tensor.strides.empty()) {
-    throw Error("q.quant_state", "too large to be a state or a table of codes",
+    throw Error("q.quant_state", "the tensor is too large to be a quant_state or a table of codes",
                 {.tensor = tensor.name,
                  .found = human_bytes(tensor.byte_count()),
                  .expected = human_bytes(bytes_max)});
@@ -32,7 +32,7 @@ std::string TensorTable::bytes_of(std::uint32_t index, std::uint64_t bytes_max) 
 std::vector<std::int64_t> TensorTable::integers_of(std::uint32_t index,
                                                    std::uint64_t bytes_max) const {
   if (!is_dtype(tensors()[index], {Dtype::i8, Dtype::i32, Dtype::i64})) {
-    throw Error("q.dtype", "not the integers that were expected",
+    throw Error("q.dtype", "the tensor has the wrong dtype or number of integers",
                 {.tensor = tensors()[index].name,
                  .found = std::string(tensors()[index].encoding.name()),
                  .expected = "I8, I32 or I64"});
@@ -111,11 +111,11 @@ std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
   parts.reserve(decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) {
     if (source >= tensors.size()) {
-      return Problem{"the decoding's source does not exist", fmt::format("source {}", source),
+      return Problem{"a source of the decoding does not exist", fmt::format("source {}", source),
                      fmt::format("one of {}", tensors.size())};
     }
     if (!tensors[source].strides.empty()) {
-      return Problem{"a tensor to decode must be contiguous",
+      return Problem{"a tensor to decode is not contiguous",
                      "'" + printable(tensors[source].name) + "', a view with strides",
                      "a contiguous tensor"};
     }

@@ -188,7 +188,7 @@ void tell(std::string message, std::string_view of, const std::vector<std::strin
   if (message.empty() && scales.empty()) return;
   if (!scales.empty()) {
     message +=
-        fmt::format("{}{} of {} left out: {}", message.empty() ? "" : "; ",
+        fmt::format("{}the output omits {} of {}: {}", message.empty() ? "" : "; ",
                     counted(scales.size(), "scale"), of, name_list(scales, scales.size(), 2));
   }
   findings.push_back({.severity = Severity::warning,
@@ -203,10 +203,10 @@ void tell_cache(const std::vector<Declared>& models, const std::vector<std::stri
       std::ranges::find_if(models, [](const Declared& each) { return !each.cache.empty(); });
   std::string message;
   if (model != models.end()) {
-    message = fmt::format("the source declares a quantized cache ({}), and the output does not",
+    message = fmt::format("the source declares a quantized KV cache ({}), but the output does not",
                           printable(model->cache));
   }
-  tell(std::move(message), "the cache", scales, findings);
+  tell(std::move(message), "the KV cache", scales, findings);
 }
 
 // Keys of config members that are lists of module names, or objects whose keys are module names.
@@ -395,7 +395,7 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
     const auto after = declared_in(conversion.config).activations;
     if (!before.empty() && !after.empty() && !agree(before, after)) {
       message = fmt::format(
-          "the config declares another scheme for activations: {} in the source, "
+          "the config of the output declares a different scheme for activations: {} in the source, "
           "{} in the output",
           printable(schemes_text(before)), printable(schemes_text(after)));
     }
@@ -414,10 +414,10 @@ void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings
           {.severity = Severity::warning,
            .code = "convert.lists",
            .sources = names,
-           .message = fmt::format("{}: '{}' lists modules by names that rules have changed: {}",
+           .message = fmt::format("{}: '{}' lists modules under names that rules have changed: {}",
                                   printable(file.name), key, name_list(names)),
-           .suggestion = "rename them there too: readers take modules for quantized or plain by "
-                         "these names"});
+           .suggestion = "rename them in this list too: readers use it to decide which modules are "
+                         "quantized"});
     }
   }
 }

@@ -58,11 +58,12 @@ void check_repack(const ConvertOptions& options) {
   const std::string style(name(*options.quantize.style));
   refuse_first({
       {options.dequantize || options.merge, "style",
-       "nothing is to be quantized, so nothing has a style", style},
+       "a style was passed, but no tensor of the output is quantized", style},
       {options.format != FileFormat::safetensors, "style", "a GGUF file has a fixed style: omit it",
        style},
       {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
-       "codes get the components of another style, or other names and layouts: convert twice",
+       "one conversion can change either the style of codes or their names and layouts: convert "
+       "twice",
        style},
   });
 }
@@ -79,34 +80,38 @@ void check_options(const ConvertOptions& options) {
   const QuantizeOptions& quantize = options.quantize;
   const bool quantizes = !quantize.formats.empty();
   refuse_first({
-      {!is_float(dtype), "dtype", "tensors can only get a floating dtype of whole bytes",
+      {!is_float(dtype), "dtype", "tensors can be cast only to a float dtype with whole bytes",
        std::string(name(dtype))},
       {block != Dtype::f32 && block != Dtype::bf16 && block != Dtype::f16, "block_dtype",
-       "blocks become F32, BF16 or F16", std::string(name(block))},
-      {has_path || stem.starts_with('.'), "stem", "not the beginning of a file's name",
+       "blocks can be decoded only to F32, BF16 or F16", std::string(name(block))},
+      {has_path || stem.starts_with('.'), "stem", "this cannot be the beginning of a file name",
        printable(stem)},
       {options.one_file && !stem.empty(), "name",
-       "a single file has the target's name: pass a folder", printable(stem)},
+       "a single file always has the target's name: to choose the name of shards, pass a folder",
+       printable(stem)},
       {makes_values && names_are_given(options), options.dequantize ? "dequantize" : "experts",
-       "rules and recipes name the tensors of the file: convert twice"},
+       "rules and recipes need the names of the source's file, which this option changes: convert "
+       "twice"},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
-       "include and exclude select tensors to quantize, and quantize is missing"},
+       "include and exclude select tensors to quantize, but quantize is missing"},
   });
   if (repacks(options)) check_repack(options);
   const bool has_importance = quantize.importance != nullptr;
   if (has_importance && (!quantizes || !container_of(options.format).holds_blocks())) {
-    refuse_option("importance", "an importance matrix weighs how a GGUF file is quantized",
+    refuse_option("importance", "an importance matrix can be used only to quantize to a GGUF file",
                   printable(quantize.importance->path, 400));
   }
   const bool has_index = options.is_split && !container_of(options.format).index_suffix().empty();
   refuse_first({
       {options.is_split && (options.one_file || has_index), "is_split",
-       "only GGUF files are split without an index, into more than one file"},
+       "only GGUF files can be split without an index, and only into several files"},
       {options.dequantize && options.merge, "dequantize",
-       "a merge makes numbers of whatever is quantized"},
-      {options.shard_bytes_max == 0, "shard_bytes_max", "a shard holds something"},
-      {options.staging_bytes_max == 0, "staging_bytes_max", "nothing moves without staging"},
+       "a merge always decodes quantized tensors: omit dequantize"},
+      {options.shard_bytes_max == 0, "shard_bytes_max",
+       "the size of a shard must be greater than 0"},
+      {options.staging_bytes_max == 0, "staging_bytes_max",
+       "the size of the staging pool must be greater than 0"},
   });
 }
 
@@ -151,7 +156,8 @@ void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
   }
   if (names.empty()) return;
   std::string message = fmt::format(
-      "this version casts no F4, F6, FNUZ or complex numbers, and leaves {} as stored: {}",
+      "this version of loadstone cannot cast F4, F6, FNUZ or complex tensors, and copies {} "
+      "unchanged: {}",
       counted(names.size(), "tensor"), name_list(names));
   findings.push_back({.severity = Severity::warning,
                       .code = "convert.left_alone",
@@ -295,12 +301,14 @@ static Skeleton skeleton_of(const Recipes& recipes) {
 
 static void check_source(const Catalog& catalog, const ConvertOptions& options) {
   if (!options.merge && !catalog.checkpoints().empty()) {
-    refuse_option("merge", "several checkpoints are to become one, and no option specifies how");
+    refuse_option("merge",
+                  "there are several checkpoints, but no option specifies how to merge them");
   }
   if (!options.quantize.formats.empty() && names_are_given(options) &&
       !catalog.quantized().empty()) {
     refuse_option("quantize",
-                  "the checkpoint is quantized, and rules name its tensors: convert twice");
+                  "the checkpoint is quantized, and rules need the names of its stored tensors: "
+                  "convert twice");
   }
 }
 

@@ -56,10 +56,10 @@ class SourceWatch {
       const Shard& shard = shards_.catalog().shards()[i];
       const auto now = storage_.status(shard.path, true);
       if (now && same_file(*now, *named_[i])) continue;
-      throw Error("io.changed",
-                  now ? "another file has been put in the place of this one"
-                      : "the file has been removed meanwhile",
-                  {.path = shard.path});
+      throw Error(
+          "io.changed",
+          now ? "another program replaced this file" : "the file was removed during the conversion",
+          {.path = shard.path});
     }
   }
 
@@ -95,10 +95,11 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
 
 void check_run(const Conversion& conversion, const ConvertRun& run) {
   if (run.part && run.finish)
-    refuse_option("finish", "parts are finished when all of them are done");
+    refuse_option("finish", "--finish is only for a conversion in parts, after all parts are done");
   if (conversion.one_file && (run.part || run.finish)) {
-    refuse_option(run.part ? "part" : "finish",
-                  "one file has no parts: name a folder, or choose smaller shards");
+    refuse_option(
+        run.part ? "part" : "finish",
+        "a single file cannot be written in parts: pass a folder, or choose smaller shards");
   }
 }
 
@@ -139,9 +140,9 @@ std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& wor
         {.severity = Severity::warning,
          .code = "convert.redone",
          .target = file.name,
-         .message =
-             fmt::format("'{}' was finished by an earlier run and {}: it {}", printable(file.name),
-                         found.changed, run.finish ? "is to be made again" : "is made again")});
+         .message = fmt::format("'{}' was finished by an earlier run, but {}: it {}",
+                                printable(file.name), found.changed,
+                                run.finish ? "must be written again" : "is written again")});
   }
   return left;
 }
@@ -250,7 +251,7 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
   return only_errors([&] {
     require_ok(conversion.plan);
     if (file >= conversion.files.size() || data.size() != conversion.files[file].data_bytes) {
-      throw Error("usage", "the memory is not that of a file of the conversion",
+      throw Error("usage", "the size of the memory differs from the size of the file",
                   {.found = fmt::format("{} bytes for file {}", data.size(), file)});
     }
     std::vector<bool> wanted(conversion.files.size(), false);

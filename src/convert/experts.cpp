@@ -257,16 +257,17 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
     if (parts == 2 && down != downs.end() && recipe.shape[2] == 2 * down->second[1]) {
       findings.push_back(
           cannot_cut(recipe,
-                     "has the layout [experts, hidden, 2 * inner], and its experts are "
+                     "has the layout [experts, hidden, 2 * inner], but its experts would be "
                      "quantized as [2 * inner, hidden]",
-                     "convert with --experts separate, and quantize the result"));
+                     "first convert with --experts separate, then quantize the result"));
     }
     if (recipe.shape[0] > (tensors_max - made) / parts) {
-      findings.push_back(cannot_cut(recipe,
-                                    fmt::format("would be cut into more experts than a file of "
-                                                "this size can hold: {} tensors at most",
-                                                tensors_max),
-                                    "--exclude it"));
+      findings.push_back(cannot_cut(
+          recipe,
+          fmt::format(
+              "would be split into more tensors than a file of this size can contain: {} at most",
+              tensors_max),
+          "exclude it (--exclude)"));
       targets.push_back(std::move(recipe));
       continue;
     }

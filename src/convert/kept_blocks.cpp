@@ -266,9 +266,9 @@ std::vector<Finding> check_numbers(const Plan& plan) {
         {.severity = Severity::error,
          .code = "convert.lossy",
          .target = target.name,
-         .message = fmt::format("the codes of '{}' {} do not fill whole blocks of MXFP4 in GGUF",
+         .message = fmt::format("the codes of '{}' {} do not fill whole MXFP4 blocks of GGUF",
                                 printable(target.name), target.shape.text()),
-         .suggestion = "make numbers of them with --dequantize, or name a type with --quantize"});
+         .suggestion = "decode them with --dequantize, or choose a type with --quantize"});
   }
   return findings;
 }

@@ -87,9 +87,11 @@ void check_names(Conversion& conversion) {
           {.severity = Severity::error,
            .code = "plan.duplicate",
            .target = tensor.name,
-           .message = fmt::format("'{}' would be a part of a quantized tensor and another tensor",
+           .message = fmt::format("two tensors of the output would have the name '{}': a component "
+                                  "of a quantized tensor and another tensor",
                                   printable(tensor.name)),
-           .suggestion = "rename or --exclude one of them"});
+           .suggestion =
+               "rename one of them with a rule, or exclude the quantized tensor (--exclude)"});
     }
   }
 }
@@ -165,10 +167,11 @@ void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) 
       {.severity = Severity::warning,
        .code = "convert.unread",
        .sources = names,
-       .message = fmt::format("llama.cpp needs vectors and norms in F32, and {} {} {}: {}",
+       .message = fmt::format("llama.cpp needs vectors and norms in F32, but {} {} {}: {}",
                               counted(names.size(), "tensor"), names.size() == 1 ? "gets" : "get",
                               name(*options.dtype), name_list(names)),
-       .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
+       .suggestion =
+           "to keep them in F32, pass --quantize f16 or --quantize bf16 instead of --dtype"});
 }
 
 // Window and staging memory per thread. If each thread would get less than the wanted bytes, fewer
@@ -244,7 +247,7 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
       {.severity = Severity::error,
        .code = "plan.over_budget",
        .message = fmt::format("the conversion needs at least {} of memory: {} for lists of "
-                              "tensors, the rest for bytes on their way",
+                              "tensors, the rest for bytes that are read and written",
                               human_bytes(least), human_bytes(lists)),
        .suggestion = fmt::format("allow {} bytes", least),
        .found = fmt::format("{} bytes", limit),
@@ -284,7 +287,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
 std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
   return only_errors([&] {
     if (part.count == 0 || part.index == 0 || part.index > part.count) {
-      refuse_option("part", "a part is one of 1 to as many as there are");
+      refuse_option("part", "the number of a part must be between 1 and the number of parts");
     }
     const auto& files = conversion.files;
     std::vector<std::uint32_t> order(files.size());

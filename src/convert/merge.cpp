@@ -54,29 +54,31 @@ void check_method(const MergeOptions& merge) {
   const std::size_t models = merge.weights.size();
   const auto& [name, has_base, pruning, elects_signs] = method_row(merge.method);
   if (merge.method == MergeMethod::slerp && models != 2) {
-    refuse_option("method", "slerp is between two models", std::to_string(models), "2");
+    refuse_option("method", "slerp merges exactly two models", std::to_string(models), "2");
   }
   if (has_base && models < 2) {
-    refuse_option("method", "the method takes a base and other models", std::to_string(models),
-                  "at least 2");
+    refuse_option("method", "this method needs a base and at least one other model",
+                  std::to_string(models), "at least 2");
   }
   if (merge.method != MergeMethod::linear && merge.weights.front() != 1) {
-    refuse_option("weights", "the base of a method has no weight",
+    refuse_option("weights", "the base of this method cannot have a weight",
                   fmt::format("{}", merge.weights.front()), "1");
   }
   const double density = merge.density.value_or(1);
   if (!(density > 0 && density <= 1)) {
-    refuse_option("density", "the share that is kept is above 0 and at most 1",
+    refuse_option("density", "the density must be greater than 0 and at most 1",
                   fmt::format("{}", density));
   }
-  if (merge.density && pruning == Pruning::none) refuse_option("density", "the method keeps all");
+  if (merge.density && pruning == Pruning::none)
+    refuse_option("density", "this method keeps all differences, so it has no density");
   if (merge.seed && pruning != Pruning::random) {
-    refuse_option("seed", "the method draws nothing at random");
+    refuse_option("seed", "this method makes no random choices, so it has no seed");
   }
-  if (!std::isfinite(merge.scale.value_or(1))) refuse_option("scale", "a scale is finite");
-  if (merge.scale && !has_base) refuse_option("scale", "the method has no differences");
+  if (!std::isfinite(merge.scale.value_or(1))) refuse_option("scale", "a scale must be finite");
+  if (merge.scale && !has_base)
+    refuse_option("scale", "this method does not use differences, so it has no scale");
   if (merge.normalise && merge.method == MergeMethod::slerp) {
-    refuse_option("normalise", "the method has no sum of weights");
+    refuse_option("normalise", "this method does not divide by the sum of the weights");
   }
 }
 
@@ -91,8 +93,9 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   // Largest number of weights whose subsets are all checked.
   constexpr std::size_t choices_max = 16;
   const auto refuse_sum = [](double sum) {
-    refuse_option("normalise", "weights that are to divide add up to nothing, or nearly",
-                  fmt::format("{}", sum), "weights of one sign, or normalise off");
+    refuse_option("normalise",
+                  "the sum of the weights is 0 or nearly 0, so loadstone cannot divide by it",
+                  fmt::format("{}", sum), "weights with the same sign, or normalise disabled");
   };
   const auto is_above = [](float weight) { return weight > 0; };
   if (std::ranges::all_of(weights, is_above)) return;
@@ -108,7 +111,8 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   std::vector<float> chosen;
   std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
   if (chosen.size() > choices_max) {
-    refuse_option("normalise", "too many weights, some of them below 0, are to divide",
+    refuse_option("normalise",
+                  "there are too many weights to divide by their sum, because some are negative",
                   std::to_string(chosen.size()), fmt::format("at most {}", choices_max));
   }
   for (std::uint32_t bits = 1; bits < 1u << chosen.size(); ++bits) {
@@ -160,26 +164,31 @@ void check(const Catalog& catalog, const ConvertOptions& options) {
   const MergeOptions& merge = *options.merge;
   const std::size_t given = merge.weights.size() + merge.adapters.size();
   const std::size_t there = std::max<std::size_t>(catalog.checkpoints().size(), 1);
-  if (merge.weights.empty()) refuse_option("weights", "a merge begins with a model");
+  if (merge.weights.empty())
+    refuse_option("weights", "the first checkpoint of a merge must be a model");
   if (given != there) {
     refuse_option(
-        "weights", "each checkpoint of the catalog is a model or an adapter",
+        "weights", "each checkpoint of the catalog must be a model or an adapter",
         fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
         fmt::format("{} checkpoints", there));
   }
   if (merge.tie == TiePolicy::keep && merge.adapters.empty()) {
-    refuse_option("tie", "it goes with adapters (lora)", "keep");
+    refuse_option("tie", "this option needs adapters (lora)", "keep");
   }
   const auto is_factor = [](float factor) { return std::isfinite(factor); };
   const bool are_finite = std::ranges::all_of(merge.weights, is_factor) &&
                           std::ranges::all_of(merge.adapters, is_factor, &MergeAdapter::factor);
-  if (!are_finite) refuse_option("weights", "weights and factors are finite");
+  if (!are_finite) refuse_option("weights", "weights and factors must be finite");
   if (names_are_given(options)) {
-    refuse_option("rules", "a merge keeps the names of its first model: convert its result");
+    refuse_option(
+        "rules",
+        "a merge keeps the names of its first model: to change names, convert the merged model");
   }
   check_method(merge);
   if (options.experts != ExpertLayout::keep) {
-    refuse_option("experts", "a merge keeps the layout of its first model: convert its result");
+    refuse_option("experts",
+                  "a merge keeps the layout of its first model: to change the layout, convert the "
+                  "merged model");
   }
 }
 
@@ -244,12 +253,12 @@ class Merger {
           std::ranges::find_if(each.tensors(), is_factor_of_adapter, &TensorInfo::name);
       if (factor == each.tensors().end()) continue;
       fail(factor->name,
-           fmt::format("the model in '{}' is an adapter ('{}'), and its factors cannot be merged "
-                       "apart: a product of means is not the mean of products",
+           fmt::format("the model in '{}' is an adapter ('{}'), whose matrices cannot be merged "
+                       "separately: the product of means is not the mean of products",
                        printable(each.root()), printable(factor->name)));
       findings_.back().code = "merge.adapter";
       findings_.back().suggestion =
-          "merge them into their base: --lora A:0.5 --lora B:0.5, or lora={A: 0.5, B: 0.5}";
+          "merge the adapters into their base: --lora A:0.5 --lora B:0.5, or lora={A: 0.5, B: 0.5}";
       return true;
     }
     return false;
@@ -267,15 +276,17 @@ class Merger {
       const MergeSource& source = found->second;
       if (source.shape != draft.source.shape || source.is_number != draft.source.is_number) {
         fail(name,
-             fmt::format("'{}' is another tensor in the model in '{}'", printable(name), root),
+             fmt::format("'{}' has a different dtype or shape in the model in '{}'",
+                         printable(name), root),
              fmt::format("{} {}", source.shape.text(), loadstone::name(source.dtype)),
              fmt::format("{} {}", draft.source.shape.text(), loadstone::name(draft.source.dtype)));
         continue;
       }
       const TensorInfo& tensor = catalog_.tensors()[source.tensor];
       if (!source.is_number && (is_fp8(tensor) || is_foreign_float(tensor))) {
-        fail(name, fmt::format("'{}' is {} of unknown meaning, which cannot be merged",
-                               printable(name), loadstone::name(source.dtype)));
+        fail(name, fmt::format(
+                       "'{}' has the encoding {}, whose values are unknown, so it cannot be merged",
+                       printable(name), loadstone::name(source.dtype)));
       }
       if (!source.is_number) continue;
       draft.merge.terms.push_back(
@@ -292,8 +303,10 @@ class Merger {
   void tell_complex() {
     for (const auto& [name, draft] : drafts_.items) {
       if (draft.source.is_number || kind(draft.source.dtype) != DtypeKind::complex) continue;
-      fail(name, fmt::format("'{}' is {}, which is not merged: the first model's is taken",
-                             printable(name), loadstone::name(draft.source.dtype)));
+      fail(name,
+           fmt::format(
+               "'{}' is {}, which loadstone does not merge: the output gets the first model's",
+               printable(name), loadstone::name(draft.source.dtype)));
       findings_.back().severity = Severity::warning;
     }
   }
@@ -381,14 +394,13 @@ class Merger {
         return other.first != name && other.second.source.shape == shape;
       });
       if (!draft.is_adapted() || is_known || !head_.may_tie(name, shape, has_twin)) continue;
-      fail(name,
-           fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) or the "
-                       "architecture ties to another tensor, whose name is not known",
-                       printable(name)));
+      fail(name, fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) or "
+                             "the architecture ties to another tensor, whose name is unknown",
+                             printable(name)));
       findings_.back().code = "merge.tie";
       findings_.back().suggestion =
-          "change all names of the tie (--tie keep, tie=\"keep\"), or merge while the model is "
-          "loaded (lora=)";
+          "change all names of the tied tensor (--tie keep, tie=\"keep\"), or merge while you load "
+          "the model (lora=)";
     }
   }
 

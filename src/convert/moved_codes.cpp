@@ -28,10 +28,10 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view advice =
-    "make numbers of them with --dequantize (and --quantize them again), or leave them under their "
-    "own names";
+    "decode them with --dequantize (and quantize them again with --quantize), or do not rename "
+    "them";
 // Advice for codes that cannot be decoded, for which --dequantize has no effect.
-constexpr std::string_view advice_on_unreadable = "leave them under their own names";
+constexpr std::string_view advice_on_unreadable = "do not rename them";
 
 using Sources = std::vector<std::uint32_t>;
 
@@ -216,10 +216,10 @@ class Check {
         .severity = Severity::error,
         .code = "plan.encoding",
         .target = target.name,
-        .message = fmt::format("'{}' would hold the {} codes of '{}', and '{}' does "
-                               "not go with them as it is",
-                               printable(target.name), name(target.dtype),
-                               printable(tensors[codes.front()].name), printable(scale)),
+        .message = fmt::format(
+            "'{}' would contain the {} codes of '{}', but '{}' would not stay with them unchanged",
+            printable(target.name), name(target.dtype), printable(tensors[codes.front()].name),
+            printable(scale)),
         .suggestion = std::string(advice_),
         .found = std::string(name(target.dtype))};
     for (const std::uint32_t source : codes) finding.sources.push_back(tensors[source].name);

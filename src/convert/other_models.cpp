@@ -229,9 +229,10 @@ void tell_fields(const DescribedModel& first, const DescribedModel& other,
   findings.push_back(warning(
       "merge.models", {},
       fmt::format(
-          "the config of the {} in '{}' differs from the first model's, which the output has: {}",
+          "the config of the {} in '{}' differs from the first model's, which the output gets: {}",
           other.what(), other.path(), first_of(found)),
-      "check which values fit the merged tensors; the first model (or the base) gives them"));
+      "check which values fit the merged tensors; the output gets those of the first model (or the "
+      "base)"));
 }
 
 // Returns true for fields that name the program that wrote a file, or its classes.
@@ -373,10 +374,9 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
       fmt::format(
           "files of the {} in '{}' differ from the first model's, which the output gets: {}",
           other.what(), printable(other.catalog.root()), first_of(found.texts)),
-      fmt::format(
-          "copy them from the {}'s folder into the output, if the merged model is to be used "
-          "with them",
-          other.what())));
+      fmt::format("if you want to use the merged model with them, copy them from the {}'s folder "
+                  "into the output",
+                  other.what())));
 }
 
 // Warns of different vocabularies, because each row of an embedding belongs to a token.
@@ -403,10 +403,9 @@ void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
           "the {} in '{}' has a different vocabulary than the first model ({}): rows of its "
           "embeddings may belong to different tokens",
           other.what(), other.path(), name_list(names)),
-      other.is_adapter
-          ? "copy the adapter's tokenizer into the output, if the merged model is to be "
-            "used with it"
-          : "merge models with the same tokens"));
+      other.is_adapter ? "if you want to use the merged model with the adapter's tokenizer, copy "
+                         "it into the output"
+                       : "merge models with the same tokens"));
 }
 
 // Returns true if both files have equal bytes, or are JSON with equal values.
@@ -436,12 +435,11 @@ void tell_modules(const DescribedModel& first, const DescribedModel& other,
   const std::string list_of_names = name_list(names);
   findings.push_back(warning(
       "convert.not_copied", std::move(names),
-      fmt::format(
-          "the modules of the {} in '{}' are not merged, and differ from those of the first "
-          "model: {}",
-          other.what(), printable(other.catalog.root()), list_of_names),
+      fmt::format("loadstone does not merge the modules of the {} in '{}', which differ from the "
+                  "first model's: {}",
+                  other.what(), printable(other.catalog.root()), list_of_names),
       other.is_adapter
-          ? "copy them from the adapter's folder into the output, if they were trained with it"
+          ? "if they were trained with the adapter, copy them from its folder into the output"
           : "merge each module on its own"));
 }
 

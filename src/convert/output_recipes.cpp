@@ -59,7 +59,7 @@ class OutputPlanner {
       // Components keep their own names, so the decoded values are not part of the output.
       if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
       if (std::ranges::any_of(item.members, &Member::is_numbers)) {
-        fail(item, "plan.dtype", {"is made of quantized weights and of plain tensors"});
+        fail(item, "plan.dtype", {"is made from quantized weights and plain tensors"});
       } else if (!all_is_known || item.rule != Produced::none) {
         add(item);
       }
@@ -130,7 +130,8 @@ class OutputPlanner {
     for (const Contest& contest : production_.contests()) {
       const Produced& winner = production_.items()[contest.winner];
       const std::string& loser = catalog_.tensors()[contest.losers.front()].name;
-      fail(winner, "plan.duplicate", {fmt::format("would come from '{}' too", printable(loser))});
+      fail(winner, "plan.duplicate",
+           {fmt::format("would also get its value from '{}'", printable(loser))});
       findings_.back().sources.push_back(loser);
     }
   }
@@ -179,13 +180,16 @@ class OutputPlanner {
         }
       }
     }
-    warn_of_rules("rules that take no tensor of the checkpoint: ", idle, {});
+    warn_of_rules("these patterns of rules match no tensor of the checkpoint: ", idle, {});
     if (passed.empty()) return;
     const auto& [weight, stored] = passed_.begin()->second;
-    warn_of_rules("rules that name quantized weights, and the checkpoint has other names: ", passed,
-                  fmt::format("'{}' is stored as '{}' and stays as it is: write the rule for the "
-                              "names of the files",
-                              printable(weight), printable(stored)));
+    warn_of_rules(
+        "these patterns of rules match decoded names, but the checkpoint stores the quantized "
+        "weights under other names: ",
+        passed,
+        fmt::format("'{}' is stored as '{}', so the rule does not change it: write the rule for "
+                    "the names in the files",
+                    printable(weight), printable(stored)));
   }
 
   void warn_of_rules(const char* what, const std::vector<std::string>& patterns,
@@ -211,7 +215,7 @@ class OutputPlanner {
     }
     const auto dtype = common_dtype(item);
     if (!dtype) {
-      fail(item, "plan.dtype", {"is made of sources that have no dtype in common"});
+      fail(item, "plan.dtype", {"is made from sources without a common dtype"});
       return;
     }
     TargetRecipe recipe = {
@@ -306,10 +310,10 @@ std::optional<Finding> foreign_values(const std::shared_ptr<const Catalog>& cata
   Finding finding = {.severity = Severity::warning, .code = "convert.constants"};
   finding.target = names.front();
   finding.message = fmt::format(
-      "the recipes give the values of {}, computed for another checkpoint: its config.json{} not "
-      "the source's",
+      "the recipes contain the values of {}, computed for another checkpoint: its config.json{} "
+      "not the source's",
       name_list(names, 3), recipes.computed_from.empty() ? " is" : " or tensors are");
-  finding.suggestion = "make the recipes again, of this checkpoint";
+  finding.suggestion = "make the recipes again from this checkpoint";
   return finding;
 }
 
@@ -378,7 +382,7 @@ void note_values(Recipes& recipes, const std::shared_ptr<const Catalog>& catalog
     for (const std::string& each : computed_from) {
       const auto source = catalog->find(each);
       if (!source) {
-        throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = each});
+        throw Error("plan.missing", "the checkpoint has no tensor of this name", {.tensor = each});
       }
       sources.push_back(*source);
     }

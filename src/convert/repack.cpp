@@ -82,7 +82,7 @@ class Repacker {
       if (catalog_.tensors()[i].encoding == Encoding(BlockFormat::mxfp4)) repack_blocks(i);
     }
     if (made_.repacked.empty() && lossy_.empty() && quantized.empty()) {
-      refuse_option("style", "nothing is quantized and nothing is to be, so nothing has a style",
+      refuse_option("style", "a style was passed, but no tensor of the output is quantized",
                     std::string(name(style_)));
     }
     report();
@@ -135,10 +135,10 @@ class Repacker {
                                const Shape& shape, QuantizedLayout& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
         encoding->names(naming_style(*encoding, style_)).empty()) {
-      return fmt::format("files of the style {} do not hold it", name(style_));
+      return fmt::format("files of the style {} cannot store this encoding", name(style_));
     }
     if (shape.rank() != 2 || !target.ends_with(".weight")) {
-      return "a weight of a linear layer alone has components there";
+      return "this style supports only weights of linear layers";
     }
     const Quantization quantization = {.encoding = std::string(encoding->name)};
     if (auto problem = prepare_quantization(quantization, shape, Dtype::bf16, form)) {
@@ -155,7 +155,7 @@ class Repacker {
     if (!problem.empty()) return problem;
     const auto& sources = quantized.decoding.sources;
     if (quantized.is_transposed || form.parts.size() != sources.size()) {
-      return "its components are laid out otherwise";
+      return "its components have a different layout";
     }
     std::vector<Value> values;
     std::vector<bool> is_computed(sources.size());
@@ -177,10 +177,8 @@ class Repacker {
           is_computed[i] ? inverted(sources[i], is_divisor, form_of(*encoding, part))
                          : builder_.reshape(builder_.source(source.name), form_of(*encoding, part));
       if (!value) {
-        return fmt::format(
-            "'{}' has no inverse in F32 with which all scales come to the same "
-            "numbers",
-            printable(source.name));
+        return fmt::format("'{}' has no inverse in F32 that leaves all decoded values unchanged",
+                           printable(source.name));
       }
       values.push_back(*value);
     }
@@ -247,9 +245,11 @@ class Repacker {
            .code = "convert.lossy",
            .target = lossy.targets.front(),
            .sources = lossy.targets,
-           .message = fmt::format("{} cannot go from {} to the style {} without a change: {}",
-                                  tensors.text(), key.first, name(style_), lossy.problem),
-           .suggestion = "--quantize rounds the values again, --dequantize decodes them",
+           .message = fmt::format(
+               "{} cannot be repacked from {} to the style {} without changing values: {}",
+               tensors.text(), key.first, name(style_), lossy.problem),
+           .suggestion =
+               "to quantize the values again, pass --quantize; to decode them, pass --dequantize",
            .found = key.first});
     }
   }

@@ -65,7 +65,7 @@ std::vector<RepackedRow> repacked_rows(const Conversion& conversion) {
 }
 
 std::string repacked_text(const Conversion& conversion) {
-  std::string text = "repacked: no number changes\n";
+  std::string text = "repacked without a change of values\n";
   for (const RepackedRow& row : repacked_rows(conversion)) {
     text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
                         printable(row.shape, 80), row.tensors, row.encoding);

@@ -253,8 +253,8 @@ std::vector<Finding> check_tied_shapes(const Catalog& catalog, std::string_view 
          .code = "plan.shape",
          .target = second.name,
          .sources = {second.name, first.name},
-         .message = fmt::format("config.json ties '{}' to '{}' (tie_word_embeddings), and the "
-                                "checkpoint holds them as {} and {}",
+         .message = fmt::format("config.json ties '{}' to '{}' (tie_word_embeddings), but the "
+                                "checkpoint stores them as {} and {}",
                                 printable(second.name), printable(first.name), second.shape.text(),
                                 first.shape.text()),
          .found = second.shape.text(),

@@ -148,7 +148,7 @@ class ValueDecoder {
       if (refuse_broken(prefix)) continue;
       if (!experts.other.empty()) {
         fail(fused_name(prefix, naming_), "plan.duplicate",
-             fmt::format("its experts have two sets of names, '{}' and '{}'",
+             fmt::format("its experts are stored under two sets of names, '{}' and '{}'",
                          printable(experts.first), printable(experts.other)),
              {experts.first, experts.other});
         continue;
@@ -189,11 +189,12 @@ class ValueDecoder {
       const std::uint32_t data = quantized.data;
       const std::string& source =
           data == QuantizedTensor::none ? quantized.name : catalog_.tensors()[data].name;
-      fail(*block, "plan.encoding",
-           fmt::format("the experts are stored as codes, '{}', which keep their layout",
-                       printable(source)),
-           {source});
-      findings_.back().suggestion = "make numbers of them with --dequantize";
+      fail(
+          *block, "plan.encoding",
+          fmt::format("the experts are stored as codes, '{}', whose layout loadstone cannot change",
+                      printable(source)),
+          {source});
+      findings_.back().suggestion = "decode them with --dequantize";
     }
   }
 
@@ -251,9 +252,10 @@ class ValueDecoder {
     findings_.push_back(
         {.severity = Severity::error,
          .code = "plan.options",
-         .message = fmt::format("no tensor is an expert in a layout that this version makes {}",
-                                name(options_.experts)),
-         .suggestion = "leave out --experts, or move the experts by rules"});
+         .message = fmt::format(
+             "no tensor is an expert in a layout that this version of loadstone can make {}",
+             name(options_.experts)),
+         .suggestion = "omit --experts, or change the layout of the experts with rules"});
   }
 
   // ---- From one tensor to single experts
@@ -273,7 +275,7 @@ class ValueDecoder {
         separate_block(*prefix);
         blocks.emplace(block_of(*prefix));
       } catch (const Error& error) {
-        fail(*prefix, "plan.shape", "experts cannot be taken apart: " + error.message(), {name});
+        fail(*prefix, "plan.shape", "experts cannot be separated: " + error.message(), {name});
       }
     }
     rename_rest(blocks, separate_name);
@@ -291,10 +293,10 @@ class ValueDecoder {
     BuiltValue gate_up = *value(gate_up_name);
     BuiltValue down = *maybe_down;
     if (builder_.shape(gate_up).rank() != 3 || builder_.shape(down).rank() != 3) {
-      throw Error("plan.shape", "tensors of three dimensions are expected");
+      throw Error("plan.shape", "tensors of experts must have three dimensions");
     }
     if (builder_.shape(gate_up).numel() == 0u || builder_.shape(down).numel() == 0u) {
-      throw Error("plan.shape", "experts without elements");
+      throw Error("plan.shape", "the tensors of experts have no elements");
     }
     // Only the layout [experts, hidden, inner] can have these sizes.
     if (builder_.shape(gate_up)[2] == 2 * builder_.shape(down)[1]) {
@@ -318,9 +320,11 @@ class ValueDecoder {
     const std::uint64_t count = wide[0];
     cut_ += 3 * count;
     if (const std::uint64_t most = cut_experts_max(catalog_); cut_ > most) {
-      throw Error("plan.shape", fmt::format("{} experts would be {} tensors, and a file of this "
-                                            "size holds {} at most",
-                                            count, 3 * count, most));
+      throw Error(
+          "plan.shape",
+          fmt::format(
+              "{} experts would become {} tensors, but a file of this size can contain {} at most",
+              count, 3 * count, most));
     }
     const std::string module = separate_name(prefix, naming_);
     for (std::uint64_t e = 0; e < count; ++e) {

@@ -26,7 +26,7 @@ int ordinal_of(std::string_view device) {
         std::from_chars(rest.data() + 1, rest.data() + rest.size(), ordinal);
     if (problem == std::errc() && end == rest.data() + rest.size()) return ordinal;
   }
-  throw Error("device.driver", "CUDA's driver copies to its own devices",
+  throw Error("device.driver", "the CUDA driver can copy only to CUDA devices",
               {.found = std::string(device), .expected = "cuda:0, cuda:1 ..."});
 }
 

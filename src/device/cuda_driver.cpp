@@ -25,7 +25,7 @@ bool find(void* library, const char* name, Function& function) {
 template <typename Function>
 void require(void* library, const std::string& path, const char* name, Function& function) {
   if (!find(library, name, function)) {
-    refuse(path, fmt::format("the driver has no function {}", name));
+    refuse(path, fmt::format("the CUDA driver has no function {}", name));
   }
 }
 
@@ -35,7 +35,7 @@ void CudaDriver::Close::operator()(void* library) const noexcept { ::dlclose(lib
 
 CudaDriver::CudaDriver(const std::string& library)
     : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-  if (library_ == nullptr) refuse(library, "CUDA's driver cannot be loaded");
+  if (library_ == nullptr) refuse(library, "the CUDA driver cannot be loaded");
 #define LOADSTONE_REQUIRE(function) require(library_.get(), library, #function, function);
   LOADSTONE_CUDA_FUNCTIONS(LOADSTONE_REQUIRE)
 #undef LOADSTONE_REQUIRE
@@ -71,7 +71,7 @@ void CudaDriver::check(CUresult result, const char* function, std::string_view d
   throw Error(is_host   ? "memory.host"
               : is_full ? "memory.device"
                         : "device.driver",
-              fmt::format("{} failed", function),
+              fmt::format("the call {} failed", function),
               {.field = std::string(device),
                .found = fmt::format("{} ({}): {}", name != nullptr ? name : "an unknown error",
                                     result, text != nullptr ? text : "")});

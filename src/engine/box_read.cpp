@@ -45,7 +45,7 @@ std::string fill_read(const ValueSet& values, const Box& box, std::uint64_t elem
     return std::move(defect->message);
   }
   const Encoding encoding = encoding_of(box, tensors, values.decodings);
-  if (!encoding.is_dtype()) return "blocks of numbers cannot be copied as numbers";
+  if (!encoding.is_dtype()) return "blocks of quantized values cannot be copied as single values";
   const Dtype stored = encoding.dtype();
   read.source_bytes = element_bytes(stored);
   read.target_bytes = element_bytes(target);
@@ -53,7 +53,7 @@ std::string fill_read(const ValueSet& values, const Box& box, std::uint64_t elem
   std::optional<Box> run;
   if (read.source_bytes == 0 && stored == target) {
     run = as_bytes(box, bits(stored));
-    if (!run) return "parts of a byte cannot be copied apart";
+    if (!run) return "values that share a byte cannot be copied separately";
     counted = &*run;
     read.source_bytes = read.target_bytes = 1;
   }

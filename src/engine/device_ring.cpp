@@ -60,7 +60,7 @@ unsigned DeviceRing::next_slot(std::uint64_t bytes) {
       std::ranges::find_if(used_, [&](unsigned slot) { return has_room(slot, bytes); });
   if (roomy != used_.end()) return pop(used_, roomy);
   if (free_.empty() && used_.empty()) {
-    throw Error("internal", "more threads fill slots than there are slots");
+    throw Error("internal", "there are more threads than staging slots");
   }
   const auto age = [&](unsigned slot) { return slots_[slot].age; };
   const unsigned slot = free_.empty() ? pop(used_, std::ranges::min_element(used_, {}, age))
@@ -70,7 +70,7 @@ unsigned DeviceRing::next_slot(std::uint64_t bytes) {
 }
 
 std::byte* DeviceRing::take(std::uint64_t bytes) {
-  if (bytes > ring_.slot_bytes) throw Error("internal", "a window is larger than a slot");
+  if (bytes > ring_.slot_bytes) throw Error("internal", "a window is larger than a staging slot");
   const unsigned slot = next_slot(bytes);
   if (!has_room(slot, bytes)) wait(slot);
   return data_ + slot * ring_.slot_bytes + slots_[slot].used_bytes;
@@ -159,7 +159,7 @@ void DeviceRing::begin_batch(unsigned number, std::size_t first, std::size_t cou
       failed = 0;
       if (count > 1)
         message +=
-            fmt::format(", for {} copies at once of which this tensor's is the first", count);
+            fmt::format(", for {} simultaneous copies, of which this tensor's is the first", count);
     }
     throw named(error, slot.values[first + failed], std::move(message));
   }

@@ -41,9 +41,9 @@ void prepare(const Value& value, GroupMember& member, Group& group) {
   }
   const GroupMember& first = group.members.front();
   if (first.form->stack != form.stack) {
-    refuse_quantization(value,
-                        {"others of its group are stacks of another height", value.shape->text(),
-                         fmt::format("{} matrices", first.form->stack)});
+    refuse_quantization(
+        value, {"other tensors of the same group are stacks with a different number of matrices",
+                value.shape->text(), fmt::format("{} matrices", first.form->stack)});
   }
   group.number_bytes += aligned_part(form.elements * element_bytes(form.dtype));
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);

@@ -80,7 +80,7 @@ std::uint64_t MergeReader::read(const Value& value, std::uint64_t begin, std::ui
   if (is_stopped()) return end;
   const Cast cast = cast_between(Dtype::f32, value.dtype);
   if (cast.run == nullptr) {
-    throw Error("plan.dtype", "a merge makes floats of whole bytes",
+    throw Error("plan.dtype", "the output of a merge must be a float dtype with whole bytes",
                 {.tensor = std::string(value.name), .found = std::string(name(value.dtype))});
   }
   const std::size_t size = element_bytes(value.dtype);
@@ -243,10 +243,10 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
   const auto is_none = [](float number) { return !std::isfinite(number); };
   const auto wrong = std::ranges::find_if(numbers, is_none);
   if (wrong == numbers.end()) return;
-  throw Error("q.nan", "a number of an adapter is NaN or infinite",
+  throw Error("q.nan", "a value of an adapter is NaN or infinite",
               {.tensor = std::string(value_->name) + field,
                .found = std::isnan(*wrong) ? "NaN" : "infinity",
-               .expected = "finite numbers"});
+               .expected = "finite values"});
 }
 
 // Returns the right matrix of a product in panels. If all right matrices of the value fit into

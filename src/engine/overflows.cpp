@@ -64,7 +64,7 @@ std::vector<Finding> Overflows::findings(const ValueSet& values) const {
     finding.found = fmt::format("{}", found.largest);
     finding.expected = name(value.dtype);
     if (found.spoiled > 0) continue;  // a wider dtype does not help
-    finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
+    finding.suggestion = fmt::format("A wider dtype can represent them: {}", wider(found.largest));
   }
   return findings;
 }
@@ -73,11 +73,11 @@ std::string overflow_text(const Value& value, const Overflow& found) {
   const std::uint64_t all = value.elements();
   std::string text;
   if (found.count > 0) {
-    text = fmt::format("{} of {} numbers {} too large for {}, the largest is {}", found.count, all,
+    text = fmt::format("{} of {} values {} too large for {}; the largest is {}", found.count, all,
                        found.count == 1 ? "is" : "are", name(value.dtype), found.largest);
   }
   if (found.spoiled > 0) {
-    text += fmt::format("{}{} of {} numbers {} NaN or infinite because of a scale",
+    text += fmt::format("{}{} of {} values {} NaN or infinite because of a scale",
                         text.empty() ? "" : "; ", found.spoiled, all,
                         found.spoiled == 1 ? "is" : "are");
   }
@@ -87,12 +87,13 @@ std::string overflow_text(const Value& value, const Overflow& found) {
 void require_none(const Value& value, const Overflow& found) {
   if (found.count + found.spoiled == 0) return;
   const std::string wide =
-      found.spoiled > 0 ? ""
-                        : fmt::format("a wider dtype holds them ({}), and ", wider(found.largest));
-  throw Error(
-      code,
-      fmt::format("{}; {}--allow-non-finite writes them anyway", overflow_text(value, found), wide),
-      {.tensor = std::string(value.name)});
+      found.spoiled > 0
+          ? ""
+          : fmt::format("a wider dtype can represent them ({}), and ", wider(found.largest));
+  throw Error(code,
+              fmt::format("{}; {}--allow-non-finite writes them as infinity or NaN",
+                          overflow_text(value, found), wide),
+              {.tensor = std::string(value.name)});
 }
 
 }  // namespace loadstone

@@ -45,9 +45,10 @@ AnonymousMemory::AnonymousMemory(std::uint64_t byte_count) {
   if (pages == MAP_FAILED) {
     Where where;
     where.system_error = errno;
-    throw Error("memory.host",
-                "the system has no address space for " + std::to_string(byte_count) + " bytes",
-                where);
+    throw Error(
+        "memory.host",
+        "the system cannot reserve address space for " + std::to_string(byte_count) + " bytes",
+        where);
   }
   data_ = static_cast<std::byte*>(pages);
   size_ = byte_count;

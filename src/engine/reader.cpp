@@ -111,7 +111,7 @@ void Reader::read_direct(const Job& job, const Piece& piece) {
 // Returns the range of the slot, which the caller is about to write.
 std::byte* Reader::staged(std::uint64_t begin, std::uint64_t end) {
   if (!slot_) slot_.emplace(context_.memory, context_.slot_bytes);
-  if (end > slot_->size()) throw Error("internal", "a window is larger than its slot");
+  if (end > slot_->size()) throw Error("internal", "a window is larger than its staging slot");
   slot_->use(begin, end);
   return slot_->data() + begin;
 }
@@ -165,7 +165,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
     if (needed() > room_bytes)
-      throw Error("internal", "the memory does not suffice to decode one value");
+      throw Error("internal", "the memory limit is too small to decode one value");
     parts_of_numbers_->use(0, needed());
     std::array<const std::byte*, Decoder::parts_max> parts = {};
     std::byte* to = parts_of_numbers_->data();

@@ -100,7 +100,7 @@ unsigned Team::start(unsigned count, const Work& work) {
     if (i != 0) return i;  // continue with fewer threads
     Where where;
     where.system_error = problem.value();
-    throw Error("memory.host", "the system starts no thread", where);
+    throw Error("memory.host", "the system cannot start a thread", where);
   }
   return count;
 }
@@ -163,7 +163,7 @@ void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
       throw CallerException{std::current_exception()};
     }
   });
-  if (!goes_on) throw Error("cancelled", "the work was stopped by its caller");
+  if (!goes_on) throw Error("cancelled", "the caller stopped the operation");
 }
 
 void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,

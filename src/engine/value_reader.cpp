@@ -46,7 +46,7 @@ void ValueReader::open(const Value& value, std::span<const Decoding> decodings) 
   parts_.clear();
   const auto elements = shape_.numel();
   if (!elements || !Encoding(value.dtype).byte_count(*elements)) {
-    refuse_value(name_, {"the size does not fit 64 bits", shape_.text()});
+    refuse_value(name_, {"the size does not fit in 64 bits", shape_.text()});
   }
   elements_ = *elements;
   for (const Box& box : value.boxes) {
@@ -92,12 +92,12 @@ void ValueReader::open_decodings(std::span<const Decoding> decodings) {
 void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
   if (begin > end || end > elements_) {
     refuse_value(
-        name_, {"the range leaves the value", std::to_string(begin) + " to " + std::to_string(end),
+        name_, {"the range exceeds the value", std::to_string(begin) + " to " + std::to_string(end),
                 "at most " + std::to_string(elements_)});
   }
   if (Encoding(values_[0].dtype).byte_count(end - begin) != to.size()) {
-    refuse_value(name_,
-                 {"the buffer is not as large as the range", std::to_string(to.size()) + " bytes"});
+    refuse_value(name_, {"the buffer and the range have different sizes",
+                         std::to_string(to.size()) + " bytes"});
   }
   boxes_.clear();
   for (const Part& part : parts_) {

@@ -119,7 +119,7 @@ Overflow Worker::read_values(const Window& window, std::byte* to) {
     if (bad < window.end) {
       report(member_of(window).value,
              {bad, "q.nan",
-              fmt::format("'{}': element {} is NaN or infinite once it is merged",
+              fmt::format("'{}': element {} is NaN or infinite after the merge",
                           printable(value.name), bad)});
     }
   } else {
@@ -302,8 +302,8 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
                        name(member.form->computed_in.value_or(made.dtype)));
   }
   report(member.value, {element, is_large ? "convert.overflow" : "q.nan",
-                        fmt::format("'{}': {}, and is to become {}", printable(made.name), what,
-                                    made.quantization->encoding)});
+                        fmt::format("'{}': {}; the tensor is to be quantized to {}",
+                                    printable(made.name), what, made.quantization->encoding)});
 }
 
 // Reports the first unencodable element of a value.

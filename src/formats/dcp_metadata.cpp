@@ -95,7 +95,8 @@ class DcpReader {
     pickle_ = read_pickle(source_, 0, bytes, warnings,
                           {.is_allowed = &is_allowed_global, .keeps_state = true});
     if (pickle_.offset_end != bytes) {
-      warnings.add("pt.trailing", dcp_metadata_name, "STOP", "bytes behind the end of the pickle",
+      warnings.add("pt.trailing", dcp_metadata_name, "STOP",
+                   "the file has bytes after the end of the pickle",
                    bytes_text(bytes - pickle_.offset_end), "none");
     }
     const std::uint32_t root = pickle_.root;
@@ -124,7 +125,7 @@ class DcpReader {
   }
   [[noreturn]] void bad(std::string_view culprit, std::string_view field, std::uint32_t node,
                         std::string expected) const {
-    refuse({"dcp.metadata", "the metadata differ from torch's format", field,
+    refuse({"dcp.metadata", "the metadata does not have torch's format", field,
             pickle_.describe(node), std::move(expected)},
            culprit);
   }
@@ -197,7 +198,7 @@ class DcpReader {
       const bool is_plain =
           pickle_.kind(items[at + 1]) == PickleKind::dict && pickle_.items(items[at + 1]).empty();
       if (is_plain) continue;
-      refuse({"dcp.unsupported", "Megatron-Core has saved the tensor in another shape than it has",
+      refuse({"dcp.unsupported", "Megatron-Core saved the tensor in a different shape than its own",
               "mcore_data", pickle_.describe(items[at + 1]), "tensors in their own shapes"},
              pickle_.kind(items[at]) == PickleKind::text ? pickle_.text(items[at])
                                                          : std::string_view());
@@ -224,7 +225,7 @@ class DcpReader {
       const auto index = static_cast<std::uint32_t>(metadata_.tensors.size());
       const std::size_t object = objects_begin + metadata_.objects.size();
       if (!names_.emplace(name, is_object ? object : index).second) {
-        refuse({"dcp.duplicate", "a name is given twice", "state_dict_metadata", "a second value",
+        refuse({"dcp.duplicate", "a name occurs twice", "state_dict_metadata", "a second value",
                 "one"},
                name);
       }
@@ -243,14 +244,14 @@ class DcpReader {
     tensor.dtype = read_dtype(name, member(node, "properties", name));
     tensor.shape = Shape(numbers_of(member(node, "size", name), name, "size"));
     if (tensor.shape.rank() > torch_rank_max) {
-      refuse({"dcp.metadata", "more dimensions than a tensor of torch has", "size",
+      refuse({"dcp.metadata", "the tensor has more dimensions than torch supports", "size",
               std::to_string(tensor.shape.rank()), fmt::format("at most {}", torch_rank_max)},
              name);
     }
     const auto numel = tensor.shape.numel();
     if (!numel || !Encoding(tensor.dtype).byte_count(*numel)) {
-      refuse({"pt.overflow", "the size does not fit 64 bits", "size", tensor.shape.text(),
-              "fewer elements"},
+      refuse({"pt.overflow", "the tensor's size does not fit in 64 bits", "size",
+              tensor.shape.text(), "fewer elements"},
              name);
     }
     const std::uint32_t chunks = member(node, "chunks", name);
@@ -284,7 +285,7 @@ class DcpReader {
     const bool is_global = pickle_.kind(parts[0]) == PickleKind::global;
     const auto dtype = is_global ? dtype_of_global(pickle_.text(parts[0])) : std::nullopt;
     if (dtype) return *dtype;
-    refuse({"dcp.dtype", "a dtype that loadstone does not read", "dtype",
+    refuse({"dcp.dtype", "loadstone does not support this dtype", "dtype",
             pickle_.describe(parts[0]), "torch.float32, torch.bfloat16 ..."},
            name);
   }
@@ -298,7 +299,7 @@ class DcpReader {
         return;
       }
     }
-    refuse({"dcp.unsupported", "a kind of tensor that loadstone does not read", "layout",
+    refuse({"dcp.unsupported", "loadstone does not support this kind of tensor", "layout",
             pickle_.describe(node), "torch.strided"},
            name);
   }
@@ -312,7 +313,7 @@ class DcpReader {
       is_inside = end && *end <= shape[d];
     }
     if (!is_inside) {
-      refuse({"dcp.chunk_bounds", "a chunk is outside of its tensor", "chunks",
+      refuse({"dcp.chunk_bounds", "a chunk exceeds its tensor", "chunks",
               fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text()),
               "a part of " + shape.text()},
              tensor.name);
@@ -399,7 +400,7 @@ class DcpReader {
       found = pickle_.describe(pickle_.items(*given).front());
     }
     refuse({"dcp.transform", "the item was saved through a transform, such as compression",
-            "transform_descriptors", std::move(found), "items that are stored as they are"},
+            "transform_descriptors", std::move(found), "items without transforms"},
            name);
   }
 
@@ -418,9 +419,10 @@ class DcpReader {
   void require_stored(const DcpTensor& tensor) const {
     for (const DcpChunk& chunk : tensor.chunks) {
       if (chunk.file != DcpChunk::no_file) continue;
-      refuse({"dcp.item_missing", "the metadata do not specify where a chunk is stored",
-              "storage_data", "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
-             tensor.name);
+      refuse(
+          {"dcp.item_missing", "the metadata does not specify where a chunk is stored",
+           "storage_data", "no entry for " + Shape(chunk.offsets).text(), "a file and an offset"},
+          tensor.name);
     }
   }
 
@@ -439,8 +441,9 @@ class DcpReader {
 
   void tell_unused(Warnings& warnings) const {
     for (const std::string& name : unused_) {
-      warnings.add("dcp.unused", name, "storage_data", "an item of a tensor that is not there",
-                   "an item", "items of the tensors in state_dict_metadata");
+      warnings.add("dcp.unused", name, "storage_data",
+                   "an item belongs to a tensor that the metadata does not list", "an item",
+                   "items of the tensors in state_dict_metadata");
     }
   }
 

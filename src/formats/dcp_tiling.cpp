@@ -68,7 +68,7 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
   for (std::size_t i = 0; i < std::min(chunks.size(), irregular_max); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!overlap(*chunks[i], *chunks[j])) continue;
-      bad("dcp.overlap", "two chunks hold the same elements of the tensor",
+      bad("dcp.overlap", "two chunks contain the same elements of the tensor",
           chunk_text(*chunks[i]) + " and " + chunk_text(*chunks[j]), "each element in one chunk");
     }
   }
@@ -79,11 +79,11 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
     if (held > numel) break;
   }
   if (held < numel) {
-    bad("dcp.hole", "no chunk holds a part of the tensor",
+    bad("dcp.hole", "some elements of the tensor are in no chunk",
         fmt::format("{} of {} elements", held, numel), "all of them");
   }
   if (chunks.size() > irregular_max) {
-    bad("dcp.unsupported", "the tensor has too many chunks that do not form a grid",
+    bad("dcp.unsupported", "the tensor's chunks do not form a grid, and there are too many of them",
         std::to_string(chunks.size()), fmt::format("at most {}", irregular_max));
   }
 }

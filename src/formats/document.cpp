@@ -28,10 +28,10 @@ bool is_document(FileKind kind) noexcept {
 }
 
 [[noreturn]] void fail(const std::string& path, std::string_view found) {
-  throw Error("io.exists", "the file is not replaced",
+  throw Error("io.exists", "loadstone does not replace this file",
               {.path = path,
                .found = std::string(found),
-               .expected = "a new name, or that of an older document"});
+               .expected = "the name of a new file, or of an earlier document of the same kind"});
 }
 
 void require(const std::string& path) {

@@ -81,7 +81,8 @@ class GgufReader {
     const FileKind kind = sniff(cursor_.source);
     const bool legacy = kind == FileKind::legacy_ggml;
     if (magic == "FUGG") {
-      cursor_.refuse({"gg.endian", "the magic is reversed", "magic", "'FUGG'", "'GGUF'"});
+      cursor_.refuse({"gg.endian", "the bytes of the magic are in reverse order", "magic", "'FUGG'",
+                      "'GGUF'"});
     }
     cursor_.refuse(
         {legacy                              ? "gg.legacy"
@@ -101,7 +102,7 @@ class GgufReader {
     // which later reads report.
     constexpr std::uint64_t small = 64;
     if (count <= std::max(reader_.file_bytes() / each_bytes_min, small)) return count;
-    cursor_.refuse({"gg.count", "more than a file of this size can hold", field,
+    cursor_.refuse({"gg.count", "the count is too large for a file of this size", field,
                     std::to_string(count),
                     fmt::format("at most {}", reader_.file_bytes() / each_bytes_min)});
   }
@@ -114,18 +115,18 @@ class GgufReader {
     cursor_.culprit = "general.alignment";
     const MetadataValue& value = found->second;
     if (value.type != MetadataType::u32) {
-      cursor_.refuse({"gg.kv_type", "the alignment is not a number of 32 bits", "general.alignment",
-                      type_name(value), "u32"});
+      cursor_.refuse({"gg.kv_type", "the alignment is not a 32-bit unsigned integer",
+                      "general.alignment", type_name(value), "u32"});
     }
     alignment_ = std::get<std::uint64_t>(value.value);
     if (!is_gguf_alignment(alignment_)) {
-      cursor_.refuse({"gg.alignment", "not an alignment", "general.alignment",
+      cursor_.refuse({"gg.alignment", "the alignment is invalid", "general.alignment",
                       std::to_string(alignment_),
                       fmt::format("a power of two up to {}", alignment_max)});
     }
     if (alignment_ < 8) {
       cursor_.warnings.add("gg.alignment", cursor_.culprit, "general.alignment",
-                           "the format asks for a multiple of 8; ggml takes this",
+                           "the format requires a multiple of 8, but ggml accepts this alignment",
                            std::to_string(alignment_));
     }
     cursor_.culprit.clear();
@@ -147,8 +148,8 @@ class GgufReader {
       cursor_.culprit = reader_.text(length);
       check_name();
       if (!names.insert(cursor_.culprit).second) {
-        cursor_.refuse({"gg.duplicate", "two tensors have this name", "tensor name", "a second one",
-                        "one tensor"});
+        cursor_.refuse({"gg.duplicate", "two tensors have the same name", "tensor name",
+                        "a second one", "one tensor"});
       }
       header_.tensors.push_back(read_info(ahead));
     }
@@ -163,16 +164,16 @@ class GgufReader {
       cursor_.refuse({"gg.utf8", "the tensor name is not UTF-8", "tensor name", found, "UTF-8"});
     }
     if (name.find('\0') != std::string::npos) {
-      cursor_.refuse({"gg.name", "a NUL makes two names one in C", "tensor name",
-                      "'" + printable(name) + "'", "a name without NUL"});
+      cursor_.refuse({"gg.name", "the name contains a NUL character, at which C programs end it",
+                      "tensor name", "'" + printable(name) + "'", "a name without NUL"});
     }
     const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
     if (name.empty()) cursor_.warnings.add("gg.name", name, "tensor name", "the name is empty");
     if (std::ranges::any_of(name, is_control)) {
-      cursor_.warnings.add("gg.name", name, "tensor name", "the name holds control characters");
+      cursor_.warnings.add("gg.name", name, "tensor name", "the name contains control characters");
     }
     if (name.size() > ggml_name_bytes_max) {
-      cursor_.warnings.add("gg.name", name, "tensor name", "the name is longer than ggml can keep",
+      cursor_.warnings.add("gg.name", name, "tensor name", "the name is longer than ggml allows",
                            bytes_text(name.size()),
                            fmt::format("at most {} bytes", ggml_name_bytes_max));
     }
@@ -183,22 +184,24 @@ class GgufReader {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();
     if (rank > rank_max_) {
-      cursor_.refuse({"gg.n_dims", "too many dims", "n_dims", std::to_string(rank),
-                      fmt::format("at most {}", rank_max_)});
+      cursor_.refuse({"gg.n_dims", "the tensor has too many dimensions", "n_dims",
+                      std::to_string(rank), fmt::format("at most {}", rank_max_)});
     }
     if (rank == 0)
-      cursor_.warnings.add("gg.n_dims", cursor_.culprit, "n_dims", "no dims: a single number");
+      cursor_.warnings.add("gg.n_dims", cursor_.culprit, "n_dims",
+                           "the tensor has no dimensions: it is a single value");
     std::vector<std::uint64_t> dims(rank);
     const std::uint64_t dims_at = reader_.offset();
     for (std::uint64_t& dim : dims) {
       reader_.set_ahead(ahead + 4 + 8);
       dim = cursor_.number<std::uint64_t>();
       if (dim > signed_max) {
-        cursor_.refuse({"gg.dims", "a dim is negative", "dims",
+        cursor_.refuse({"gg.dims", "a dimension is negative", "dims",
                         std::to_string(static_cast<std::int64_t>(dim)), "0 to 2^63 - 1"});
       }
       if (dim == 0)
-        cursor_.warnings.add("gg.dims", cursor_.culprit, "dims", "a dim of 0: no elements");
+        cursor_.warnings.add("gg.dims", cursor_.culprit, "dims",
+                             "a dimension is 0, so the tensor has no elements");
     }
     reader_.set_ahead(ahead + 8);
     const Encoding encoding = read_encoding();
@@ -207,7 +210,7 @@ class GgufReader {
     const std::uint64_t bytes = check_dims(dims, encoding);
     const auto offset = cursor_.number<std::uint64_t>();
     if (offset % alignment_ != 0) {
-      cursor_.refuse({"gg.offset", "not a multiple of the alignment", "offset",
+      cursor_.refuse({"gg.offset", "the offset is not a multiple of the alignment", "offset",
                       std::to_string(offset), fmt::format("a multiple of {}", alignment_)});
     }
     TensorInfo tensor;
@@ -226,12 +229,13 @@ class GgufReader {
     const auto type = gguf_type(id);
     if (!type || !type->encoding) {
       cursor_.refuse(
-          {"gg.type", type ? "a type that was removed from the format" : "unknown type of tensor",
+          {"gg.type",
+           type ? "this type was removed from the format" : "the tensor's type is unknown",
            "ggml type", type ? fmt::format("{} ({})", id, type->name) : std::to_string(id),
-           "a type that ggml has"});
+           "a type of ggml"});
     }
     if (is_for_activations(*type->encoding)) {
-      cursor_.refuse({"gg.no_dequant", "a type for activations, which no one can dequantize",
+      cursor_.refuse({"gg.no_dequant", "this type is for activations and cannot be dequantized",
                       "ggml type", fmt::format("{} ({})", id, type->name), "a type for weights"});
     }
     return *type->encoding;
@@ -245,16 +249,16 @@ class GgufReader {
     const std::uint64_t block = encoding.is_dtype() ? 1 : layout(encoding.block_format()).elements;
     const std::string found = fmt::format("{} {}", encoding.name(), shape.text());
     if (!numel) {
-      cursor_.refuse({"gg.overflow", "the number of elements does not fit 64 bits", "dims", found,
-                      "a product below 2^63"});
+      cursor_.refuse({"gg.overflow", "the number of elements does not fit in 63 bits", "dims",
+                      found, "a product below 2^63"});
     }
     if (row % block != 0) {
-      cursor_.refuse({"gg.block", "the first dim does not fill whole blocks", "dims", found,
-                      fmt::format("a multiple of {}", block)});
+      cursor_.refuse({"gg.block", "the first dimension is not a multiple of the block size", "dims",
+                      found, fmt::format("a multiple of {}", block)});
     }
     const auto bytes = encoding.byte_count(*numel);
     if (*numel > signed_max || !bytes || *bytes > signed_max) {
-      cursor_.refuse({"gg.overflow", "the tensor's size does not fit 63 bits", "dims", found,
+      cursor_.refuse({"gg.overflow", "the tensor's size does not fit in 63 bits", "dims", found,
                       "less than 2^63 bytes"});
     }
     return *bytes;
@@ -307,15 +311,16 @@ class GgufReader {
   // `end`: where the preceding tensors end. `tensor.offset_end` still contains the tensor's size.
   void check_gap(const TensorInfo& tensor, const TensorInfo* before, std::uint64_t end) {
     const std::string neighbour =
-        before == nullptr ? "the begin of the data" : "'" + printable(before->name) + "'";
+        before == nullptr ? "the start of the data" : "'" + printable(before->name) + "'";
     if (tensor.offset_begin < end && tensor.offset_end > 0) {
-      cursor_.refuse({"gg.overlap", fmt::format("it shares bytes with {}", neighbour), "offset",
-                      std::to_string(tensor.offset_begin), fmt::format("at least {}", end)});
+      cursor_.refuse({"gg.overlap", fmt::format("the tensor shares bytes with {}", neighbour),
+                      "offset", std::to_string(tensor.offset_begin),
+                      fmt::format("at least {}", end)});
     }
     const auto next = align_up(end, alignment_);
     if (next && tensor.offset_begin > *next) {
       cursor_.warnings.add("gg.hole", tensor.name, "offset",
-                           fmt::format("{} between {} and this tensor belong to none",
+                           fmt::format("{} between {} and this tensor belong to no tensor",
                                        bytes_text(tensor.offset_begin - *next), neighbour),
                            std::to_string(tensor.offset_begin), std::to_string(*next));
     }
@@ -351,12 +356,12 @@ std::optional<std::uint64_t> split_number(const FileHeader& header, const char* 
   if (const auto* number = std::get_if<std::uint64_t>(&value)) return *number;
   const auto* number = std::get_if<std::int64_t>(&value);
   if (number != nullptr && *number >= 0) return static_cast<std::uint64_t>(*number);
-  throw Error(number != nullptr ? "gg.split" : "gg.kv_type", "not a count",
+  throw Error(number != nullptr ? "gg.split" : "gg.kv_type", "the value is not a count",
               {.path = header.shard.path,
                .tensor = key,
                .field = key,
                .found = number != nullptr ? std::to_string(*number) : type_name(found->second),
-               .expected = "an integer from 0"});
+               .expected = "an integer of 0 or more"});
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ std::uint64_t GgufCursor::length(std::string_view what, const char* code,
   const auto bytes = checked_mul(length, each_bytes);
   const std::uint64_t bytes_max = std::min(reader.file_bytes(), gguf_item_bytes_max);
   if (!bytes || *bytes > bytes_max) {
-    refuse({code, "longer than the file, or than any sane header", what, std::to_string(length),
+    refuse({code, "the declared length exceeds the file or the largest plausible header", what,
+            std::to_string(length),
             fmt::format("at most {} of {} each", bytes_max / each_bytes, bytes_text(each_bytes))});
   }
   if (*bytes > reader.remaining()) file_ends(*bytes);

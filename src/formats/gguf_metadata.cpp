@@ -37,7 +37,7 @@ class MetadataReader {
       }
       if (!entries.emplace(std::move(key), std::move(value)).second) {
         cursor_.refuse(
-            {"gg.duplicate", "the key is given twice", "key", "a second value", "one value"});
+            {"gg.duplicate", "the key occurs twice", "key", "a second value", "one value"});
       }
     }
     cursor_.culprit.clear();
@@ -52,7 +52,7 @@ class MetadataReader {
     reader_.set_ahead(ahead_ + type_bytes + 1);
     std::string key = reader_.text(length);
     if (!is_metadata_key(key)) {
-      cursor_.refuse({"gg.key", key.empty() ? "the key is empty" : "the key is not plain ASCII",
+      cursor_.refuse({"gg.key", key.empty() ? "the key is empty" : "the key is not printable ASCII",
                       "key", "'" + printable_bytes(key) + "'", "printable ASCII"});
     }
     cursor_.culprit = key;
@@ -67,7 +67,8 @@ class MetadataReader {
   MetadataType read_type(std::string_view field) {
     const auto id = cursor_.number<std::uint32_t>();
     if (id <= static_cast<std::uint32_t>(MetadataType::f64)) return static_cast<MetadataType>(id);
-    cursor_.refuse({"gg.kv_type", "unknown kv type", field, std::to_string(id), "0 to 12"});
+    cursor_.refuse({"gg.kv_type", "the type of the metadata value is unknown", field,
+                    std::to_string(id), "0 to 12"});
   }
 
   MetadataValue read_value() {
@@ -143,8 +144,9 @@ class MetadataReader {
       cursor_.refuse({"gg.nested_array", "arrays are nested deeper than one level", "kv array",
                       "an array of arrays of arrays", "an array of arrays at most"});
     }
-    cursor_.warnings.add("gg.nested_array", cursor_.culprit, "kv array",
-                         "an array of arrays: the format allows it, most readers do not");
+    cursor_.warnings.add(
+        "gg.nested_array", cursor_.culprit, "kv array",
+        "an array of arrays: the format allows it, but most programs do not support it");
   }
 
   GgufCursor& cursor_;

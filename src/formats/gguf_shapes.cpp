@@ -51,13 +51,13 @@ void restore_gguf_shapes(const Metadata& metadata, const std::vector<Shard>& sha
     auto shape = shape_of(item->second);
     if (!shape) {
       refuse(shard.path,
-             {"gg.kv_type", "a shape is an array of integers", item->first, type_name(item->second),
-              "array of i32"},
+             {"gg.kv_type", "a shape must be an array of integers", item->first,
+              type_name(item->second), "array of i32"},
              tensor.name);
     }
     if (shape->numel() != tensor.shape.numel()) {
       refuse(shard.path,
-             {"gg.dims", "the original shape has another number of elements", item->first,
+             {"gg.dims", "the original shape has a different number of elements", item->first,
               shape->text(), "as many as " + tensor.shape.text()},
              tensor.name);
     }

@@ -31,7 +31,7 @@ class GgufWriter {
     key_ = &key;
     if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
       refuse(
-          "not a key of GGUF",
+          "this is not a valid GGUF key",
           fmt::format("at most {} printable ASCII characters without spaces", gguf_key_bytes_max));
     }
     string(key);
@@ -42,7 +42,7 @@ class GgufWriter {
   void tensor(const GgufTensor& tensor) {
     const auto type = gguf_type_id(tensor.encoding);
     if (!type) {
-      throw Error("internal", "a type that GGUF does not have",
+      throw Error("internal", "GGUF does not define this type",
                   {.tensor = std::string(tensor.name)});
     }
     string(tensor.name);
@@ -89,7 +89,7 @@ class GgufWriter {
   }
 
   void items(const MetadataArray& array, unsigned level) {
-    if (level > 1) refuse("arrays are nested too deep", "an array of arrays at most");
+    if (level > 1) refuse("arrays are nested too deeply", "an array of arrays at most");
     number(static_cast<std::uint32_t>(array.item_type()));
     number(std::uint64_t{array.size()});
     for (const MetadataValue& item : array) value(item, level + 1);

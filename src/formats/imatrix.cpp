@@ -42,7 +42,7 @@ void require_importances(const ByteSource& source, std::string_view culprit, con
     if (is_importance(numbers[i])) continue;
     refuse(source.path(),
            {"im.value", fmt::format("value {} is not a valid sum", i), field,
-            number_text(numbers[i]), "a finite number from 0", begin + i * sizeof(float)},
+            number_text(numbers[i]), "a finite number of 0 or more", begin + i * sizeof(float)},
            culprit);
   }
 }
@@ -52,10 +52,10 @@ void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string n
   auto shared = std::make_shared<const std::vector<float>>(std::move(numbers));
   const auto [place, is_new] = matrix.entries.try_emplace(std::move(name), std::move(shared));
   if (is_new) return;
-  refuse(
-      source.path(),
-      {"im.duplicate", "two entries have this name", "name", "a second one", "one entry", offset},
-      place->first);
+  refuse(source.path(),
+         {"im.duplicate", "two entries have the same name", "name", "a second one", "one entry",
+          offset},
+         place->first);
 }
 
 // Cuts a dataset's name at the first NUL, as llama-quantize does.
@@ -141,8 +141,8 @@ class BinaryReader {
     const std::uint64_t calls_at = offset_;
     const std::int32_t calls = number("calls");
     if (calls < 0) {
-      fail("im.count", "the sums are divided by it", "calls", std::to_string(calls),
-           "a number from 0", calls_at);
+      fail("im.count", "the number of calls is negative", "calls", std::to_string(calls),
+           "a number of 0 or more", calls_at);
     }
     const std::uint64_t count = size("numbers", 1, sizeof(float));
     std::vector<float> numbers = read_floats(source_, offset_, count);
@@ -160,8 +160,8 @@ class BinaryReader {
     const std::uint64_t at = offset_;
     const std::int32_t chunks = number("chunks");
     if (chunks < 0) {
-      fail("im.count", "a count of chunks", "chunks", std::to_string(chunks), "a number from 0",
-           at);
+      fail("im.count", "a count of chunks", "chunks", std::to_string(chunks),
+           "a number of 0 or more", at);
     }
     matrix.chunks = static_cast<std::uint32_t>(chunks);
     if (offset_ == end_) return;
@@ -193,7 +193,7 @@ class GgufMatrixReader {
     for (const auto& [name, entry] : entries()) read_entry(std::string(name), entry, matrix);
     if (!matrix.entries.empty()) return matrix;
     refuse(source_.path(),
-           {"im.empty", "the file holds no importance of any tensor", "tensors",
+           {"im.empty", "the file has no entry for any tensor", "tensors",
             fmt::format("{} tensors", header_.tensors.size()), "NAME.in_sum2 and NAME.counts"});
   }
 
@@ -225,8 +225,8 @@ class GgufMatrixReader {
   [[nodiscard]] const MetadataValue& value(const char* key) const {
     const auto found = header_.metadata.find(key);
     if (found != header_.metadata.end()) return found->second;
-    fail_key(key, "the key is missing, so this is not an importance matrix", "no such key",
-             "the key");
+    fail_key(key, "a required key is missing, so the file is not an importance matrix",
+             "no such key", "the key");
   }
 
   [[noreturn]] void fail_key(const char* key, std::string message, std::string found,
@@ -242,7 +242,7 @@ class GgufMatrixReader {
       return *number;
     }
     const bool is_large = item.type == MetadataType::u32 && number != nullptr;
-    fail_key(key, "not a count", is_large ? std::to_string(*number) : type_name(item),
+    fail_key(key, "the value is not a count", is_large ? std::to_string(*number) : type_name(item),
              fmt::format("u32 up to {}", chunks_max));
   }
 
@@ -268,9 +268,10 @@ class GgufMatrixReader {
   [[nodiscard]] std::vector<float> floats(const std::string& name, const TensorInfo& tensor) const {
     const std::uint64_t count = tensor.shape.numel().value_or(0);
     if (tensor.encoding != Encoding(Dtype::f32)) {
-      fail_tensor("im.dtype", name, "sums and counts are F32", tensor, "F32");
+      fail_tensor("im.dtype", name, "sums and counts must be F32", tensor, "F32");
     }
-    if (count == 0) fail_tensor("im.shape", name, "the tensor is empty", tensor, "some numbers");
+    if (count == 0)
+      fail_tensor("im.shape", name, "the tensor is empty", tensor, "one value or more");
     std::vector<float> floats = read_floats(source_, tensor.offset_begin, count);
     require_importances(source_, name, "numbers", floats, tensor.offset_begin);
     return floats;
@@ -279,16 +280,17 @@ class GgufMatrixReader {
   void read_entry(std::string name, const Entry& entry, ImportanceMatrix& matrix) const {
     if (entry.sums == nullptr || entry.counts == nullptr) {
       const TensorInfo& only = entry.sums != nullptr ? *entry.sums : *entry.counts;
-      fail_tensor("im.pair", name, "sums and counts belong together", only,
+      fail_tensor("im.pair", name, "an entry needs both sums and counts", only,
                   entry.sums != nullptr ? "a .counts tensor for it" : "an .in_sum2 tensor for it");
     }
-    if (name.empty()) fail_tensor("im.name", name, "an entry of no tensor", *entry.sums, "a name");
+    if (name.empty())
+      fail_tensor("im.name", name, "an entry has an empty tensor name", *entry.sums, "a name");
     const std::vector<float> counts = floats(name, *entry.counts);
     std::vector<float> sums = floats(name, *entry.sums);
     if (sums.size() % counts.size() != 0) {
       fail_tensor("im.shape", name,
                   fmt::format("{} counts for {} sums", counts.size(), sums.size()), *entry.sums,
-                  "as many sums for each count");
+                  "the same number of sums for each count");
     }
     const std::size_t columns = sums.size() / counts.size();
     for (std::size_t i = 0; i < counts.size(); ++i) {

@@ -31,7 +31,7 @@ class MetadataJson {
     std::uint64_t version = 0;
     fields.member("format", format);
     if (format != format_name) {
-      fields.refuse("format", "no file of metadata", {}, std::string(format_name));
+      fields.refuse("format", "this is not a metadata file", {}, std::string(format_name));
     }
     fields.member("version", version);
     if (version != format_version) {
@@ -56,14 +56,16 @@ class MetadataJson {
     fields.member("key", key);
     if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
       fields.refuse(
-          "key", "not a key of GGUF", printable(key),
+          "key", "this is not a valid GGUF key", printable(key),
           fmt::format("at most {} printable ASCII characters without spaces", gguf_key_bytes_max));
     }
     MetadataType type{};
     MetadataType items{};
     fields.member("type", type);
     if (fields.optional("items", items) != (type == MetadataType::array)) {
-      fields.refuse("items", "the type of items goes with an array, and with it only");
+      fields.refuse("items",
+                    "the field with the type of the items is required for an array, and not "
+                    "allowed for other types");
     }
     const JsonPlace value_place = fields.at("value");
     const Element value = fields.required("value");
@@ -71,12 +73,13 @@ class MetadataJson {
                                                      : read_item(type, value, value_place);
     fields.done();
     if (!metadata.emplace(key, std::move(item)).second) {
-      fields.refuse("key", "the key is given twice", printable(key));
+      fields.refuse("key", "the key occurs twice", printable(key));
     }
   }
 
   MetadataValue read_array(MetadataType type, Element value, const JsonPlace& place) {
-    if (type == MetadataType::array) reader_.refuse(place, "arrays of arrays are not written");
+    if (type == MetadataType::array)
+      reader_.refuse(place, "loadstone cannot write arrays of arrays");
     MetadataArray array(type);
     std::string numbers;
     std::size_t index = 0;
@@ -121,11 +124,11 @@ class MetadataJson {
         item.value = reader_.signed_number(value, place);
         break;
       case MetadataType::array:
-        reader_.refuse(place, "arrays of arrays are not written");
+        reader_.refuse(place, "loadstone cannot write arrays of arrays");
     }
     std::string bytes;
     if (!append_number(item, bytes)) {
-      reader_.refuse(place, fmt::format("the number does not fit {}", name(type)));
+      reader_.refuse(place, fmt::format("the number does not fit in {}", name(type)));
     }
     // Rounds an f32 value as a GGUF file would.
     return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
@@ -138,7 +141,7 @@ class MetadataJson {
     if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
     if (text == "inf") return std::numeric_limits<double>::infinity();
     if (text == "-inf") return -std::numeric_limits<double>::infinity();
-    reader_.refuse(place, "not a number", printable(text),
+    reader_.refuse(place, "the value is not a number", printable(text),
                    "a number, \"nan\", \"inf\" or \"-inf\"");
   }
 

@@ -37,7 +37,7 @@ std::span<const std::byte> PickleInput::take(std::uint64_t count) {
   }
   if (count > have_ - taken_) {
     if (consumed() + count > pickle_bytes_max) {
-      refuse("pt.pickle_too_large", "the pickle is larger than any checkpoint's",
+      refuse("pt.pickle_too_large", "the pickle is larger than that of any checkpoint",
              "more than " + bytes_text(pickle_bytes_max), "a pickle of names and shapes");
     }
     refill(count);

@@ -29,7 +29,7 @@ class PickleReader {
     } while (step());
     pickle_.root = pop();
     if (!stack_.empty() || !marks_.empty()) {
-      warnings_.add("pt.stack", "data.pkl", "STOP", "values are left on the stack",
+      warnings_.add("pt.stack", "data.pkl", "STOP", "the pickle ends with values left on its stack",
                     std::to_string(stack_.size()), "none");
     }
     pickle_.offset_end = in_.position();
@@ -42,7 +42,8 @@ class PickleReader {
   void protocol() {
     const auto protocol = in_.number<unsigned char>();
     if (protocol <= protocol_max) return;
-    refuse("pt.protocol", "a protocol that does not exist", std::to_string(protocol), "at most 5");
+    refuse("pt.protocol", "this pickle protocol does not exist", std::to_string(protocol),
+           "at most 5");
   }
   void frame() {
     const auto length = in_.number<std::uint64_t>();
@@ -122,7 +123,7 @@ class PickleReader {
     const auto names = pop_count(2);
     const bool are_texts =
         pickle_.kind(names[0]) == PickleKind::text && pickle_.kind(names[1]) == PickleKind::text;
-    if (!are_texts) refuse_stack("something else", "two strings");
+    if (!are_texts) refuse_stack("other values", "two strings");
     const std::string_view module = pickle_.text(names[0]);
     const std::string_view last = pickle_.text(names[1]);
     budget_.take(path_, module.size() + last.size(), in_.consumed());
@@ -152,10 +153,11 @@ class PickleReader {
     in_.refuse(code, std::move(message), std::move(found), std::move(expected));
   }
   [[noreturn]] void refuse_stack(std::string found, std::string expected) const {
-    refuse("pt.stack", "the opcode does not fit the stack", std::move(found), std::move(expected));
+    refuse("pt.stack", "the values on the stack do not fit the opcode", std::move(found),
+           std::move(expected));
   }
   [[noreturn]] void refuse_target(std::uint32_t node, std::string expected) const {
-    refuse("pt.opcode", "the opcode changes a value of the wrong kind", pickle_.describe(node),
+    refuse("pt.opcode", "the opcode changes a value of the wrong type", pickle_.describe(node),
            std::move(expected));
   }
 
@@ -163,7 +165,7 @@ class PickleReader {
 
   std::uint32_t add(PickleNode node) {
     if (pickle_.nodes.size() >= nodes_max) {
-      refuse("pt.budget", "the pickle holds too many values", "more than 8 million", "fewer");
+      refuse("pt.budget", "the pickle contains too many values", "more than 8 million", "fewer");
     }
     pickle_.nodes.push_back(node);
     return static_cast<std::uint32_t>(pickle_.nodes.size() - 1);
@@ -252,9 +254,8 @@ class PickleReader {
   void remember(std::uint32_t index) {
     const std::uint32_t node = top();
     if (index > in_.consumed()) {
-      warnings_.add("pt.memo", "data.pkl", opcode_name(op_),
-                    "an index of the memo that nobody counts up to", std::to_string(index),
-                    "small numbers");
+      warnings_.add("pt.memo", "data.pkl", opcode_name(op_), "the index of the memo is too large",
+                    std::to_string(index), "small numbers");
       far_memo_[index] = node;
       return;
     }
@@ -266,7 +267,7 @@ class PickleReader {
     std::uint32_t node = index < memo_.size() ? memo_[index] : no_node;
     if (const auto far = far_memo_.find(index); far != far_memo_.end()) node = far->second;
     if (node == no_node) {
-      refuse("pt.memo", "the memo holds nothing there", std::to_string(index),
+      refuse("pt.memo", "the memo has no value at this index", std::to_string(index),
              "an index that was stored");
     }
     push(node);
@@ -276,20 +277,22 @@ class PickleReader {
 
   void require_allowed(std::string_view global) const {
     if (rules_.is_allowed == nullptr || rules_.is_allowed(global)) return;
-    refuse("pt.global_refused", "a name that has no place in such a pickle", printable(global, 200),
-           "names that torch writes (nothing of a file is ever called)");
+    refuse("pt.global_refused", "the pickle of a checkpoint cannot contain this name",
+           printable(global, 200),
+           "names that torch writes (loadstone never calls code named in a file)");
   }
 
   // Adds the state to the object on top of the stack.
   void keep_state(std::uint32_t state) {
     auto& items = items_of(top());
-    if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
+    if (items.size() != 2) refuse_target(top(), "an object whose state is set once");
     items.push_back(state);
   }
 
   std::uint32_t made(std::uint32_t callee, std::uint32_t arguments) {
     if (pickle_.kind(callee) != PickleKind::global) {
-      refuse("pt.opcode", "the callee is not a global", pickle_.describe(callee), "a global");
+      refuse("pt.opcode", "the called object is not a global", pickle_.describe(callee),
+             "a global");
     }
     if (pickle_.kind(arguments) != PickleKind::tuple) {
       refuse("pt.opcode", "the arguments are not a tuple", pickle_.describe(arguments), "a tuple");
@@ -323,15 +326,15 @@ class PickleReader {
       }
     }
     if (!fits) {
-      refuse("pt.opcode", "an OrderedDict of something else", pickle_.describe(arguments),
-             "nothing, or a list of pairs");
+      refuse("pt.opcode", "an OrderedDict is made from the wrong arguments",
+             pickle_.describe(arguments), "no argument, or a list of pairs");
     }
     return add_list(PickleKind::dict, std::move(members));
   }
 
   std::uint32_t add_storage(std::uint32_t id) {
     if (const auto found = problem_of_storage_id(pickle_, id)) {
-      refuse("pt.persistent_id", "a persistent id that names no storage", *found,
+      refuse("pt.persistent_id", "a persistent id does not refer to a storage", *found,
              "('storage', class, key, device, numel)");
     }
     const std::vector<std::uint32_t>& parts = pickle_.items(id);
@@ -355,8 +358,8 @@ class PickleReader {
     if (op_ == 'o' && !marks_.empty() && stack_.size() > floor()) {
       found += " of " + pickle_.describe(stack_[floor()]);
     }
-    refuse("pt.opcode", "an opcode that torch.save does not write", printable(found),
-           "one of the opcodes of a state dict");
+    refuse("pt.opcode", "torch.save does not write this opcode", printable(found),
+           "an opcode that a state dict needs");
   }
 
   static constexpr std::uint32_t no_node = UINT32_MAX;

@@ -68,12 +68,12 @@ class SafetensorsReader {
 
   std::uint64_t read_length() {
     if (file_bytes_ < length_bytes) {
-      refuse({"st.file_too_small", "the file is too small to hold a header_len", "header_len",
-              "a file of " + bytes_text(file_bytes_), "at least 8 bytes", 0});
+      refuse({"st.file_too_small", "the file is too small to contain the length of a header",
+              "header_len", "a file of " + bytes_text(file_bytes_), "at least 8 bytes", 0});
     }
     const FileKind kind = sniff(source_);
     if (kind != FileKind::safetensors && kind != FileKind::unknown) {
-      refuse({"st.not_safetensors", "this file is not in the safetensors format", "file",
+      refuse({"st.not_safetensors", "the file is not in the safetensors format", "file",
               std::string(describe(kind)), "a safetensors file", 0});
     }
     std::array<std::byte, length_bytes> raw;
@@ -91,7 +91,7 @@ class SafetensorsReader {
             fmt::format("at most {} bytes", safetensors_header_bytes_max));
     const std::uint64_t rest = file_bytes_ - length_bytes;
     require(length <= rest, "st.header_len", "the header is longer than the file",
-            fmt::format("at most {}, all that follows in the file", bytes_text(rest)));
+            fmt::format("at most {}, the rest of the file", bytes_text(rest)));
     require(length > 0, "st.header_json", "the header is empty", "a JSON object");
     return length;
   }
@@ -150,15 +150,15 @@ class SafetensorsReader {
   void read_metadata(StrictJson& json, StrictJson::Value& value) {
     const auto bad = [&](std::string_view key, std::string found) {
       refuse({"st.metadata",
-              key.empty() ? "not an object of strings"
+              key.empty() ? "the value is not an object of strings"
                           : fmt::format("the value of '{}' is not a string", key),
               metadata_name, std::move(found), key.empty() ? "an object" : "a string",
               length_bytes + json.position()},
              metadata_name);
     };
     if (json.kind(value) == JsonKind::null) {
-      warnings_.add("st.metadata", metadata_name, metadata_name, "not an object", json.check(value),
-                    "an object");
+      warnings_.add("st.metadata", metadata_name, metadata_name, "the value is not an object",
+                    json.check(value), "an object");
       return;
     }
     if (json.kind(value) != JsonKind::object) bad({}, json.check(value));
@@ -166,7 +166,7 @@ class SafetensorsReader {
       if (json.kind(item) != JsonKind::string) bad(key, json.check(item));
       const MetadataValue text{.value = std::string(json.text(item))};
       if (header_.metadata.emplace(key, text).second) return;
-      refuse({"st.duplicate", fmt::format("the key '{}' is given twice", printable(key)),
+      refuse({"st.duplicate", fmt::format("the key '{}' occurs twice", printable(key)),
               metadata_name, "a second value", "one value", length_bytes + json.position()},
              metadata_name);
     });
@@ -176,8 +176,9 @@ class SafetensorsReader {
                   std::string_view& field) {
     if (json.kind(value) != JsonKind::object) {
       std::string found = json.check(value);
-      refuse({"st.entry", "the header's entry is not an object", "header", std::move(found),
-              "an object with dtype, shape and data_offsets", length_bytes + json.position()},
+      refuse({"st.entry", "the tensor's entry in the header is not an object", "header",
+              std::move(found), "an object with dtype, shape and data_offsets",
+              length_bytes + json.position()},
              entry.name);
     }
     entry.position = json.position();
@@ -186,8 +187,8 @@ class SafetensorsReader {
       const bool twice = (key == "dtype" && entry.dtype) || (key == "shape" && entry.shape) ||
                          (key == "data_offsets" && entry.offsets) || entry.others.contains(key);
       if (twice) {
-        refuse({"st.duplicate", "the header gives this field twice", key, "a second value",
-                "one value", length_bytes + json.position()},
+        refuse({"st.duplicate", "the field occurs twice in the tensor's entry", key,
+                "a second value", "one value", length_bytes + json.position()},
                entry.name);
       }
       if (key == "dtype") {
@@ -201,7 +202,8 @@ class SafetensorsReader {
         std::string found = json.check(item);
         warnings_.add(
             "st.extra_field", entry.name, "header",
-            fmt::format("the entry has a field '{}' that the format does not know", printable(key)),
+            fmt::format("the tensor's entry has a field '{}' that the format does not define",
+                        printable(key)),
             std::move(found));
       }
     });
@@ -211,8 +213,8 @@ class SafetensorsReader {
   std::string_view read_dtype(StrictJson& json, StrictJson::Value& value, std::string_view name) {
     if (json.kind(value) == JsonKind::string) return json.text(value);
     std::string found = json.check(value);
-    refuse({"st.dtype", "not a string", "dtype", std::move(found), "the name of a dtype",
-            length_bytes + json.position()},
+    refuse({"st.dtype", "the value is not a string", "dtype", std::move(found),
+            "the name of a dtype", length_bytes + json.position()},
            name);
   }
 
@@ -221,8 +223,8 @@ class SafetensorsReader {
   void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
                     std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {
-      refuse({code, "not an array of integers from 0 to 2^64 - 1", field, std::move(found),
-              "integers without sign", length_bytes + json.position()},
+      refuse({code, "the value is not an array of integers from 0 to 2^64 - 1", field,
+              std::move(found), "unsigned integers", length_bytes + json.position()},
              name);
     };
     if (json.kind(value) != JsonKind::array) bad(json.check(value));
@@ -247,7 +249,8 @@ class SafetensorsReader {
     read_numbers(json, value, name, "data_offsets", "st.offsets", offsets_);
     if (offsets_.size() == 2 && offsets_[0] <= offsets_[1]) return {offsets_[0], offsets_[1]};
     refuse({"st.offsets",
-            offsets_.size() == 2 ? "the end is before the begin" : "not a pair of begin and end",
+            offsets_.size() == 2 ? "the end is before the beginning"
+                                 : "the value is not a pair of integers [begin, end]",
             "data_offsets", Shape(offsets_).text(), "[begin, end] with begin <= end",
             length_bytes + json.position()},
            name);
@@ -255,8 +258,8 @@ class SafetensorsReader {
 
   [[noreturn]] void refuse_twice(std::string_view name, std::string_view field,
                                  std::uint64_t position) const {
-    refuse({"st.duplicate", "the header names it twice", field, "a second entry", "one entry",
-            length_bytes + position},
+    refuse({"st.duplicate", "the header lists the tensor twice", field, "a second entry",
+            "one entry", length_bytes + position},
            name);
   }
 
@@ -274,14 +277,15 @@ class SafetensorsReader {
                                      : !entry.offsets ? "data_offsets"
                                                       : "";
     if (!missing.empty()) {
-      refuse({"st.field_missing", "the header's entry lacks this field", missing, "nothing",
-              "dtype, shape and data_offsets", position},
+      refuse({"st.field_missing", "the tensor's entry in the header lacks this field", missing,
+              "nothing", "dtype, shape and data_offsets", position},
              entry.name);
     }
     const auto dtype = parse_dtype_name(*entry.dtype);
     if (!dtype || !is_in_safetensors(*dtype)) {
       refuse({"st.dtype",
-              parse_dtype(*entry.dtype) ? "the format spells dtypes otherwise" : "unknown dtype",
+              parse_dtype(*entry.dtype) ? "the format spells this dtype differently"
+                                        : "the dtype is unknown",
               "dtype", "'" + std::string(*entry.dtype) + "'",
               "a dtype of the format, such as F32 or BF16", position},
              entry.name);
@@ -312,12 +316,13 @@ class SafetensorsReader {
     };
     const unsigned together = bits(dtype) == 4 ? 2 : 4;
     if (numel && bits(dtype) < 8 && *numel % together != 0) {
-      bad("st.subbyte", "the elements do not fill whole bytes",
+      bad("st.subbyte", "the tensor's elements do not fill whole bytes",
           fmt::format("a multiple of {} elements", together));
     }
-    if (!bytes) bad("st.overflow", "the tensor's size does not fit 64 bits", bytes_text(declared));
+    if (!bytes)
+      bad("st.overflow", "the tensor's size does not fit in 64 bits", bytes_text(declared));
     bad("st.size_mismatch",
-        fmt::format("the shape takes {} but data_offsets hold {}", bytes_text(*bytes),
+        fmt::format("the shape needs {}, but data_offsets contain {}", bytes_text(*bytes),
                     bytes_text(declared)),
         bytes_text(declared));
   }
@@ -327,17 +332,18 @@ class SafetensorsReader {
     const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
     if (name.empty()) warnings_.add("st.name", name, "name", "the name is empty");
     if (std::ranges::any_of(name, is_control)) {
-      warnings_.add("st.name", name, "name", "the name holds control characters");
+      warnings_.add("st.name", name, "name", "the name contains control characters");
     }
     if (name.size() > name_bytes_max) {
       warnings_.add("st.name", name, "name", "the name is very long", bytes_text(name.size()),
                     fmt::format("at most {} bytes", name_bytes_max));
     }
     if (name.starts_with('/') || name.find("../") != std::string_view::npos) {
-      warnings_.add("st.name", name, "name", "the name looks like a path out of a folder");
+      warnings_.add("st.name", name, "name",
+                    "the name resembles a path that leads out of a folder");
     }
     if (entry.shape->rank() > rank_warned_max) {
-      warnings_.add("st.shape", name, "shape", "the rank is unusual",
+      warnings_.add("st.shape", name, "shape", "the tensor has an unusual number of dimensions",
                     std::to_string(entry.shape->rank()),
                     fmt::format("at most {}", rank_warned_max));
     }
@@ -377,7 +383,7 @@ class SafetensorsReader {
   [[noreturn]] void refuse_truncated(const TensorInfo& tensor, std::uint64_t data_bytes) const {
     const auto needed = checked_add(header_.shard.data_begin, tensor.offset_end);
     refuse({"st.truncated",
-            fmt::format("the file ends {} before the tensor does",
+            fmt::format("the file ends {} before the end of the tensor",
                         bytes_text(tensor.offset_end - data_bytes)),
             "data_offsets", "a file of " + bytes_text(file_bytes_),
             needed ? "at least " + bytes_text(*needed) : "more than 2^64 bytes", file_bytes_},
@@ -388,13 +394,14 @@ class SafetensorsReader {
                                std::uint64_t expected) const {
     const bool hole = tensor.offset_begin > expected;
     const std::string neighbour =
-        before == nullptr ? "the begin of the data" : "'" + printable(before->name) + "'";
+        before == nullptr ? "the start of the data" : "'" + printable(before->name) + "'";
     refuse({hole ? "st.hole" : "st.overlap",
-            hole ? fmt::format("{} between {} and this tensor belong to none",
+            hole ? fmt::format("{} between {} and this tensor belong to no tensor",
                                bytes_text(tensor.offset_begin - expected), neighbour)
-                 : fmt::format("it shares bytes with {}", neighbour),
+                 : fmt::format("the tensor shares bytes with {}", neighbour),
             "data_offsets", fmt::format("[{}, {}]", tensor.offset_begin, tensor.offset_end),
-            fmt::format("a begin of {}", expected), header_.shard.data_begin + tensor.offset_begin},
+            fmt::format("a beginning at {}", expected),
+            header_.shard.data_begin + tensor.offset_begin},
            tensor.name);
   }
 

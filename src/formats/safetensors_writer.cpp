@@ -23,17 +23,17 @@ constexpr std::size_t header_alignment = 8;
 
 void check_tensor(const TensorBytes& tensor) {
   if (!is_safetensors_name(tensor.name)) {
-    throw Error("convert.name", "cannot be a tensor's name in safetensors",
+    throw Error("convert.name", "a safetensors file cannot have a tensor with this name",
                 {.tensor = tensor.name});
   }
   if (!is_in_safetensors(tensor.dtype)) {
-    throw Error("plan.dtype", "safetensors does not have this dtype",
+    throw Error("plan.dtype", "safetensors does not support this dtype",
                 {.tensor = tensor.name, .found = std::string(name(tensor.dtype))});
   }
   const auto elements = tensor.shape.numel();
   const auto bytes = elements ? Encoding(tensor.dtype).byte_count(*elements) : std::nullopt;
   if (bytes == tensor.bytes.size()) return;
-  throw Error("usage", "the bytes are not those of dtype and shape",
+  throw Error("usage", "the number of bytes does not fit the dtype and the shape",
               {.tensor = tensor.name,
                .found = fmt::format("{} bytes", tensor.bytes.size()),
                .expected = fmt::format("{} {}", name(tensor.dtype), tensor.shape.text())});
@@ -45,7 +45,7 @@ std::vector<const TensorBytes*> in_order(std::span<const TensorBytes> tensors) {
   for (const TensorBytes& tensor : tensors) {
     check_tensor(tensor);
     if (!names.insert(tensor.name).second) {
-      throw Error("st.duplicate", "the name is given twice", {.tensor = tensor.name});
+      throw Error("st.duplicate", "two tensors have the same name", {.tensor = tensor.name});
     }
     order.push_back(&tensor);
   }
@@ -80,7 +80,7 @@ void save(const std::string& path, std::span<const TensorBytes> tensors,
   }
   const std::string header = safetensors_header(metadata, entries);
   if (header.size() - 8 > safetensors_header_bytes_max) {
-    throw Error("st.header_too_large", "the tensors do not fit the header of one file",
+    throw Error("st.header_too_large", "there are too many tensors for the header of one file",
                 {.path = path, .found = fmt::format("{} bytes", header.size())});
   }
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();

@@ -70,7 +70,7 @@ class IndexReader {
                    const StrictJson& json) const {
     if (seen.insert(name).second) return;
     refuse(
-        {"ix.duplicate", fmt::format("the index gives '{}' twice", printable(name)),
+        {"ix.duplicate", fmt::format("the index lists '{}' twice", printable(name)),
          culprit.empty() ? name : weight_map_name, "a second value", "one value", json.position()},
         culprit);
   }
@@ -82,8 +82,8 @@ class IndexReader {
         return;
       }
       if (index_.total_size) {
-        refuse({"ix.duplicate", "the index gives 'total_size' twice", "metadata.total_size", "", "",
-                json.position()});
+        refuse({"ix.duplicate", "the index contains 'total_size' twice", "metadata.total_size", "",
+                "", json.position()});
       }
       index_.total_size = json.check(item);
     });
@@ -148,7 +148,7 @@ void check_shard_name(const std::string& path, std::string_view shard, std::stri
   };
   const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
   if (std::ranges::any_of(shard, is_control) || plain_relative_path(shard).empty()) {
-    bad("ix.path", "the shard's name cannot be the name of a file",
+    bad("ix.path", "the shard's name is not a valid file name",
         "a name without control characters");
   }
   const bool drive = shard.size() >= 2 && shard[1] == ':';

@@ -51,11 +51,11 @@ bool all_zero(std::span<const std::byte> bytes) noexcept {
 
 std::string_view describe(FileKind kind) noexcept {
   return name_among(
-      {"bytes of no known format", "a safetensors file", "a GGUF file",
+      {"bytes of an unknown format", "a safetensors file", "a GGUF file",
        "a ggml file from before GGUF", "a zip archive (torch.save writes those)",
        "a Python pickle (old torch.save wrote those)", "a compressed archive", "an HDF5 file",
-       "a git-lfs pointer: the placeholder of a file that was not downloaded", "an HTML page",
-       "a text file", "nothing but zero bytes, as a download that was never written leaves"},
+       "a git-lfs pointer: a placeholder for a file that was not downloaded", "an HTML page",
+       "a text file", "only zero bytes, as left by a download that was never written"},
       kind);
 }
 

@@ -57,7 +57,7 @@ std::string_view name(JsonKind kind) noexcept {
 StrictJson::StrictJson(const PaddedText& text) : text_(text.view()) {
   const simdjson::padded_string_view padded(text_.data(), text_.size(),
                                             text_.size() + simdjson::SIMDJSON_PADDING);
-  document_ = checked(parser_.iterate(padded), "not JSON");
+  document_ = checked(parser_.iterate(padded), "the text is not JSON");
   if (!Document::has_strings(document_)) throw std::bad_alloc();
 }
 
@@ -79,22 +79,22 @@ JsonKind StrictJson::kind(Value& value) {
       return JsonKind::number;
     default:
       if (!raw.empty() && raw.front() >= '0' && raw.front() <= '9') return JsonKind::number;
-      fail("not a JSON value");
+      fail("this is not a JSON value");
   }
 }
 
 std::string_view StrictJson::text(Value& value) {
   look_at(value);
-  const std::string_view text = checked(value.get_string(), "a string is broken");
+  const std::string_view text = checked(value.get_string(), "a string is malformed");
   // Escapes can spell text that is not valid UTF-8.
-  if (!is_utf8(text)) fail("a string escapes half a surrogate pair");
+  if (!is_utf8(text)) fail("a string contains an escape for only half of a surrogate pair");
   return text;
 }
 
 std::string_view StrictJson::token(Value& value) {
   const std::string_view raw = look_at(value);
   const bool valid = raw == "true" || raw == "false" || raw == "null" || is_number(raw);
-  if (!valid) fail("not a JSON value");
+  if (!valid) fail("this is not a JSON value");
   return raw;
 }
 
@@ -130,7 +130,7 @@ void StrictJson::require_end() {
   if (location.error() == simdjson::SUCCESS) {
     position_ = static_cast<std::uint64_t>(location.value_unsafe() - text_.data());
   }
-  fail("something follows the document");
+  fail("there is more text after the end of the document");
 }
 
 void StrictJson::fail(const char* message, simdjson::error_code reason) const {

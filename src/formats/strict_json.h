@@ -61,16 +61,16 @@ class StrictJson {
   template <typename Visit>
   void visit_members(Value& value, Visit&& visit) {
     const Nesting nesting(*this);
-    auto object = checked(value.get_object(), "an object is broken");
+    auto object = checked(value.get_object(), "an object is malformed");
     visit_object(object, visit);
   }
 
   template <typename Visit>
   void visit_items(Value& value, Visit&& visit) {
     const Nesting nesting(*this);
-    auto array = checked(value.get_array(), "an array is broken");
+    auto array = checked(value.get_array(), "an array is malformed");
     for (auto each : array) {
-      Value item = checked(std::move(each), "an array is broken");
+      Value item = checked(std::move(each), "an array is malformed");
       visit(item);
     }
   }
@@ -94,7 +94,7 @@ class StrictJson {
   class Nesting {
    public:
     explicit Nesting(StrictJson& json) : json_(json) {
-      if (++json_.depth_ > depth_max) json_.fail("nested too deeply");
+      if (++json_.depth_ > depth_max) json_.fail("arrays or objects are nested too deeply");
     }
     ~Nesting() { --json_.depth_; }
     Nesting(const Nesting&) = delete;
@@ -107,8 +107,8 @@ class StrictJson {
   template <typename Object, typename Visit>
   void visit_object(Object& object, Visit& visit) {
     for (auto each : object) {
-      auto field = checked(std::move(each), "an object is broken");
-      const std::string_view key = checked(field.unescaped_key(), "a key is broken");
+      auto field = checked(std::move(each), "an object is malformed");
+      const std::string_view key = checked(field.unescaped_key(), "a key is malformed");
       Value value = field.value();
       visit(key, value);
     }

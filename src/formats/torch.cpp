@@ -48,7 +48,8 @@ class TorchReader {
 
   [[noreturn]] void refuse_byteorder(std::string_view field, std::string found) const {
     refuse({"pt.byteorder", "the file was written on a big-endian machine", field, std::move(found),
-            "little-endian numbers; torch.load and torch.save there write such"});
+            "little-endian values (load the file with torch on that machine and save it as "
+            "safetensors)"});
   }
 
   FileHeader finish(const Pickle& pickle, const TorchStorages& storages) {
@@ -83,7 +84,8 @@ class TorchZipReader : TorchReader {
     require_readable(record);
     const Pickle pickle = read_pickle(source_, record.data_begin, record.data_end(), warnings_);
     if (pickle.offset_end != record.data_end()) {
-      warnings_.add("pt.trailing", pickle_name, "STOP", "bytes behind the end of the pickle",
+      warnings_.add("pt.trailing", pickle_name, "STOP",
+                    "the file has bytes after the end of the pickle",
                     bytes_text(record.data_end() - pickle.offset_end), "none");
     }
     TorchStorages storages = collect_storages(path_, pickle);
@@ -105,7 +107,7 @@ class TorchZipReader : TorchReader {
       if (slash == std::string::npos || slash == 0 || slash > root_bytes_max) continue;
       if (record.name.substr(slash + 1) == pickle_name) return record.name.substr(0, slash + 1);
     }
-    refuse_record("pt.no_pickle", "the archive is not torch's", pickle_name,
+    refuse_record("pt.no_pickle", "the archive was not written by torch", pickle_name,
                   fmt::format("{} records, none of this name", directory_.records.size()),
                   "FOLDER/data.pkl");
   }
@@ -115,8 +117,8 @@ class TorchZipReader : TorchReader {
       const bool is_script =
           record.name == root + "constants.pkl" || record.name.starts_with(root + "code/");
       if (!is_script) continue;
-      refuse_record("pt.torchscript", "the file is a program (TorchScript), no state dict",
-                    record.name, "TorchScript", "what torch.save writes of a state dict");
+      refuse_record("pt.torchscript", "the file is a TorchScript program, not a state dict",
+                    record.name, "TorchScript", "a state dict saved by torch.save");
     }
   }
 
@@ -130,8 +132,8 @@ class TorchZipReader : TorchReader {
         warnings_.add("pt.zip", name, "zip", "a record's name leads out of the archive", "a path",
                       "a name below " + root);
       } else if (!name.starts_with(root)) {
-        warnings_.add("pt.duplicate", name, "zip", "the archive holds a second folder", "a record",
-                      "records below " + root);
+        warnings_.add("pt.duplicate", name, "zip", "the archive contains a second folder",
+                      "a record", "records below " + root);
       }
     }
   }
@@ -152,7 +154,7 @@ class TorchZipReader : TorchReader {
 
   void require_readable(const ZipRecord& record) const {
     if (record.bytes > pickle_bytes_max) {
-      refuse_record("pt.pickle_too_large", "the pickle is larger than any checkpoint's",
+      refuse_record("pt.pickle_too_large", "the pickle is larger than that of any checkpoint",
                     record.name, bytes_text(record.bytes),
                     "at most " + bytes_text(pickle_bytes_max));
     }
@@ -160,7 +162,7 @@ class TorchZipReader : TorchReader {
   }
   void require_stored(const ZipRecord& record) const {
     if (!record.is_compressed) return;
-    refuse_record("pt.compressed", "the record is compressed, so nothing in it has a place",
+    refuse_record("pt.compressed", "the record is compressed, so loadstone cannot read parts of it",
                   record.name, "a compressed record", "a stored one, as torch.save writes it");
   }
 
@@ -171,7 +173,8 @@ class TorchZipReader : TorchReader {
       const ZipRecord& record = *found->second;
       require_stored(record);
       if (record.bytes != storage.bytes) {
-        refuse_record("pt.storage_size", fmt::format("storage '{}' has another size", key),
+        refuse_record("pt.storage_size",
+                      fmt::format("storage '{}' has a different size than declared", key),
                       record.name, bytes_text(record.bytes),
                       fmt::format("{}, {} elements", bytes_text(storage.bytes), storage.elements));
       }
@@ -208,14 +211,14 @@ class TorchLegacyReader : TorchReader {
     const Pickle magic = next_pickle();
     if (magic.kind(magic.root) != PickleKind::big_integer ||
         magic.text(magic.root) != legacy_magic) {
-      refuse({"pt.not_torch", "a pickle that torch did not write", "magic",
+      refuse({"pt.not_torch", "the pickle was not written by torch", "magic",
               magic.describe(magic.root), "torch's magic number"});
     }
     const Pickle protocol = next_pickle();
     if (protocol.kind(protocol.root) != PickleKind::integer ||
         protocol.node(protocol.root).number != legacy_protocol) {
-      refuse({"pt.protocol", "another protocol of torch's files", "protocol",
-              protocol.describe(protocol.root), std::to_string(legacy_protocol)});
+      refuse({"pt.protocol", "loadstone does not support this protocol of torch's files",
+              "protocol", protocol.describe(protocol.root), std::to_string(legacy_protocol)});
     }
     check_machine(next_pickle());
     const Pickle pickle = next_pickle();
@@ -225,7 +228,7 @@ class TorchLegacyReader : TorchReader {
     find_storages(keys, storages);
     header_.shard.tail_begin = at_;
     if (at_ != file_bytes_) {
-      warnings_.add("pt.trailing", "file", "file", "bytes behind the last storage",
+      warnings_.add("pt.trailing", "file", "file", "the file has bytes after the last storage",
                     bytes_text(file_bytes_ - at_), "none");
     }
     return finish(pickle, storages);
@@ -253,7 +256,7 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_machine(const Pickle& machine, std::uint32_t node) const {
-    refuse({"pt.byteorder", "the file does not declare its byte order", "sys_info",
+    refuse({"pt.byteorder", "the file does not specify its byte order", "sys_info",
             machine.describe(node), "{'little_endian': True, ...}"});
   }
 
@@ -273,7 +276,8 @@ class TorchLegacyReader : TorchReader {
 
   void find_storage(const std::string& key, TorchStorage& storage) {
     const auto bad = [&](std::string_view field, std::string found, std::string expected) {
-      refuse({"pt.storage_size", fmt::format("storage '{}' has another size", key), field,
+      refuse({"pt.storage_size",
+              fmt::format("storage '{}' has a different size than declared", key), field,
               std::move(found), std::move(expected), at_});
     };
     if (file_bytes_ - at_ < numel_bytes) {
@@ -294,8 +298,8 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_key(const Pickle& keys, std::uint32_t node, std::string expected) const {
-    refuse({"pt.storage_missing", "the list of storages is not that of the pickle", "storage",
-            keys.describe(node), std::move(expected)});
+    refuse({"pt.storage_missing", "the list of storages differs from the storages in the pickle",
+            "storage", keys.describe(node), std::move(expected)});
   }
 
   std::uint64_t file_bytes_ = 0;
@@ -332,7 +336,7 @@ bool is_extra_state(std::string_view name) noexcept {
 FileHeader read_torch(ByteSource& source) {
   const std::uint64_t file_bytes = source.identity().bytes;
   if (file_bytes < 4) {
-    refuse(source.path(), {"pt.file_too_small", "the file is too small to hold anything", "file",
+    refuse(source.path(), {"pt.file_too_small", "the file is too small to be a checkpoint", "file",
                            "a file of " + bytes_text(file_bytes), "a checkpoint", 0});
   }
   const FileKind kind = sniff(source);
@@ -342,7 +346,7 @@ FileHeader read_torch(ByteSource& source) {
   refuse(source.path(), {is_tar ? "pt.legacy_tar" : "pt.not_torch",
                          is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
                                   "convert it with torch.load and torch.save"
-                                : "this file is not in one of torch's formats",
+                                : "the file is not in one of torch's formats",
                          "file", is_tar ? "a tar archive" : std::string(describe(kind)),
                          "a zip archive, or torch's pickles", 0});
 }

@@ -62,7 +62,7 @@ class StateReader {
     } else if (kind == PickleKind::list || kind == PickleKind::tuple) {
       warn_top_level();
     } else {
-      refuse(path_, {"pt.top_level", "the pickle holds no state dict", "data.pkl",
+      refuse(path_, {"pt.top_level", "the pickle does not contain a state dict", "data.pkl",
                      pickle_.describe(root), "a dict of tensors"});
     }
     // Limits the walk, which visits a container again at each place that refers to it. Valid files
@@ -78,7 +78,7 @@ class StateReader {
 
  private:
   void warn_top_level() {
-    warnings_.add("pt.top_level", "data.pkl", "-", "the pickle holds no dict of tensors",
+    warnings_.add("pt.top_level", "data.pkl", "-", "the pickle does not contain a dict of tensors",
                   pickle_.describe(pickle_.root), "a state dict");
   }
 
@@ -167,11 +167,13 @@ class StateReader {
 
   void tell_ignored(std::vector<Finding>& findings) const {
     if (ignored_.count == 0) return;
-    std::string message = fmt::format("{}: next to the state dict, and not part of it: {}",
-                                      printable(path_, 400), ignored_.text());
+    std::string message =
+        fmt::format("{}: loadstone does not read values outside the state dict: {}",
+                    printable(path_, 400), ignored_.text());
     if (rivals_.count > 0) {
-      message += fmt::format("; '{}' is read, and not the tensors of the same names in {}", taken_,
-                             rivals_.text());
+      message +=
+          fmt::format("; loadstone reads '{}' instead of the tensors with the same names in {}",
+                      taken_, rivals_.text());
     }
     findings.push_back({.severity = rivals_.count > 0 ? Severity::warning : Severity::info,
                         .code = "pt.ignored",
@@ -184,7 +186,7 @@ class StateReader {
         {.severity = Severity::info,
          .code = "pt.ignored",
          .sources = extra_states_.first,
-         .message = fmt::format("{}: extra state that is not a tensor, and not read: {}",
+         .message = fmt::format("{}: loadstone does not read extra state that is not a tensor: {}",
                                 printable(path_, 400), extra_states_.text())});
   }
 
@@ -198,7 +200,7 @@ class StateReader {
     const std::size_t step = is_dict ? 2 : 1;
     for (std::size_t at = 0; at + step <= items.size() && !spent_; at += step) {
       if (visits_left_ == 0) {
-        spend("the same values again and again", "a few times each");
+        spend("the pickle repeats the same values too often", "each value a few times at most");
         break;
       }
       --visits_left_;
@@ -241,20 +243,22 @@ class StateReader {
         add_tensor(value, name, owner);
         return;
       case PickleKind::object:
-        warnings_.add("pt.global_refused", name, "NEWOBJ", "an object in place of a tensor",
-                      pickle_.describe(value), "a tensor");
+        warnings_.add("pt.global_refused", name, "NEWOBJ",
+                      "a value is an object instead of a tensor", pickle_.describe(value),
+                      "a tensor");
         return;
       case PickleKind::global:
         if (!pickle_.text(value).starts_with("torch.")) {
-          warnings_.add("pt.global_refused", name, "GLOBAL", "a global in place of a tensor",
-                        pickle_.describe(value), "a tensor");
+          warnings_.add("pt.global_refused", name, "GLOBAL",
+                        "a value is a global instead of a tensor", pickle_.describe(value),
+                        "a tensor");
         }
         return;
       case PickleKind::dict:
       case PickleKind::list:
       case PickleKind::tuple:
         if (on_path_[value]) {
-          warnings_.add("pt.cycle", name, "BINGET", "a container holds itself",
+          warnings_.add("pt.cycle", name, "BINGET", "a container contains itself",
                         pickle_.describe(value), "a tree");
         } else if (depth >= depth_max) {
           spend("containers are nested too deeply", fmt::format("{} levels", depth_max));
@@ -286,9 +290,9 @@ class StateReader {
   [[noreturn]] void refuse_foreign(std::uint32_t node, std::string_view name) const {
     const std::uint32_t global = pickle_.items(node)[0];
     refuse(path_,
-           {"pt.global_refused", "a value that something in Python would have to make",
+           {"pt.global_refused", "the value can only be made by calling Python code",
             pickle_.node(global).from_stack ? "STACK_GLOBAL" : "GLOBAL", pickle_.describe(node),
-            "a tensor (nothing of a file is ever called)"},
+            "a tensor (loadstone never calls code named in a file)"},
            name);
   }
 
@@ -308,12 +312,13 @@ class StateReader {
       return;
     }
     if (found->second.owner != owner) {
-      refuse(path_,
-             {"pt.duplicate", "two tensors come to the same name", "SETITEMS", "a second tensor",
-              "one"},
-             name);
+      refuse(
+          path_,
+          {"pt.duplicate", "two tensors get the same name", "SETITEMS", "a second tensor", "one"},
+          name);
     }
-    warnings_.add("pt.duplicate", name, "SETITEMS", "a name is given twice; the last one counts",
+    warnings_.add("pt.duplicate", name, "SETITEMS",
+                  "a name occurs twice; loadstone reads the last tensor of that name",
                   "a second tensor", "one");
     tensors_[found->second.tensor] = std::move(tensor);
   }
@@ -328,7 +333,7 @@ class StateReader {
         checked_mul(file_.bytes, view_bytes_per_file_byte).value_or(UINT64_MAX), view_bytes_least);
     if (view_bytes_ <= most) return;
     refuse(path_,
-           {"pt.budget", "the tensors are views of the same numbers again and again", "size",
+           {"pt.budget", "too many tensors are views of the same values", "size",
             fmt::format("more than {} in a file of {}", bytes_text(most), bytes_text(file_.bytes)),
             fmt::format("at most {} times the file's bytes, or {}", view_bytes_per_file_byte,
                         bytes_text(view_bytes_least))},

@@ -68,11 +68,11 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
     const std::string_view key = pickle.text(parts[1]);
     const StorageClass* type = class_of(global);
     if (type == nullptr) {
-      refuse_id(path, "pt.storage_type", "an unknown class of storage", printable(global),
-                "torch.FloatStorage or another of torch's");
+      refuse_id(path, "pt.storage_type", "the class of a storage is unknown", printable(global),
+                "torch.FloatStorage or another storage class of torch");
     }
     if (!is_plain_key(key)) {
-      refuse_id(path, "pt.storage_key", "a storage's key is not a plain name",
+      refuse_id(path, "pt.storage_key", "the key of a storage is not a plain file name",
                 "'" + printable(key) + "'", "digits, usually");
     }
     TorchStorage storage = {.dtype = type->dtype,
@@ -80,21 +80,24 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
                             .elements = static_cast<std::uint64_t>(node.number)};
     const auto bytes = checked_mul(storage.elements, bits(type->dtype) / 8);
     if (!bytes) {
-      refuse_id(path, "pt.storage_size", fmt::format("the size of storage '{}' overflows", key),
-                fmt::format("{} elements", storage.elements), "bytes that fit 64 bits");
+      refuse_id(path, "pt.storage_size",
+                fmt::format("the size of storage '{}' does not fit in 64 bits", key),
+                fmt::format("{} elements", storage.elements),
+                "a number of bytes that fits in 64 bits");
     }
     storage.bytes = *bytes;
     const auto [at, is_new] = storages.emplace(key, storage);
     const TorchStorage& first = at->second;
     if (is_new) continue;
     if (first.dtype != storage.dtype || first.is_untyped != storage.is_untyped) {
-      refuse_id(path, "pt.storage_type", fmt::format("storage '{}' is given two classes", key),
-                printable(global), fmt::format("a storage of {}", name(first.dtype)));
+      refuse_id(path, "pt.storage_type",
+                fmt::format("storage '{}' is declared with two classes", key), printable(global),
+                fmt::format("a storage of {}", name(first.dtype)));
     }
     if (first.elements != storage.elements) {
-      refuse_id(path, "pt.storage_size", fmt::format("storage '{}' is given two sizes", key),
-                fmt::format("{} elements", storage.elements),
-                fmt::format("{} elements", first.elements));
+      refuse_id(
+          path, "pt.storage_size", fmt::format("storage '{}' is declared with two sizes", key),
+          fmt::format("{} elements", storage.elements), fmt::format("{} elements", first.elements));
     }
   }
   return storages;

@@ -87,15 +87,15 @@ class ViewReader {
   }
   [[noreturn]] void refuse_view(std::string_view field, std::string found,
                                 std::string expected) const {
-    refuse({"pt.view_bounds", "the tensor is not a view of its storage", field, std::move(found),
-            std::move(expected)});
+    refuse({"pt.view_bounds", "the pickle does not make the tensor as a view of a storage", field,
+            std::move(found), std::move(expected)});
   }
   [[noreturn]] void refuse_arguments(std::uint32_t node) const {
-    refuse({"pt.arguments", "the call that makes the tensor has other arguments", "REDUCE",
+    refuse({"pt.arguments", "the call that makes the tensor has unexpected arguments", "REDUCE",
             pickle_.describe(node), "a storage, its offset, a size and strides"});
   }
   [[noreturn]] void refuse_function(std::uint32_t node) const {
-    refuse({"pt.unsupported", "a kind of tensor that loadstone does not read", "GLOBAL",
+    refuse({"pt.unsupported", "loadstone does not support this kind of tensor", "GLOBAL",
             printable(pickle_.callee(node)), "a dense tensor"});
   }
 
@@ -118,7 +118,7 @@ class ViewReader {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({"pt.global_refused", "the tensor brings functions to call", "hooks",
+    refuse({"pt.global_refused", "the tensor has backward hooks, which are code to call", "hooks",
             pickle_.describe(node), "no hooks"});
   }
 
@@ -127,7 +127,7 @@ class ViewReader {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({"pt.unsupported", "a tensor with further state, such as a conjugate", "REDUCE",
+    refuse({"pt.unsupported", "the tensor has additional state, such as a conjugate flag", "REDUCE",
             pickle_.describe(node), "a plain tensor"});
   }
 
@@ -156,8 +156,8 @@ class ViewReader {
     const std::string_view key = pickle_.text(pickle_.items(node)[1]);
     const auto found = storages_.find(key);
     if (found != storages_.end() && found->second.is_found) return found->second;
-    refuse({"pt.storage_missing", "the file does not hold the tensor's storage", "storage",
-            "no data/" + printable(key), "its numbers"});
+    refuse({"pt.storage_missing", "the file does not contain the tensor's storage", "storage",
+            "no data/" + printable(key), "the tensor's values"});
   }
 
   [[nodiscard]] Dtype dtype_of(std::uint32_t node) const {
@@ -167,7 +167,7 @@ class ViewReader {
       const auto dtype = parse_dtype(spelled);
       if (dtype && (bits(*dtype) % 8 == 0 || *dtype == Dtype::f4)) return *dtype;
     }
-    refuse({"pt.storage_type", "a dtype that loadstone does not read", "dtype",
+    refuse({"pt.storage_type", "loadstone does not support this dtype", "dtype",
             pickle_.describe(node), "torch.uint16, torch.float8_e4m3fn ..."});
   }
 
@@ -177,8 +177,8 @@ class ViewReader {
     const std::uint64_t element_bytes = bits(dtype) / 8;
     const auto numel = tensor.shape.numel();
     if (!numel || !Encoding(dtype).byte_count(*numel)) {
-      refuse({"pt.overflow", "the size does not fit 64 bits", "size", tensor.shape.text(),
-              "fewer elements"});
+      refuse({"pt.overflow", "the tensor's size does not fit in 64 bits", "size",
+              tensor.shape.text(), "fewer elements"});
     }
     if (*numel == 0) {
       tensor.offset_begin = tensor.offset_end = storage.file_begin;
@@ -206,7 +206,7 @@ class ViewReader {
     const auto last =
         extents.empty() ? std::nullopt : checked_mul(extents.back(), std::uint64_t{2});
     if (!last || !tensor.strides.empty()) {
-      refuse({"pt.unsupported", "packed pairs of values in another order than the file's", "size",
+      refuse({"pt.unsupported", "packed pairs of values are not in the order of the file", "size",
               tensor.shape.text(), "rows of pairs"});
     }
     extents.back() = *last;

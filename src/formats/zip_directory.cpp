@@ -100,7 +100,7 @@ class ZipReader {
       if (number_at<std::uint16_t>(end, 20) != back - end_bytes) continue;
       return read_end(end, file_bytes_ - back);
     }
-    refuse("the archive has no end of its directory: the download was cut",
+    refuse("the archive has no end record: it was not downloaded completely",
            "a file of " + bytes_text(file_bytes_), "the record that ends a zip archive");
   }
 
@@ -111,18 +111,18 @@ class ZipReader {
                .end_begin = begin};
     if (number_at<std::uint16_t>(bytes, 4) != 0 || number_at<std::uint16_t>(bytes, 6) != 0 ||
         number_at<std::uint16_t>(bytes, 8) != end.entries) {
-      refuse("the archive is a part of several", "more than one disk", "one", {}, begin);
+      refuse("the file is one part of a split archive", "more than one disk", "one", {}, begin);
     }
     read_end64(end);
     const auto directory_end = checked_add(end.directory_begin, end.directory_bytes);
     if (!directory_end || *directory_end != end.end_begin) {
-      refuse("the directory does not end where its end begins",
+      refuse("the directory does not end where the end record begins",
              fmt::format("{} at {}", bytes_text(end.directory_bytes), end.directory_begin),
-             fmt::format("its end at {}", end.end_begin), {}, begin);
+             fmt::format("its end record at {}", end.end_begin), {}, begin);
     }
     if (end.directory_bytes > directory_bytes_max ||
         end.entries > end.directory_bytes / entry_bytes) {
-      refuse("the directory is too large, or too small for its entries",
+      refuse("the directory is too large, or too small for the number of its entries",
              fmt::format("{} entries in {}", end.entries, bytes_text(end.directory_bytes)),
              fmt::format("at most {}", bytes_text(directory_bytes_max)), {}, begin);
     }
@@ -139,14 +139,14 @@ class ZipReader {
     if (number_at<std::uint32_t>(locator, 0) != locator64_magic) return;
     const auto begin = number_at<std::uint64_t>(locator, 8);
     if (begin > locator_begin - end64_bytes) {
-      refuse("the end of the directory is at another offset", std::to_string(begin),
-             "an offset before it", {}, locator_begin);
+      refuse("the end record is at a different offset than declared", std::to_string(begin),
+             "a smaller offset", {}, locator_begin);
     }
     std::array<std::byte, end64_bytes> bytes;
     source_.read(begin, bytes);
     const auto size = number_at<std::uint64_t>(bytes, 4);
     if (number_at<std::uint32_t>(bytes, 0) != end64_magic || size != locator_begin - begin - 12) {
-      refuse("the 64-bit end of the directory is invalid", "other bytes", "its record", {}, begin);
+      refuse("the 64-bit end record is invalid", "other bytes", "its record", {}, begin);
     }
     const End in64 = {.directory_begin = number_at<std::uint64_t>(bytes, 48),
                       .directory_bytes = number_at<std::uint64_t>(bytes, 40),
@@ -158,7 +158,7 @@ class ZipReader {
     if (!agrees(end.directory_begin, in64.directory_begin, in_zip64) ||
         !agrees(end.directory_bytes, in64.directory_bytes, in_zip64) ||
         !agrees(end.entries, in64.entries, UINT16_MAX)) {
-      refuse("the two ends of the directory disagree", fmt::format("{} entries", end.entries),
+      refuse("the two end records contradict each other", fmt::format("{} entries", end.entries),
              fmt::format("{} entries", in64.entries), {}, begin);
     }
     end = in64;
@@ -173,7 +173,7 @@ class ZipReader {
     for (std::uint64_t i = 0; i < end.entries; ++i) {
       const std::uint64_t offset = end.directory_begin + at;
       if (bytes.size() - at < entry_bytes || number_at<std::uint32_t>(bytes, at) != entry_magic) {
-        refuse("the directory holds something else", "other bytes",
+        refuse("the directory contains bytes that are not an entry", "other bytes",
                fmt::format("entry {} of {}", i, end.entries), {}, offset);
       }
       const auto fixed = bytes.subspan(at, entry_bytes);
@@ -182,7 +182,7 @@ class ZipReader {
       const std::uint64_t comment_bytes = number_at<std::uint16_t>(fixed, 32);
       const std::uint64_t rest = name_bytes + extra_bytes + comment_bytes;
       if (rest > bytes.size() - at - entry_bytes) {
-        refuse("an entry leaves the directory", bytes_text(rest),
+        refuse("an entry exceeds the directory", bytes_text(rest),
                bytes_text(bytes.size() - at - entry_bytes), {}, offset);
       }
       ZipEntry entry = {.name = as_text(bytes.subspan(at + entry_bytes, name_bytes)),
@@ -197,14 +197,14 @@ class ZipReader {
       at += entry_bytes + rest;
     }
     if (at != bytes.size()) {
-      refuse("bytes behind the last entry of the directory", bytes_text(bytes.size() - at), "none",
+      refuse("the directory has bytes after its last entry", bytes_text(bytes.size() - at), "none",
              {}, end.directory_begin + at);
     }
   }
 
   [[noreturn]] void refuse_twice(const ZipEntry& entry, std::uint64_t offset) const {
     loadstone::refuse(source_.path(),
-                      {"pt.duplicate", "the archive holds two records of this name", "zip",
+                      {"pt.duplicate", "the archive contains two records with the same name", "zip",
                        "a second record", "one", offset},
                       entry.name);
   }
@@ -221,8 +221,8 @@ class ZipReader {
       for (std::uint64_t* number : {&entry.bytes, &entry.stored_bytes, &entry.header_begin}) {
         if (*number != in_zip64) continue;
         if (field.size() < 8) {
-          refuse("the 64-bit part of the entry is cut", bytes_text(size), "8 bytes a number",
-                 entry.name, offset);
+          refuse("the 64-bit part of the entry is truncated", bytes_text(size),
+                 "8 bytes for each number", entry.name, offset);
         }
         *number = number_at<std::uint64_t>(field, 0);
         field = field.subspan(8);
@@ -234,7 +234,7 @@ class ZipReader {
   void add_record(const ZipEntry& entry, std::uint64_t offset) {
     if ((entry.flags & encrypted_flags) != 0) {
       refuse("the record is encrypted", fmt::format("flags 0x{:04x}", entry.flags),
-             "a record that is not", entry.name, offset);
+             "a record without encryption", entry.name, offset);
     }
     ZipRecord record = {.name = std::string(entry.name),
                         .header_begin = entry.header_begin,
@@ -242,14 +242,14 @@ class ZipReader {
                         .bytes = entry.bytes,
                         .is_compressed = entry.method != 0};
     if (!record.is_compressed && entry.stored_bytes != entry.bytes) {
-      refuse("the record is stored in another size than it has", bytes_text(entry.stored_bytes),
+      refuse("the record's stored size differs from its real size", bytes_text(entry.stored_bytes),
              bytes_text(entry.bytes), entry.name, offset);
     }
     record.data_begin = check_local(entry, record);
     const std::uint64_t room = directory_.directory_begin - record.data_begin;
     if (entry.stored_bytes > room) {
-      refuse("the record leaves the part of the file before the directory",
-             bytes_text(entry.stored_bytes), "at most " + bytes_text(room), entry.name, offset);
+      refuse("the record extends into the directory", bytes_text(entry.stored_bytes),
+             "at most " + bytes_text(room), entry.name, offset);
     }
     record_ends_.push_back(record.data_begin + entry.stored_bytes);
     directory_.records.push_back(std::move(record));
@@ -261,7 +261,7 @@ class ZipReader {
     const std::uint64_t begin = record.header_begin;
     const std::uint64_t room_end = directory_.directory_begin;
     if (begin > room_end || room_end - begin < local_bytes + entry.name.size()) {
-      refuse("the record begins beyond the records", std::to_string(begin),
+      refuse("the record begins after the end of all records", std::to_string(begin),
              fmt::format("an offset before {}", room_end), entry.name, begin);
     }
     std::vector<std::byte> bytes(local_bytes + entry.name.size());
@@ -270,9 +270,9 @@ class ZipReader {
     const std::uint64_t name_bytes = number_at<std::uint16_t>(local, 26);
     if (number_at<std::uint32_t>(local, 0) != local_magic || name_bytes != entry.name.size() ||
         as_text(local.subspan(local_bytes)) != entry.name) {
-      refuse("the header before the data is not that of the record",
-             "'" + printable(as_text(local.subspan(local_bytes))) + "'", "the directory's name",
-             entry.name, begin);
+      refuse("the header before the data belongs to a different record",
+             "'" + printable(as_text(local.subspan(local_bytes))) + "'",
+             "the name in the directory", entry.name, begin);
     }
     const unsigned flags = number_at<std::uint16_t>(local, 6);
     const auto stored = number_at<std::uint32_t>(local, 18);
@@ -283,7 +283,7 @@ class ZipReader {
     };
     if ((flags & encrypted_flags) != 0 || number_at<std::uint16_t>(local, 8) != entry.method ||
         !agrees(stored, entry.stored_bytes) || !agrees(size, entry.bytes)) {
-      refuse("the header before the data and the directory disagree",
+      refuse("the header before the data contradicts the directory",
              fmt::format("method {}, {}", number_at<std::uint16_t>(local, 8), bytes_text(size)),
              fmt::format("method {}, {}", entry.method, bytes_text(entry.bytes)), entry.name,
              begin);
@@ -291,7 +291,7 @@ class ZipReader {
     const std::uint64_t data_begin =
         begin + local_bytes + name_bytes + number_at<std::uint16_t>(local, 28);
     if (data_begin > room_end) {
-      refuse("the record's data begin beyond the records", std::to_string(data_begin),
+      refuse("the record's data begins after the end of all records", std::to_string(data_begin),
              fmt::format("an offset before {}", room_end), entry.name, begin);
     }
     return data_begin;

@@ -34,16 +34,16 @@ std::optional<BnbProblem> check_rule(const Rule& rule, std::span<const BnbPart> 
   const std::string expected = Shape({rule.count}).text();
   if (part == nullptr) {
     if (!rule.is_required) return std::nullopt;
-    return BnbProblem{"q.scale_missing", std::string(rule.part), "a part of the weight is missing",
-                      "nothing", expected};
+    return BnbProblem{"q.scale_missing", std::string(rule.part),
+                      "a component of the weight is missing", "nothing", expected};
   }
   if (part->dtype != rule.dtype) {
-    return BnbProblem{"q.dtype", part->name, "a part of the weight has another dtype",
+    return BnbProblem{"q.dtype", part->name, "a component of the weight has a different dtype",
                       std::string(name(part->dtype)), std::string(name(rule.dtype))};
   }
   if (part->shape.numel() != rule.count) {
     return BnbProblem{"q.scale_shape", part->name,
-                      "a part of the weight does not have the size that the shape asks for",
+                      "the size of a component does not fit the shape of the weight",
                       part->shape.text(), expected};
   }
   return std::nullopt;
@@ -55,17 +55,17 @@ std::optional<BnbProblem> check_data(BnbEncoding encoding, const Shape& shape,
   const bool is_int8 = encoding == BnbEncoding::int8;
   const std::string expected = std::to_string(sizes.data) + " bytes for " + shape.text();
   if (data == nullptr) {
-    return BnbProblem{"q.scale_missing", "data", "the weight itself is missing", "nothing",
+    return BnbProblem{"q.scale_missing", "data", "the data of the weight is missing", "nothing",
                       expected};
   }
   if (is_int8 && data->dtype != Dtype::i8) {
-    return BnbProblem{"q.dtype", "data", "a part of the weight has another dtype",
+    return BnbProblem{"q.dtype", "data", "a component of the weight has a different dtype",
                       std::string(name(data->dtype)), std::string(name(Dtype::i8))};
   }
   const auto count = data->shape.numel();
   const auto bytes = count ? Encoding(data->dtype).byte_count(*count) : std::nullopt;
   if (bytes != sizes.data) {
-    return BnbProblem{"q.shape", "data", "the bytes are not those of as many numbers",
+    return BnbProblem{"q.shape", "data", "the number of bytes does not fit the number of values",
                       bytes ? std::to_string(*bytes) + " bytes" : data->shape.text(), expected};
   }
   return std::nullopt;
@@ -79,8 +79,8 @@ std::optional<BnbProblem> check_names(std::span<const BnbPart> parts,
     for (const std::string_view one : known) {
       expected += (expected.empty() ? "" : ", ") + std::string(one);
     }
-    return BnbProblem{"q.scale_unused", part.name, "the encoding has no such part", part.name,
-                      expected};
+    return BnbProblem{"q.scale_unused", part.name, "the encoding has no component of this name",
+                      part.name, expected};
   }
   return std::nullopt;
 }
@@ -123,12 +123,12 @@ std::optional<BnbProblem> check_bnb_parts(BnbEncoding encoding, const Shape& sha
                                           std::span<const BnbPart> parts) {
   const bool is_int8 = encoding == BnbEncoding::int8;
   if (!is_int8 && !is_bnb_block_size(block_size)) {
-    return BnbProblem{"q.group_size", "data", "not a block size of bitsandbytes",
+    return BnbProblem{"q.group_size", "data", "bitsandbytes does not support this block size",
                       std::to_string(block_size), "32, 64, 128, 256, 512, 1024, 2048 or 4096"};
   }
   const auto sizes = bnb_sizes(encoding, shape, block_size);
   if (!sizes) {
-    return BnbProblem{"q.shape", "data", "no weight has this shape", shape.text(),
+    return BnbProblem{"q.shape", "data", "a weight cannot have this shape", shape.text(),
                       is_int8 ? "two dimensions or more" : ""};
   }
   if (is_int8) {
@@ -162,7 +162,7 @@ std::optional<BnbProblem> check_bnb_scales(std::string_view part, const std::byt
     if (std::isfinite(scale)) continue;
     return BnbProblem{"q.nan", std::string(part), "a scale is not finite",
                       (scale != scale ? "NaN at " : "an infinity at ") + std::to_string(i),
-                      "finite numbers"};
+                      "finite values"};
   }
   return std::nullopt;
 }
@@ -172,7 +172,7 @@ std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values)
   for (std::size_t i = 0; i < own.size(); ++i) {
     const auto value = number::load_raw<float>(values + 4 * i);
     if (value == own[i]) continue;
-    return BnbProblem{"q.code", "code", "the table of codes is not that of the encoding",
+    return BnbProblem{"q.code", "code", "the table of codes differs from the encoding's table",
                       std::to_string(value) + " at " + std::to_string(i), std::to_string(own[i])};
   }
   return std::nullopt;
@@ -184,7 +184,7 @@ std::optional<BnbProblem> check_bnb_nested_code(const std::byte* values) {
   const auto at = [&](std::uint64_t i) { return number::load_raw<float>(values + 4 * i); };
   for (std::uint64_t i = 1; i < count; ++i) {
     if (at(i) > at(i - 1)) continue;
-    return BnbProblem{"q.code", "nested_code", "the table of codes does not ascend",
+    return BnbProblem{"q.code", "nested_code", "the table of codes is not in ascending order",
                       std::to_string(at(i)) + " at " + std::to_string(i),
                       "more than " + std::to_string(at(i - 1))};
   }

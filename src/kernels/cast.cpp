@@ -72,7 +72,7 @@ constexpr void fill_all(Table& table, std::index_sequence<pairs...>) {
   (fill<pairs>(table), ...);
 }
 
-static_assert(element_bytes_max == 16, "copy_of() knows every width");
+static_assert(element_bytes_max == 16, "copy_of() must support every width");
 
 constexpr Cast copy_of(std::size_t size) {
   if (size == 1) return {.run = copy_run<1>, .strided = copy_strided<1>};

@@ -42,40 +42,41 @@ void check_parts(const PlannedTarget& target, const Destination& destination) {
   if (target.delivery != Delivery::memory || destination.parts.empty()) return;
   const auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
   if (parts.size() != destination.parts.size()) {
-    refuse_destination(&target, "one destination for each part is needed",
+    refuse_destination(&target, "a destination is needed for each component",
                        std::to_string(destination.parts.size()), std::to_string(parts.size()));
   }
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const std::span<std::byte> memory = destination.parts[i];
     const bool is_there = memory.data() != nullptr || memory.empty();
     if (is_there && memory.size() == parts[i].byte_count()) continue;
-    refuse_destination(&target, "the destination is not as large as the part " + parts[i].name,
-                       std::to_string(memory.size()) + " bytes",
-                       std::to_string(parts[i].byte_count()) + " bytes");
+    refuse_destination(
+        &target,
+        "the size of the destination differs from the size of the component " + parts[i].name,
+        std::to_string(memory.size()) + " bytes", std::to_string(parts[i].byte_count()) + " bytes");
   }
 }
 
 void check_destinations(const Plan& plan, std::span<const Destination> destinations) {
   if (destinations.size() != plan.targets.size()) {
-    refuse_destination(nullptr, "one destination for each target of the plan is needed",
+    refuse_destination(nullptr, "a destination is needed for each target of the plan",
                        std::to_string(destinations.size()), std::to_string(plan.targets.size()));
   }
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];
     if (destination.kind == MemoryKind::device && !value_of(target).goes_to_device()) {
-      refuse_destination(&target, "the plan has this target in the memory of the host",
-                         "device memory", "host memory");
+      refuse_destination(&target, "the plan places this target in host memory", "device memory",
+                         "host memory");
     }
     if (target.quantization) check_parts(target, destination);
     if (target.delivery != Delivery::memory || destination.data == nullptr) continue;
     if (destination.byte_count != target.byte_count()) {
-      refuse_destination(&target, "the destination is not as large as the target",
+      refuse_destination(&target, "the sizes of the destination and the target differ",
                          std::to_string(destination.byte_count) + " bytes",
                          std::to_string(target.byte_count()) + " bytes");
     }
     if (destination.dtype != target.dtype) {
-      refuse_destination(&target, "the destination has another dtype than the target",
+      refuse_destination(&target, "the destination has a different dtype than the target",
                          std::string(name(destination.dtype)), std::string(name(target.dtype)));
     }
   }

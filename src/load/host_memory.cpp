@@ -22,7 +22,7 @@ constexpr std::uint64_t small_alignment = 64;
 constexpr std::uint64_t large_bytes = 1 << 20;
 
 [[noreturn]] void too_large() {
-  throw Error("memory.host", "the plan's values do not fit the address space");
+  throw Error("memory.host", "the plan's values do not fit in the address space");
 }
 
 std::uint64_t align_up(std::uint64_t offset, std::uint64_t alignment) {

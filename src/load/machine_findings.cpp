@@ -52,9 +52,10 @@ std::vector<Finding> machine_findings(const Plan& plan, std::uint64_t memory_byt
       WritableStorage& storage = plan.catalog->storage().writable();
       compare(findings, plan.bytes_to_write, free_disk_bytes(storage, plan.offload_folder),
               {.code = "io.no_space",
-               .message = fmt::format("the disk of the offload folder '{}' has too little room for "
-                                      "the tensors that are placed on disk",
-                                      printable(plan.offload_folder, 400)),
+               .message = fmt::format(
+                   "the disk of the offload folder '{}' does not have enough free space for "
+                   "the tensors that are placed on disk",
+                   printable(plan.offload_folder, 400)),
                .suggestion = "free space, or choose an offload folder on another disk"});
     }
     return findings;

@@ -21,7 +21,8 @@ std::shared_ptr<MappedShard> MappedShard::open(const Shard& shard) {
   void* pages =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
   if (pages == MAP_FAILED) {
-    throw Error("memory.host", "cannot map the file", {.path = shard.path, .system_error = errno});
+    throw Error("memory.host", "the system cannot map the file into memory",
+                {.path = shard.path, .system_error = errno});
   }
   return std::shared_ptr<MappedShard>(new MappedShard(static_cast<std::byte*>(pages), size));
 }
@@ -35,7 +36,7 @@ std::span<std::byte> MappedShard::bytes(std::uint64_t offset_begin,
   if (offset_begin > offset_end || offset_end > size_) {
     Where where;
     where.byte_offset = offset_begin;
-    throw Error("plan.box", "the view leaves its file", std::move(where));
+    throw Error("plan.box", "the view exceeds its file", std::move(where));
   }
   return {data_ + offset_begin, static_cast<std::size_t>(offset_end - offset_begin)};
 }

@@ -33,7 +33,8 @@ std::uint32_t index_of(const Catalog& catalog, std::string_view name) {
     return found->data;
   }
   if (const auto index = catalog.find(name)) return *index;
-  throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = printable(name)});
+  throw Error("plan.missing", "the checkpoint has no tensor of this name",
+              {.tensor = printable(name)});
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ struct TensorReader::Impl {
         reader(*catalog, shards.sources(), staging_bytes_max, stop) {
     const CastKind way = cast_kind(recipe.dtype, dtype);
     if (way != CastKind::same && way != CastKind::cast) {
-      throw Error("plan.dtype", "no cast exists between these",
+      throw Error("plan.dtype", "loadstone has no cast between these dtypes",
                   {.tensor = name,
                    .found = std::string(loadstone::name(recipe.dtype)),
                    .expected = std::string(loadstone::name(dtype))});

@@ -87,12 +87,12 @@ Finding difference_finding(const TieCheck& check, const std::string& taken,
                      .target = check.name,
                      .sources = {taken, other}};
   finding.message = fmt::format(
-      "'{}' is tied to '{}', and the checkpoint holds two values: '{}' is taken, and '{}' differs "
-      "in {} {}, by {} at most, first at element {}",
+      "'{}' is tied to '{}', but the checkpoint contains two different values: loadstone uses "
+      "'{}', and '{}' differs in {} {}, by {} at most, first at element {}",
       printable(check.name), printable(check.tied_to), printable(taken), printable(other),
       distance.count, distance.count == 1 ? "element" : "elements", distance.largest,
       distance.place);
-  finding.suggestion = "load into a model that does not tie them to have both";
+  finding.suggestion = "to get both values, load into a model that does not tie these names";
   return finding;
 }
 

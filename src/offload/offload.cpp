@@ -31,7 +31,7 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
     if (target.quantization) continue;
     OffloadEntry& entry = entries.back();
     if (entry.dtype.empty()) {
-      throw Error("plan.dtype", "the offload folder's layout has no such dtype",
+      throw Error("plan.dtype", "the format of offload folders does not support this dtype",
                   {.tensor = target.name, .found = std::string(name(target.dtype))});
     }
     if (!keeps) continue;

@@ -125,7 +125,8 @@ void OffloadFile::finish() {
   if (!is_raw_) {
     std::string text = header_text();
     if (text.size() > header_bytes_ - 8) {
-      throw Error("internal", "the header of an offload file has outgrown its place",
+      throw Error("internal",
+                  "the header of an offload file is larger than the space reserved for it",
                   {.path = path_});
     }
     text.resize(header_bytes_ - 8, ' ');
@@ -146,7 +147,7 @@ OffloadIndex read_offload_index(WritableStorage& storage, const std::string& pat
   const auto problem = text ? parsed_json(parser, *text).get(members) : simdjson::IO_ERROR;
   if (problem != simdjson::SUCCESS) {
     throw Error(
-        "offload.index", "the folder's index cannot be kept",
+        "offload.index", "the folder's index cannot be read, so entries cannot be added to it",
         {.path = path, .found = simdjson::error_message(problem), .expected = "a JSON object"});
   }
   for (const auto& [key, value] : members) {

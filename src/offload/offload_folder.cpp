@@ -30,7 +30,7 @@ void require_file_name(const std::string& name) {
                         name.find('\0') == std::string::npos &&
                         name.find("..") == std::string::npos;
   if (harmless) return;
-  throw Error("offload.name", "this name cannot be the name of a file",
+  throw Error("offload.name", "this name is not a valid file name",
               {.tensor = name, .expected = "a name without '/', '..' and NUL"});
 }
 
@@ -79,7 +79,8 @@ OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
 OffloadFolder::~OffloadFolder() { remove_all(); }
 
 void OffloadFolder::begin() {
-  if (folder_.empty()) throw Error("plan.options", "tensors are offloaded and no folder is named");
+  if (folder_.empty())
+    throw Error("plan.options", "tensors must be offloaded, but no offload folder was passed");
   is_active_ = true;
   make_folder();
   real_folder_ = storage_.real_path(folder_);
@@ -124,7 +125,7 @@ void OffloadFolder::make_file(std::vector<OffloadValue> values, bool is_raw) {
       files_.emplace_back(storage_, folder_ + "/" + name, std::move(values), is_raw);
   for (OffloadValue& value : file.values()) {
     if (!places_.emplace(value.name, Place{&file, &value}).second) {
-      throw Error("offload.name", "two tensors of the folder have one name",
+      throw Error("offload.name", "two tensors of the folder have the same name",
                   {.tensor = value.name});
     }
     OffloadEntry* const entry = entry_of(value.name);
@@ -177,7 +178,7 @@ void OffloadFolder::put(OffloadEntry entry) {
 OffloadEntry& OffloadFolder::required(const std::string& name) {
   OffloadEntry* const entry = entry_of(name);
   if (entry == nullptr) {
-    throw Error("offload.name", "the offload folder has no such tensor", {.tensor = name});
+    throw Error("offload.name", "the offload folder has no tensor of this name", {.tensor = name});
   }
   return *entry;
 }
@@ -200,7 +201,8 @@ void OffloadFolder::add(const std::string& name, Dtype dtype, Shape shape,
   require_file_name(name);
   const std::string_view dtype_name = dtype_info(dtype).torch_name;
   if (dtype_name.empty()) {
-    throw Error("plan.dtype", "the offload folder's layout has no such dtype", {.tensor = name});
+    throw Error("plan.dtype", "the format of offload folders does not support this dtype",
+                {.tensor = name});
   }
   if (!is_active_) begin();
   put({.target = name, .dtype = dtype_name, .shape = shape});
@@ -241,7 +243,8 @@ void OffloadFolder::retype(const std::string& name, Dtype dtype, Shape shape) {
   const auto elements = shape.numel();
   if (!elements || *elements * (bits(dtype) / 8) != value.byte_count ||
       !is_readable_offload(dtype)) {
-    throw Error("plan.dtype", "the bytes do not fit this dtype and shape", {.tensor = name});
+    throw Error("plan.dtype", "the number of bytes does not fit the dtype and shape",
+                {.tensor = name});
   }
   OffloadEntry& entry = required(name);
   entry.dtype = dtype_info(dtype).torch_name;
@@ -286,7 +289,7 @@ void OffloadFolder::name_raw_files() {
     const std::string path = folder_ + "/" + entry.target + offload_raw_ending;
     if (is_there(storage_, path)) {
       throw Error("plan.dtype",
-                  "a tensor of this dtype cannot be replaced in an offload folder; name another "
+                  "a tensor of this dtype cannot be replaced in an offload folder; pass another "
                   "folder, or remove the file",
                   {.path = path, .tensor = entry.target, .found = std::string(entry.dtype)});
     }

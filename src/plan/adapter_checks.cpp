@@ -63,18 +63,19 @@ void report_other_encoders(const Catalog& base, const Catalog& adapter,
     const std::string expected = encoder_folder(encoder);
     if (folder == expected || (encoder == 1 && !has_usual_name)) continue;
     std::string message = fmt::format(
-        "the adapter in '{}' has {} for the text encoder {} of a pipeline, which are merged into "
+        "the adapter in '{}' has {} for text encoder {} of a pipeline; loadstone merges them into "
         "the base in '{}': {}",
         printable(adapter.root()), counted(names.size(), "module"), encoder, printable(base.root()),
         name_list(names));
-    findings.push_back({.severity = Severity::warning,
-                        .code = "merge.adapter",
-                        .sources = names,
-                        .message = std::move(message),
-                        .suggestion = "leave them out by a pattern (--lora-ignore) if the base is "
-                                      "another encoder",
-                        .found = std::string(folder),
-                        .expected = expected});
+    findings.push_back(
+        {.severity = Severity::warning,
+         .code = "merge.adapter",
+         .sources = names,
+         .message = std::move(message),
+         .suggestion =
+             "if the base is a different encoder, exclude them with a pattern (--lora-ignore)",
+         .found = std::string(folder),
+         .expected = expected});
   }
 }
 
@@ -96,11 +97,12 @@ void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
   }
   for (const auto& [text, found] : is_used) {
     if (found) continue;
-    findings.push_back({.severity = Severity::warning,
-                        .code = "plan.options",
-                        .message = fmt::format("'{}' (lora-ignore) finds no tensor of an adapter",
-                                               printable(text)),
-                        .found = printable(text)});
+    findings.push_back(
+        {.severity = Severity::warning,
+         .code = "plan.options",
+         .message = fmt::format("the pattern '{}' (lora-ignore) matches no tensor of an adapter",
+                                printable(text)),
+         .found = printable(text)});
   }
 }
 

@@ -57,7 +57,7 @@ class Adder {
     }
     report_other_encoders(*catalog_.checkpoints().front(), *adapter_, encoders_, findings_);
     for (const AdapterConfig& config : configs_) require_saved_modules(config);
-    if (!is_used_) fail({}, "no tensor of it is merged: it has none, or all are left out");
+    if (!is_used_) fail({}, "it has no tensors to merge, or patterns exclude all of them");
     for (const AdapterConfig& config : configs_) {
       for (const std::string& doubt : config.doubts()) {
         findings_.push_back({.severity = Severity::warning,
@@ -83,14 +83,13 @@ class Adder {
       };
       const std::vector<std::string> names = drafts_.names();
       if (std::ranges::none_of(names, is_lost)) continue;
-      fail({},
-           fmt::format("its configuration declares '{}' as trained whole (modules_to_save), and "
-                       "it holds no tensor of it",
-                       printable(module)));
+      fail({}, fmt::format("its configuration lists '{}' in modules_to_save (trained in full), but "
+                           "the adapter contains no tensor of this module",
+                           printable(module)));
       findings_.back().code = malformed;
       findings_.back().suggestion =
-          "leave the module out by a pattern (--lora-ignore) to keep the "
-          "base's";
+          "to keep the base's tensors of this module, exclude the module with a pattern "
+          "(--lora-ignore)";
     }
   }
 
@@ -122,12 +121,12 @@ class Adder {
         {.severity = Severity::error,
          .code = "merge.unused",
          .sources = {name},
-         .message = fmt::format("nothing uses '{}' of the adapter in '{}': {}", printable(name),
+         .message = fmt::format("'{}' of the adapter in '{}' has no effect: {}", printable(name),
                                 printable(adapter_->root()), why),
          .suggestion =
              options_.ignore.empty()
-                 ? "if it belongs to another model, leave it out by a pattern (--lora-ignore)"
-                 : "if it belongs to another model, leave it out by one more pattern"});
+                 ? "if it belongs to another model, exclude it with a pattern (--lora-ignore)"
+                 : "if it belongs to another model, exclude it with an additional pattern"});
   }
 
   [[nodiscard]] bool is_ignored(const std::string& name) {
@@ -164,7 +163,7 @@ class Adder {
                                            &AdapterModule::alpha, &AdapterModule::magnitude};
     auto& part = module.*parts.at(static_cast<std::size_t>(parsed.role));
     if (part) {
-      fail({name, part->name}, "two tensors are the same part of a module");
+      fail({name, part->name}, "two tensors have the same role in a module");
       findings_.back().code = malformed;
       return;
     }
@@ -175,7 +174,7 @@ class Adder {
   void replace(const std::string& name, const MergeSource& source) {
     const auto target = places_.find_value(name);
     if (!target) {
-      unused(name, "it is not part of a product, and the base has no tensor of this name");
+      unused(name, "it is not a LoRA matrix, and the base has no tensor of this name");
       return;
     }
     MergeDraft& draft = drafts_.at(*target);
@@ -197,19 +196,19 @@ class Adder {
         draft.decided_by.push_back(source.tensor);
         return;
       }
-      fail({name}, fmt::format("'{}' replaces '{}', which an adapter changed before with other "
-                               "values",
+      fail({name}, fmt::format("'{}' replaces '{}', but an earlier adapter already changed that "
+                               "tensor to different values",
                                printable(name), printable(drafts_.root_of(*target))));
       return;
     }
     if (options_.factor != 1) {
       fail({name},
-           fmt::format("'{}' replaces the base's tensor, which goes with the factor 1 only",
+           fmt::format("'{}' replaces the base's tensor, which is possible only with the factor 1",
                        printable(name)),
            fmt::format("{}", options_.factor), "1");
       if (name.find(".base_layer.") != std::string::npos) {
         findings_.back().suggestion =
-            "leave out PEFT's copy of the base by --lora-ignore base_layer";
+            "exclude PEFT's copy of the base with --lora-ignore base_layer";
       }
       return;
     }
@@ -228,33 +227,34 @@ class Adder {
     if (!ambiguous.empty() && std::ranges::all_of(ambiguous, means_first)) {
       place = AdapterPlace{.name = ambiguous.front()};  // all names refer to one tensor
     } else if (!ambiguous.empty()) {
-      fail(module.names, fmt::format("'{}' may mean {}", printable(name), name_list(ambiguous)));
+      fail(module.names,
+           fmt::format("'{}' can refer to {}", printable(name), name_list(ambiguous)));
       return;
     }
     if (!place) {
       for (const std::string& each : module.names) {
-        unused(each, "the base has no weight of its module");
+        unused(each, "the base has no weight for its module");
       }
       return;
     }
     if (!module.left || !module.right) {
-      refuse_itself("a module has one matrix of its product, and not the other");
+      refuse_itself("a module has only one of its two LoRA matrices");
     }
     if (place->encoder > 0) encoders_[place->encoder].push_back(name);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
-      refuse(
-          fmt::format("nothing can be added to '{}': {}", printable(place->name), draft.obstacle));
+      refuse(fmt::format("the adapter cannot change '{}': {}", printable(place->name),
+                         draft.obstacle));
     }
     if (!draft.source.is_number || !module.left->source.is_number ||
         !module.right->source.is_number) {
-      refuse("a product cannot be added to these values");
+      refuse("the LoRA product can be added only to decoded floats");
     }
     const AdapterConfig* const config = config_of(name);
     const AdapterProduct product = product_of(module);
     Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
     if (!std::isfinite(term.factor)) {
-      refuse_itself("the scale of its product is NaN, infinite or beyond F32",
+      refuse_itself("the scale of a LoRA product is NaN, infinite or too large for F32",
                     fmt::format("{}", term.factor));
     }
     LowRank& low_rank = term.low_rank.emplace();
@@ -267,7 +267,7 @@ class Adder {
     set_magnitudes(module, product, config, is_transposed, low_rank);
     const std::uint64_t width = row_elements(*place, draft.source.shape);
     if (draft.merge.row_elements != 0 && draft.merge.row_elements != width) {
-      refuse("products take the tensor for matrices of two widths");
+      refuse("two LoRA products need the tensor as matrices with different numbers of columns");
     }
     draft.merge.row_elements = width;
     const std::size_t number = draft.merge.terms.size();
@@ -330,7 +330,7 @@ class Adder {
     }
     if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
-      refuse_itself("its scale is in adapter_config.json, which is missing");
+      refuse_itself("the adapter's scale is in adapter_config.json, which is missing");
     }
     return 1;
   }
@@ -346,7 +346,7 @@ class Adder {
     const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
                           right_count > 0 && left[0] * left[1] == left_count && left[1] == right[0];
     if (!is_sound) {
-      refuse_itself("the two matrices of a product do not fit each other", left.text(),
+      refuse_itself("the shapes of a module's two LoRA matrices do not fit each other", left.text(),
                     right.text());
     }
     product.out = left[0];
@@ -365,7 +365,7 @@ class Adder {
 
   [[noreturn]] static void misfit(const AdapterPlace& place, const AdapterProduct& product,
                                   const Shape& shape) {
-    refuse(fmt::format("a product does not fit '{}'", printable(place.name)),
+    refuse(fmt::format("a LoRA product does not fit the shape of '{}'", printable(place.name)),
            fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }
 
@@ -412,11 +412,11 @@ class Adder {
     const bool is_transposed = has_expert && shape[1] == product.in && shape[2] == out;
     if (!is_straight && !is_transposed) misfit(place, product, shape);
     if (is_straight && is_transposed) {
-      refuse(fmt::format("'{}' could hold its experts in two ways", printable(place.name)),
+      refuse(fmt::format("the layout of the experts in '{}' is ambiguous", printable(place.name)),
              fmt::format("[{}, {}]", product.out, product.in), shape.text());
     }
     if (drafts_.contains(place.name + "_bias")) {
-      refuse("experts with biases have gates and ups in turn, which a product cannot be added to");
+      refuse("experts with biases interleave gate and up rows, so no LoRA product can be added");
     }
     low_rank.rank = product.rank;
     low_rank.rows = is_straight ? product.out : product.in;
@@ -443,25 +443,25 @@ class Adder {
                       const AdapterConfig* config, bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
       if (config != nullptr && config->has_magnitudes()) {
-        refuse_itself("a module has no magnitudes, and the configuration has use_dora: true");
+        refuse_itself("a module has no magnitudes, but the configuration has use_dora: true");
       }
       return;
     }
     if (config != nullptr && !config->has_magnitudes()) {
-      refuse_itself("a module has magnitudes, and the configuration has use_dora: false");
+      refuse_itself("a module has magnitudes, but the configuration has use_dora: false");
     }
     const MergeSource& source = module.magnitude->source;
     const std::uint64_t count = source.shape.numel().value_or(0);
     const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
     if (!is_by_row || count != product.out || !source.is_number) {
-      refuse_itself("magnitudes are one for each row", source.shape.text(),
+      refuse_itself("a module needs one magnitude for each row", source.shape.text(),
                     fmt::format("[{}]", product.out));
     }
     if (is_transposed || low_rank.rows != product.out) {
-      refuse("magnitudes of columns are not merged");
+      refuse("loadstone does not merge magnitudes of columns");
     }
     if (options_.factor != 1) {
-      refuse("DoRA goes with the factor 1 only: its magnitudes were trained for the whole product",
+      refuse("DoRA can be merged only with the factor 1, for which its magnitudes were trained",
              fmt::format("{}", options_.factor), "1");
     }
     View view = numbers_.view(source);

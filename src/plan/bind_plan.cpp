@@ -29,7 +29,7 @@ namespace {
 
 [[noreturn]] void changed(const Shard& shard, const char* field, std::string found,
                           std::string expected) {
-  throw Error("io.changed", "the shard is not the one that was planned for",
+  throw Error("io.changed", "the shard differs from the one that the plan was made for",
               {.path = shard.path,
                .field = field,
                .found = std::move(found),
@@ -39,15 +39,15 @@ namespace {
 // A warning, because copying a checkpoint also changes its modification time.
 Finding other_times(const std::vector<const Shard*>& shards) {
   std::string message = fmt::format(
-      "'{}' was modified at another time than when the plan was made; its size and header are the "
-      "same, and its values are not compared",
+      "'{}' has a different modification time than when the plan was made; its size and header are "
+      "the same, and loadstone does not compare its values",
       printable(shards.front()->path, 400));
   const std::size_t more = shards.size() - 1;
   if (more > 0) message += fmt::format(" (and {} more {})", more, more == 1 ? "shard" : "shards");
   return {.severity = Severity::warning,
           .code = "io.time",
           .message = std::move(message),
-          .suggestion = "if the shards were not merely copied, plan again"};
+          .suggestion = "if the shards were not merely copied, make the plan again"};
 }
 
 // Appends the shards whose modification time has changed to `other_time`.
@@ -55,7 +55,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
                   std::vector<const Shard*>& other_time) {
   const auto& shards = catalog.shards();
   if (shards.size() != saved.size()) {
-    throw Error("io.changed", "the checkpoint has another number of shards",
+    throw Error("io.changed", "the checkpoint has a different number of shards than the plan",
                 {.path = catalog.root(),
                  .found = std::to_string(shards.size()),
                  .expected = std::to_string(saved.size())});
@@ -139,18 +139,18 @@ class Binder {
       };
       const std::size_t checkpoints = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
       if (saved.checkpoint >= checkpoints) {
-        fail("checkpoint", {"there is no such checkpoint", std::to_string(saved.checkpoint),
+        fail("checkpoint", {"unknown checkpoint number", std::to_string(saved.checkpoint),
                             fmt::format("one of {}", checkpoints)});
       }
       const auto found = plan_.catalog->find(saved.name, saved.checkpoint);
-      if (!found) fail("name", {"the checkpoint holds no such tensor", saved.name});
+      if (!found) fail("name", {"the checkpoint contains no tensor of this name", saved.name});
       const TensorInfo& source = plan_.catalog->tensors()[*found];
       if (source.encoding != saved.encoding) {
-        fail("encoding", {"the tensor has another encoding", std::string(source.encoding.name()),
+        fail("encoding", {"the tensor's encoding has changed", std::string(source.encoding.name()),
                           std::string(saved.encoding.name())});
       }
       if (source.shape != saved.shape) {
-        fail("shape", {"the tensor has another shape", source.shape.text(), saved.shape.text()});
+        fail("shape", {"the tensor's shape has changed", source.shape.text(), saved.shape.text()});
       }
       bound_.push_back(*found);
     }
@@ -186,8 +186,8 @@ class Binder {
                      .found = quantized->defect.found,
                      .expected = quantized->defect.expected});
       }
-      fail({"the checkpoint's tensors are decoded otherwise", decoding.kernel,
-            sound.kernel.empty() ? "a quantized tensor" : sound.kernel});
+      fail({"the checkpoint's quantized tensor needs a different decoding than planned",
+            decoding.kernel, sound.kernel.empty() ? "a quantized tensor" : sound.kernel});
     }
   }
 
@@ -196,7 +196,7 @@ class Binder {
     QuantizedLayout form;
     auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form);
     if (!problem && target.recipe.origin != Origin::checkpoint) {
-      problem = Problem{"only what the checkpoint gives is quantized",
+      problem = Problem{"only tensors with origin checkpoint can be quantized",
                         std::string(name(target.recipe.origin))};
     }
     if (problem) {
@@ -208,18 +208,18 @@ class Binder {
   void check_target(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
-      refuse(i, "shape", {"the size does not fit whole bytes in 64 bits", target.shape.text()});
+      refuse(i, "shape", {"the size in bytes is not a whole 64-bit number", target.shape.text()});
     }
     if (!is_device_name(target.device)) {
-      refuse(i, "device", {"not a device", printable(target.device), device_examples});
+      refuse(i, "device", {"the device is unknown", printable(target.device), device_examples});
     }
     if (target.quantization) check_quantization(i);
     const bool is_excluded = target.recipe.origin == Origin::excluded;
     if (target.device == "meta" && !is_excluded && target.recipe.origin != Origin::tie) {
-      refuse(i, "device", {"only an excluded tensor is left on meta"});
+      refuse(i, "device", {"only a target with origin excluded can be on meta"});
     }
     if (target.recipe.reason.empty() == is_excluded) {
-      refuse(i, "recipe.reason", {"an excluded tensor has a reason, and nothing else has one"});
+      refuse(i, "recipe.reason", {"only origin excluded needs a reason"});
     }
   }
 
@@ -227,14 +227,14 @@ class Binder {
     PlannedTarget& target = plan_.targets[i];
     if (target.recipe.origin != Origin::checkpoint && !target.recipe.boxes.empty()) {
       refuse(i, "recipe.boxes",
-             {"only origin checkpoint has boxes", std::string(name(target.recipe.origin))});
+             {"only origin checkpoint can have boxes", std::string(name(target.recipe.origin))});
     }
     if (target.recipe.merge != nullptr && target.recipe.boxes.empty()) {
-      refuse(i, "recipe.merge", {"a merge has boxes, to which its terms are added"});
+      refuse(i, "recipe.merge", {"a merge needs boxes, to which its terms are added"});
     }
     check_constant(i);
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
-      refuse(i, "recipe.tie_of", {"a tie names its target, and nothing else does"});
+      refuse(i, "recipe.tie_of", {"only origin tie needs tie_of"});
     }
     if (target.recipe.origin == Origin::tie) check_tie(i);
     if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
@@ -257,13 +257,12 @@ class Binder {
     const Constant& constant = target.recipe.constant;
     if ((target.recipe.origin == Origin::constant) != (constant != nullptr)) {
       refuse(i, "recipe.constant",
-             {"origin constant has a constant, and nothing else has one",
-              std::string(name(target.recipe.origin))});
+             {"only origin constant needs a constant", std::string(name(target.recipe.origin))});
     }
     if (constant == nullptr) return;
     if (constant->size() != target.byte_count()) {
       refuse(i, "recipe.constant",
-             {"a constant has the bytes of its target", fmt::format("{} bytes", constant->size()),
+             {"a constant must have its target's size", fmt::format("{} bytes", constant->size()),
               fmt::format("{} bytes", target.byte_count())});
     }
     constant_bytes_ += constant->size();
@@ -277,14 +276,14 @@ class Binder {
   void check_tie(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     const auto found = index_.find(target.recipe.tie_of);
-    if (found == index_.end()) refuse(i, "recipe.tie_of", {"no such target", target.recipe.tie_of});
+    if (found == index_.end()) refuse(i, "recipe.tie_of", {"unknown target", target.recipe.tie_of});
     const PlannedTarget& root = plan_.targets[found->second];
     if (root.recipe.origin == Origin::tie)
-      refuse(i, "recipe.tie_of", {"a tie of a tie", root.name});
-    if (root.quantization) refuse(i, "recipe.tie_of", {"a tie of a quantized target", root.name});
+      refuse(i, "recipe.tie_of", {"a target cannot be tied to another tied target", root.name});
+    if (root.quantization) refuse(i, "recipe.tie_of", {"tied to a quantized target", root.name});
     if (root.shape != target.shape || root.dtype != target.dtype || root.device != target.device) {
       refuse(i, "recipe.tie_of",
-             {"tied targets have one shape, dtype and device",
+             {"tied targets must have the same shape, dtype and device",
               fmt::format("{} {} {}", target.shape.text(), name(target.dtype), target.device),
               fmt::format("{} {} {}", root.shape.text(), name(root.dtype), root.device)});
     }
@@ -363,7 +362,7 @@ class Binder {
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
         refuse_box(i, "boxes",
-                   {.message = "no cast exists from the source's encoding to the target's dtype",
+                   {.message = "loadstone cannot cast this encoding to the target's dtype",
                     .found = std::string(encoding.name()),
                     .expected = std::string(name(read_as)),
                     .box = b});
@@ -371,7 +370,7 @@ class Binder {
       if (!moves_whole_bytes(box, bits(read_as))) {
         refuse_box(
             i, "boxes",
-            {.message = "elements of less than a byte can only be moved as whole bytes", .box = b});
+            {.message = "elements smaller than a byte can only be moved as whole bytes", .box = b});
       }
     }
   }
@@ -380,7 +379,7 @@ class Binder {
     const Dtype dtype = plan_.targets[i].dtype;
     const CastKind way = cast_kind(Dtype::f32, dtype);
     if (way == CastKind::same || way == CastKind::cast) return;
-    refuse(i, "dtype", {"a sum is of floats of whole bytes", std::string(name(dtype))});
+    refuse(i, "dtype", {"a merge needs a float dtype with whole bytes", std::string(name(dtype))});
   }
 
   // Applies make_plan()'s check of codes without scales to the boxes of the saved plan.
@@ -426,12 +425,12 @@ class Binder {
       const bool has_moved =
           target.delivery == Delivery::file_view && comes_over_network(plan_, target);
       refuse(i, "delivery",
-             {has_moved ? "a view of a file that is on another machine: make the plan again"
-                        : "a delivery that its origin and device do not allow",
+             {has_moved ? "the plan views a file on another machine: make the plan again"
+                        : "the target's origin and device do not allow this delivery",
               fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device)});
     }
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
-      refuse(i, "name", {"a name that cannot be a file's in the offload folder"});
+      refuse(i, "name", {"the offload folder cannot have a file of this name"});
     }
     // A plan that lacks a folder already has an error finding, so execute() rejects it.
     if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
@@ -446,7 +445,7 @@ class Binder {
     const auto peak_bytes = plan_.peak_bytes;
     const auto fail = [](const char* field, std::uint64_t found, std::uint64_t expected) {
       throw Error(
-          "plan.json", "a total that is not that of the targets",
+          "plan.json", "the total differs from the sum of the targets",
           {.field = field, .found = std::to_string(found), .expected = std::to_string(expected)});
     };
     if (plan_.staging_bytes_max == 0) fail("staging_bytes_max", 0, 1);
@@ -463,7 +462,8 @@ class Binder {
     }
     for (const auto& [path, device] : plan_.device_map) {
       if (is_device_name(device) || !plan_.ok()) continue;
-      throw Error("plan.json", "not a device", {.field = "device_map", .found = printable(device)});
+      throw Error("plan.json", "the device is unknown",
+                  {.field = "device_map", .found = printable(device)});
     }
   }
 

@@ -13,8 +13,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view component_advice =
-    "give the target the shape and the floating dtype of the numbers, or load the codes together "
-    "with their scales into modules that are made for the encoding";
+    "give the target the shape and the floating-point dtype of the decoded values, or load the "
+    "codes together with their scales into modules made for the encoding";
 
 // Returns the tensors that a module needs in addition to the codes: the scales, and the group order
 // if there is one.
@@ -96,21 +96,21 @@ Finding Codes::refuse(std::uint32_t tensor, std::string_view target, Dtype asked
   const bool is_scale = quantized != nullptr && quantized->data != tensor;
   finding.found = source.encoding.name();
   finding.expected = name(asked);
-  finding.message = fmt::format("'{}' wants {}, but '{}' holds {} {} of a quantized tensor",
+  finding.message = fmt::format("'{}' needs {}, but '{}' contains {} {} of a quantized tensor",
                                 printable(target), name(asked), printable(source.name),
                                 source.encoding.name(), is_scale ? "scales" : "codes");
-  if (is_scale) finding.message += ", which are not cast";
+  if (is_scale) finding.message += ", which loadstone does not cast";
   if (is_scale || quantized == nullptr) return finding;
   const bool is_code = source.encoding == Encoding(asked);
   for (const std::uint32_t companion : quantized->companions()) {
     const std::string scale = printable(catalog_.tensors()[companion].name);
     if (is_code && !is_taken_[companion] && !is_known_[companion]) {
       finding.message +=
-          fmt::format(", and nothing takes '{}', without which they mean nothing", scale);
+          fmt::format(", and no target gets '{}', without which the codes have no meaning", scale);
       break;
     }
     if (!is_code && is_taken_[companion]) {
-      finding.message += fmt::format(", and another target takes its '{}' as it is", scale);
+      finding.message += fmt::format(", and another target gets its '{}' unchanged", scale);
       break;
     }
   }
@@ -137,13 +137,12 @@ std::optional<Finding> Codes::refuse_as_it_is(std::uint32_t tensor, std::string_
   finding.expected = name(dtype);
   finding.message =
       is_cast ? fmt::format(
-                    "'{}' wants {} numbers, but '{}' holds {} codes of a quantized tensor, "
-                    "which need '{}' and are not cast",
+                    "'{}' needs {} values, but '{}' contains {} codes of a quantized tensor, which "
+                    "need '{}' and which loadstone does not cast",
                     printable(target), name(dtype), printable(data.name), data.encoding.name(),
                     printable(finding.sources.back()))
               : fmt::format(
-                    "'{}' would get the {} codes of '{}' without their scales: nothing "
-                    "takes '{}'",
+                    "'{}' would get the {} codes of '{}' without their scales: no target gets '{}'",
                     printable(target), data.encoding.name(), printable(data.name),
                     printable(catalog_.tensors()[*left].name));
   return finding;

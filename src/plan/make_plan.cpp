@@ -58,47 +58,51 @@ Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleto
 
 void Planner::check_options() const {
   if (options_.dtype && options_.dtype_from_file) {
-    refuse_option("dtype", "either a dtype or the file's, not both",
+    refuse_option("dtype", "pass either a dtype or \"auto\" (the file's dtype), not both",
                   std::string(name(*options_.dtype)));
   }
   if (options_.dtype &&
       (kind(*options_.dtype) != DtypeKind::floating || bits(*options_.dtype) % 8 != 0)) {
-    refuse_option("dtype", "parameters can only get a floating dtype of whole bytes",
+    refuse_option("dtype", "parameters can be cast only to a float dtype with whole bytes",
                   std::string(name(*options_.dtype)));
   }
   if (options_.staging_bytes_max == 0)
-    refuse_option("staging_bytes_max", "nothing can be read without staging");
-  if (options_.local_ranks == 0) refuse_option("local_ranks", "this process is one of them", "0");
+    refuse_option("staging_bytes_max", "the size of the staging pool must be greater than 0");
+  if (options_.local_ranks == 0)
+    refuse_option("local_ranks", "the number of ranks must be 1 or more: it includes this process",
+                  "0");
   if (options_.device_map.mode && !options_.device_map.entries.empty()) {
-    refuse_option("device_map", "either computed or given, not both");
+    refuse_option("device_map", "pass either a computed device map or its entries, not both");
   }
   const std::size_t given = 1 + options_.adapters.size();
   const std::size_t there = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
   if (given > 1 && given != there) {
-    refuse_option("adapters", "each checkpoint of the catalog behind the first is an adapter",
+    refuse_option("adapters", "each checkpoint after the first in the catalog must be an adapter",
                   fmt::format("{} adapters and {} checkpoints", given - 1, there));
   }
   if (options_.tie == TiePolicy::keep && options_.adapters.empty()) {
-    refuse_option("tie", "it goes with adapters (lora)", "keep");
+    refuse_option("tie", "this option needs adapters (lora)", "keep");
   }
   const auto is_factor = [](const MergeAdapter& adapter) { return std::isfinite(adapter.factor); };
   if (!std::ranges::all_of(options_.adapters, is_factor))
-    refuse_option("adapters", "factors are finite");
+    refuse_option("adapters", "a factor must be finite");
   std::vector<std::string> devices;
   for (const auto& [device, bytes] : options_.max_memory) {
     devices.push_back(device_name(device));
     if (!is_device_name(devices.back())) refuse_option("max_memory", unknown_device(device));
-    if (devices.back() == "meta") refuse_option("max_memory", "meta has no memory", device);
+    if (devices.back() == "meta")
+      refuse_option("max_memory", "the device meta cannot have a memory limit", device);
   }
   std::ranges::sort(devices);
   const auto twice = std::ranges::adjacent_find(devices);
-  if (twice != devices.end()) refuse_option("max_memory", "a device has two limits", *twice);
+  if (twice != devices.end())
+    refuse_option("max_memory", "two limits are given for the same device", *twice);
   std::vector<std::string_view> paths;
   for (const auto& [path, device] : options_.device_map.entries) paths.push_back(path);
   std::ranges::sort(paths);
   const auto same = std::ranges::adjacent_find(paths);
   if (same != paths.end())
-    refuse_option("device_map", "a module has two devices", std::string(*same));
+    refuse_option("device_map", "two devices are given for the same module", std::string(*same));
 }
 
 // Validates recipes, because callers can write them freely.
@@ -107,13 +111,13 @@ void Planner::check_recipes() {
   for (const TargetRecipe& recipe : options_.recipes.targets) {
     if (recipe.merge != nullptr) keep_numbers(recipe);
     if (recipe.merge != nullptr && recipe.boxes.empty() && recipe.shape.numel() != 0u) {
-      throw Error("plan.recipe", "a merge has boxes, to which its terms are added",
+      throw Error("plan.recipe", "a merge needs boxes, to which its terms are added",
                   {.tensor = recipe.target, .field = "recipes"});
     }
     if (recipe.constant == nullptr) continue;
     constant_bytes += recipe.constant->size();
     if (constant_bytes <= constant_bytes_max && recipe.boxes.empty()) continue;
-    throw Error("plan.recipe", "constants have no boxes, and are small",
+    throw Error("plan.recipe", "a constant must not have boxes, and must be small",
                 {.tensor = recipe.target, .field = "recipes"});
   }
   PreparedDecoder form;
@@ -147,7 +151,7 @@ Plan Planner::run(SinkKind sink) && {
   }
   find_groups();
   for (const auto& [target, quantization] : options_.quantize) {
-    if (!index_.contains(target)) refuse_option("quantize", "no such target", target);
+    if (!index_.contains(target)) refuse_option("quantize", "no target has this name", target);
   }
   mark_taken_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
@@ -184,7 +188,7 @@ Plan Planner::run(SinkKind sink) && {
           check_merge(*target.recipe.merge, elements, plan_.catalog->tensors(), plan_.decodings);
     }
     if (defect)
-      throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
+      throw Error("internal", "a rule produced boxes that do not fit: " + defect->message,
                   {.tensor = target.name, .found = defect->found, .expected = defect->expected});
   }
   sort_findings(plan_.findings);

@@ -43,7 +43,8 @@ std::string Planner::obstacle_of(std::size_t root) const {
   const Origin origin = planned.recipe.origin;
   if (origin == Origin::excluded) return {};
   if (origin != Origin::checkpoint) {
-    return fmt::format("its value is not the checkpoint's but of origin {}", name(origin));
+    return fmt::format("its value does not come from the checkpoint, but has origin {}",
+                       name(origin));
   }
   const bool is_number = std::ranges::all_of(planned.recipe.boxes, [&](const Box& box) {
     const Encoding encoding = encoding_of(box, plan_.catalog->tensors(), plan_.decodings);
@@ -52,8 +53,8 @@ std::string Planner::obstacle_of(std::size_t root) const {
   });
   if (is_number && is_merged_dtype(planned.dtype)) return {};
   return fmt::format(
-      "the model holds it as {}, and sums are of floats of 16 bits or more; merge into a file "
-      "first",
+      "the model stores it as {}, but an adapter can be added only to floats of 16 bits or more; "
+      "merge the adapter into a file first",
       name(planned.dtype));
 }
 
@@ -192,8 +193,10 @@ bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& m
                            plan_.decodings);
   const CastKind way = cast_kind(Dtype::f32, planned.dtype);
   if (!found && way != CastKind::same && way != CastKind::cast) {
-    found =
-        Problem{"a sum is of floats of whole bytes", std::string(name(planned.dtype)), {}, "dtype"};
+    found = Problem{"the target of a merge must have a float dtype with whole bytes",
+                    std::string(name(planned.dtype)),
+                    {},
+                    "dtype"};
   }
   if (!found) {
     planned.recipe.merge = merge;

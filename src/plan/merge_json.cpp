@@ -28,14 +28,14 @@ PlanNumbers number_boxes(const ValueSet& values) {
   for (const Value& value : values.list) {
     const auto add_source = [&](std::uint32_t source) {
       add(numbers.sources, numbers.sources_used, source,
-          "the recipes are not made for this catalog", value.name);
+          "the recipes were made for a different catalog", value.name);
     };
     std::ranges::for_each(sources_of(value.boxes, values.decodings, value.merge), add_source);
     std::ranges::for_each(value.decided_by, add_source);
     for_each_box(value, [&](const Box& box) {
       if (box.decoding == no_decoding) return;
       add(numbers.decodings, numbers.decodings_used, box.decoding,
-          "a box names a decoding that is not there", value.name);
+          "a box refers to a decoding that does not exist", value.name);
     });
   }
   return numbers;
@@ -44,7 +44,7 @@ PlanNumbers number_boxes(const ValueSet& values) {
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndex<std::uint32_t> each) {
   const std::uint64_t index = reader.unsigned_number(value, place);
-  if (index >= no_decoding) reader.refuse(place, "there is no such one", std::to_string(index));
+  if (index >= no_decoding) reader.refuse(place, "no entry has this number", std::to_string(index));
   each.index = static_cast<std::uint32_t>(index);
 }
 
@@ -57,7 +57,7 @@ void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndices<std::vector<std::uint32_t>> each) {
   for (const auto item : reader.array(value, place)) {
-    each.list.push_back(reader.small_number(item, place, "no such source"));
+    each.list.push_back(reader.small_number(item, place, "no source has this number"));
   }
 }
 
@@ -65,7 +65,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
                BoxDim& dim) {
   const auto parts = reader.array(value, place);
   if (parts.size() != 3) {
-    reader.refuse(place, "a dimension has three numbers", std::to_string(parts.size()),
+    reader.refuse(place, "a dimension must have three numbers", std::to_string(parts.size()),
                   "[extent, source_stride, target_stride]");
   }
   auto part = parts.begin();
@@ -86,14 +86,14 @@ void write_json(JsonWriter& json, const Constant& constant) { json.value(base64_
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                Constant& constant) {
   auto bytes = bytes_from_base64(reader.string(value, place));
-  if (!bytes) reader.refuse(place, "no base64");
+  if (!bytes) reader.refuse(place, "the text is not base64");
   constant = std::make_shared<const std::vector<std::byte>>(*std::move(bytes));
 }
 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                DeviceMapEntry& entry) {
   const auto parts = reader.array(value, place);
-  if (parts.size() != 2) reader.refuse(place, "an entry is a module and a device");
+  if (parts.size() != 2) reader.refuse(place, "an entry must be a module and a device");
   entry = {std::string(reader.string(parts.at(0).value_unsafe(), place)),
            std::string(reader.string(parts.at(1).value_unsafe(), place))};
 }

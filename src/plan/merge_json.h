@@ -64,7 +64,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
 // omitted for 0 and nullopt.
 template <typename Number>
 struct JsonBits {
-  explicit JsonBits(Number& given, std::string_view refusal = "too large")
+  explicit JsonBits(Number& given, std::string_view refusal = "the number is too large")
       : number(given), problem(refusal) {}
 
   [[nodiscard]] bool empty() const noexcept { return number == std::remove_const_t<Number>(); }

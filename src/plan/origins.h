@@ -42,11 +42,11 @@ struct OriginRow {
     case Origin::checkpoint:
       return {"checkpoint", GivenBy::execute, Proof::sources};
     case Origin::constructor:
-      return {"constructor", GivenBy::model, Proof::memory, "the constructor's value stays",
+      return {"constructor", GivenBy::model, Proof::memory, "the constructor's value is kept",
               "with the constructor's values"};
     case Origin::initialiser:
-      return {"initialiser", GivenBy::caller, Proof::memory, "left to the model's initialiser",
-              "by the model's initialisers"};
+      return {"initialiser", GivenBy::caller, Proof::memory,
+              "the model's initialiser sets the value", "by the model's initialisers"};
     case Origin::zeros:
       return {"zeros", GivenBy::execute, Proof::bytes, "filled with zeros", "with zeros"};
     case Origin::constant:

@@ -96,7 +96,7 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
          .code = "plan.tie",
          .target = plan_.targets[i].name,
          .message =
-             fmt::format("'{}' is tied to '{}' and goes with it to {}, not to {}",
+             fmt::format("'{}' is tied to '{}', so it is also placed on {}, not on {}",
                          printable(plan_.targets[i].name), printable(plan_.targets[roots_[i]].name),
                          devices[roots_[i]], devices[i])});
   }
@@ -112,7 +112,7 @@ void Planner::place_as_held(std::vector<std::string>& devices) {
     add({.severity = Severity::error,
          .code = "plan.device_map",
          .target = plan_.targets[i].name,
-         .message = fmt::format("'{}' is on '{}', where nothing can be loaded to",
+         .message = fmt::format("'{}' is on '{}', a device that loadstone cannot load to",
                                 printable(plan_.targets[i].name), printable(held->device)),
          .suggestion = "pass a device map, or move the model",
          .found = held->device,
@@ -131,15 +131,16 @@ void Planner::report_idle(const std::string& path) {
   if (known != plan_.targets.end()) {
     add({.severity = Severity::warning,
          .code = "plan.device_map",
-         .message = fmt::format("the device map's '{}' is the path of nothing that is placed by it",
-                                printable(path))});
+         .message = fmt::format(
+             "the device map's entry '{}' has no effect: other entries place all its tensors",
+             printable(path))});
     return;
   }
   add({.severity = map.allows_unknown ? Severity::warning : Severity::error,
        .code = "plan.device_map",
-       .message = fmt::format("the device map's '{}' names no module and no tensor of the model",
+       .message = fmt::format("the device map's entry '{}' is not a module or tensor of the model",
                               printable(path)),
-       .suggestion = "correct the entry or take it out",
+       .suggestion = "correct the entry, or remove it",
        .found = path});
 }
 
@@ -151,7 +152,7 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
        .target = first,
        .message = fmt::format("the device map does not cover {}",
                               name_list({&first, 1}, uncovered.size())),
-       .suggestion = "an entry for the module \"\" covers the rest"});
+       .suggestion = "add an entry for the module \"\", which covers all other tensors"});
 }
 
 // Determines device, origin and delivery.
@@ -160,7 +161,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   Recipe& recipe = target.recipe;
   const bool has_bytes = is_delivered(recipe.origin);
   if (device == "meta") {
-    if (recipe.origin != Origin::excluded) recipe.reason = "placed on meta by the device map";
+    if (recipe.origin != Origin::excluded) recipe.reason = "the device map places it on meta";
     recipe.origin = Origin::excluded;
     recipe.boxes.clear();
     recipe.merge.reset();
@@ -192,8 +193,8 @@ void Planner::refuse_slice_on_disk(std::size_t target) {
   if (!wanted.slice) return;
   fail(target,
        {.code = "plan.slice",
-        .message = fmt::format("the model holds {} of '{}', {}: an offload folder holds "
-                               "whole tensors",
+        .message = fmt::format("the model contains only {} of '{}', {}: an offload folder can "
+                               "contain only whole tensors",
                                wanted.slice->text(), printable(wanted.name), wanted.shape.text()),
         .found = "disk"});
 }
@@ -209,7 +210,7 @@ void Planner::check_offload() {
       add({.severity = Severity::error,
            .code = "offload.name",
            .target = target.name,
-           .message = fmt::format("'{}' is placed on disk, but its name cannot be a file's",
+           .message = fmt::format("'{}' is placed on disk, but its name is not a valid file name",
                                   printable(target.name))});
     }
     if (options_.mmap && target.delivery == Delivery::memory && target.device == "cpu" &&
@@ -221,10 +222,11 @@ void Planner::check_offload() {
     }
   }
   if (!unaligned.sources.empty()) {
-    unaligned.message = name_list(unaligned.sources, unaligned.sources.size(), 1) +
-                        (is_far ? " cannot be a view of a file on another machine, and is copied"
-                                : " cannot be a view of the file, because of its offset, and "
-                                  "is copied");
+    unaligned.message =
+        name_list(unaligned.sources, unaligned.sources.size(), 1) +
+        (is_far ? " cannot be a view of a file on another machine, so loadstone copies it"
+                : " cannot be a view of the file, because its offset is not aligned, so loadstone "
+                  "copies it");
     add(std::move(unaligned));
   }
   if (written == 0 || !options_.offload_folder.empty()) return;
@@ -234,7 +236,7 @@ void Planner::check_offload() {
            "{} targets placed on disk must be written there, but the plan has no offload "
            "folder",
            written),
-       .suggestion = "give an offload folder, or more memory to other devices"});
+       .suggestion = "pass an offload folder, or give other devices more memory"});
 }
 
 void Planner::check_budget() {
@@ -254,7 +256,7 @@ void Planner::check_budget() {
     if (needed <= limit) continue;
     add({.severity = Severity::error,
          .code = "plan.over_budget",
-         .message = fmt::format("{} needs {}, and may take {}", device, human_bytes(needed),
+         .message = fmt::format("{} needs {}, but its limit is {}", device, human_bytes(needed),
                                 human_bytes(limit)),
          .suggestion = "raise the limit, place modules elsewhere, or choose a smaller dtype",
          .found = fmt::format("{} bytes", needed),

@@ -72,12 +72,12 @@ class ShardFinder {
  private:
   void check_names() const {
     if (saved_.shards.empty()) {
-      throw Error("plan.json", "a plan without a shard", {.field = "shards"});
+      throw Error("plan.json", "the plan has no shard", {.field = "shards"});
     }
     for (std::size_t i = 0; i < saved_.shards.size(); ++i) {
       const std::string& path = saved_.shards[i].path;
       if (is_inside(path)) continue;
-      throw Error("plan.json", "a shard that is not below the root",
+      throw Error("plan.json", "the plan has a shard that is not inside the checkpoint's folder",
                   {.field = fmt::format("shards[{}].path", i), .found = printable(path)});
     }
   }
@@ -108,9 +108,9 @@ class ShardFinder {
     if (plan_folder_holds_all()) return plan_folder_;
     if (!allow_remote_) {
       throw Error("plan.remote",
-                  "the plan's checkpoint is on another machine, which is not contacted on a file's "
-                  "word; allow it (--allow-remote, allow_remote=) or name the checkpoint "
-                  "(CHECKPOINT on the command line, root= in Python)",
+                  "the plan's checkpoint is on another machine, which loadstone does not contact "
+                  "only because a file refers to it; allow it (--allow-remote, allow_remote=) or "
+                  "pass the checkpoint (CHECKPOINT on the command line, root= in Python)",
                   {.path = saved_.root, .field = "root"});
     }
     return saved_.root;
@@ -150,14 +150,14 @@ class ShardFinder {
       return same_bytes ? fmt::format("inode {}", identity.inode)
                         : fmt::format("{} bytes", identity.bytes);
     };
-    throw Error("io.changed",
-                "the plan leads to a file that is not the one it was made for; if the checkpoint "
-                "has moved or was copied, name its folder (CHECKPOINT on the command line, root= "
-                "in Python)",
-                {.path = source->path(),
-                 .field = same_bytes ? "inode" : "bytes",
-                 .found = text(now),
-                 .expected = text(shard.identity)});
+    throw Error(
+        "io.changed",
+        "the plan refers to a file that differs from the one it was made for; if the checkpoint "
+        "was moved or copied, pass its folder (CHECKPOINT on the command line, root= in Python)",
+        {.path = source->path(),
+         .field = same_bytes ? "inode" : "bytes",
+         .found = text(now),
+         .expected = text(shard.identity)});
   }
 
   const SavedCheckpoint& saved_;
@@ -178,8 +178,8 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
   });
   if (needs_one && folder.empty() && plan.ok() && !plan.offload_folder.empty()) {
     throw Error("plan.offload_folder",
-                "the plan writes tensors to a folder that it names itself; a plan from a file "
-                "needs the caller's word for it (--offload-folder, offload_folder=)",
+                "the plan writes tensors to a folder that its file specifies; to allow that, pass "
+                "the folder again (--offload-folder, offload_folder=)",
                 {.path = plan.offload_folder,
                  .field = "offload_folder",
                  .expected = "an offload folder, passed again"});
@@ -193,7 +193,7 @@ std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOpti
   // The plan may have been made with a higher GGUF rank limit, so the highest limit is accepted.
   opening.gguf_rank_max = std::max(opening.gguf_rank_max, defaults::gguf_rank_most);
   if (paths.other_roots.size() >= saved.checkpoints.size()) {
-    refuse_option("root", "there are more roots than checkpoints in the plan",
+    refuse_option("root", "more checkpoints were passed than the plan has",
                   std::to_string(1 + paths.other_roots.size()),
                   fmt::format("at most {}", saved.checkpoints.size()));
   }

@@ -25,7 +25,7 @@ template <typename Visitor>
 void visit_shape(Visitor& visitor, auto& shape) {
   visitor.member("shape", shape);
   if constexpr (Visitor::is_reading) {
-    if (!shape.numel()) visitor.refuse("shape", "the size does not fit 64 bits", shape.text());
+    if (!shape.numel()) visitor.refuse("shape", "the size does not fit in 64 bits", shape.text());
   }
 }
 
@@ -133,7 +133,8 @@ void visit_fields(auto& visitor, Like<Decoding> auto& decoding, const PlanNumber
   visitor.member("sources", JsonIndices(decoding.sources, numbers.sources));
   visit_shape(visitor, decoding.shape);
   visitor.member("dtype", decoding.dtype);
-  visitor.optional("offset_bits", JsonBits(decoding.offset, "more than the 32 bits of an F32"));
+  visitor.optional("offset_bits",
+                   JsonBits(decoding.offset, "the number does not fit in the 32 bits of an F32"));
   visitor.optional("group_size", decoding.group_size);
 }
 
@@ -150,7 +151,8 @@ void visit_fields(Visitor& visitor, Like<Quantization> auto& quantization) {
   if constexpr (!Visitor::is_reading) {
     if (quantization.importance) visitor.member("importance", quantization.importance->size());
   } else if (visitor.optional("importance")) {
-    visitor.refuse("importance", "a saved plan does not hold an importance: plan again",
+    visitor.refuse("importance",
+                   "a saved plan does not contain an importance matrix: make the plan again",
                    "an importance");
   }
 }
@@ -174,7 +176,7 @@ void visit_fields(Visitor& visitor, Like<PlannedTarget> auto& target, const Plan
     if (!visitor.optional(field, *of)) continue;
     if constexpr (Visitor::is_reading) {
       if (of->size() == target.shape.rank()) continue;
-      visitor.refuse(field, "one number for each dimension", {}, target.shape.text());
+      visitor.refuse(field, "there must be one number for each dimension", {}, target.shape.text());
     }
   }
   visitor.member("dtype", target.dtype);
@@ -208,7 +210,7 @@ static std::string plan_json(const Plan& plan) {
   json.optional("tie_checks", checks);
   json.end_object();
   if (json.is_lossy()) {
-    throw Error("plan.json", "a path or name in the plan is not UTF-8, which JSON cannot hold",
+    throw Error("plan.json", "a path or name in the plan is not UTF-8, so JSON cannot represent it",
                 {.path = plan.catalog->root(), .expected = "paths and names in UTF-8"});
   }
   return json.take() + "\n";

@@ -50,7 +50,7 @@ std::string prefix_advice(std::string_view prefix) {
   json.begin_object();
   json.member(prefix, "");
   json.end_object();
-  return fmt::format("the rules {} take it away", json.take());
+  return fmt::format("to remove the prefix, pass the rules {}", json.take());
 }
 
 std::optional<Finding> partial(const Names& names, const Known& known, std::string_view prefix) {
@@ -63,14 +63,13 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
     if (is_wanted && wanted.size() < prefix_names_max) wanted.emplace_back(name);
   }
   if (wanted.empty()) return std::nullopt;
-  return Finding{
-      .severity = Severity::warning,
-      .code = "plan.prefix",
-      .sources = std::move(wanted),
-      .message = fmt::format("{} of {} names of the checkpoint begin with '{}', so it is not taken "
-                             "away",
-                             count, names.size(), printable(prefix)),
-      .suggestion = prefix_advice(prefix)};
+  return Finding{.severity = Severity::warning,
+                 .code = "plan.prefix",
+                 .sources = std::move(wanted),
+                 .message = fmt::format("only {} of {} names of the checkpoint begin with '{}', so "
+                                        "loadstone does not remove this prefix",
+                                        count, names.size(), printable(prefix)),
+                 .suggestion = prefix_advice(prefix)};
 }
 
 }  // namespace
@@ -104,9 +103,9 @@ Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
     result.rules.push_back(prefix_rule(common, ""));
     result.findings.push_back(
         {.code = "plan.prefix",
-         .message =
-             fmt::format("every name of the checkpoint begins with '{}', which is taken away",
-                         printable(common))});
+         .message = fmt::format(
+             "every name of the checkpoint begins with '{}'; loadstone removes this prefix",
+             printable(common))});
   } else if (chains.empty() && rules.empty()) {
     for (const std::string_view prefix : wanted) {
       if (auto finding = partial(names, known, prefix)) {

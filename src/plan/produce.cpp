@@ -66,7 +66,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     }
     items_.push_back(std::move(item));
     if (!index_.emplace(items_.back().name, items_.size() - 1).second) {
-      throw Error("plan.options", "two recipes make one target",
+      throw Error("plan.options", "two recipes make the same target",
                   {.tensor = recipe.target, .field = "recipes"});
     }
   }
@@ -206,7 +206,7 @@ std::optional<Problem> Production::split_view(const Produced& item, const Rule& 
   if (rule.sizes.empty()) {
     if (extent % parts != 0) {
       return Problem{
-          fmt::format("dimension {} does not fall into {} equal parts", rule.dims[0], parts),
+          fmt::format("dimension {} cannot be divided into {} equal parts", rule.dims[0], parts),
           view.shape.text()};
     }
     size = extent / parts;
@@ -215,7 +215,7 @@ std::optional<Problem> Production::split_view(const Produced& item, const Rule& 
     std::uint64_t rest = extent;
     for (std::size_t i = 0; i < parts; ++i) {
       if (rule.sizes[i] > rest || (i + 1 == parts && rule.sizes[i] != rest)) {
-        return Problem{fmt::format("the sizes do not sum up to dimension {}", rule.dims[0]),
+        return Problem{fmt::format("the sum of the sizes differs from dimension {}", rule.dims[0]),
                        view.shape.text(), fmt::format("{}", fmt::join(rule.sizes, " + "))};
       }
       if (i == item.part) start = extent - rest;

@@ -102,7 +102,7 @@ struct RecipeBuilder::Impl {
 
   const Tensor& at(std::string_view operation, Value value) const {
     if (value < values.size()) return values[value];
-    refuse_operation(operation, {"there is no such value", std::to_string(value),
+    refuse_operation(operation, {"no value has this number", std::to_string(value),
                                  fmt::format("one of {}", values.size())});
   }
 
@@ -116,12 +116,12 @@ struct RecipeBuilder::Impl {
                         fmt::format("blocks of shape {}", tensor.view.shape.text()), "decode()"});
     }
     if (tensor.constant == nullptr) return tensor;
-    refuse_operation(operation, {"a constant can only be a target as it is, without any operation",
+    refuse_operation(operation, {"a constant can be a target only unchanged, without any operation",
                                  fmt::format("a constant of shape {}", tensor.view.shape.text())});
   }
 
   Value keep(Tensor tensor) {
-    if (values.size() >= UINT32_MAX) refuse_operation("recipe", {"too many values"});
+    if (values.size() >= UINT32_MAX) refuse_operation("recipe", {"there are too many values"});
     values.push_back(std::move(tensor));
     return static_cast<Value>(values.size() - 1);
   }
@@ -136,7 +136,7 @@ struct RecipeBuilder::Impl {
     }
     auto& decodings = recipes.decodings;
     if (decodings.size() >= UINT32_MAX - tensors.size())
-      refuse_operation("decode", {"too many decodings"});
+      refuse_operation("decode", {"there are too many decodings"});
     const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
     const Dtype dtype = decoding.dtype;
     View view = whole_view(number, decoding.shape);
@@ -158,7 +158,7 @@ struct RecipeBuilder::Impl {
   template <typename Join>
   Value joined(std::string_view operation, const std::vector<Value>& items, Join join) {
     return only_errors([&] {
-      if (items.empty()) refuse_operation(operation, {"nothing to join"});
+      if (items.empty()) refuse_operation(operation, {"the list of values to join is empty"});
       Tensor result;
       result.dtype = view_at(operation, items.front()).dtype;
       std::vector<View> parts;
@@ -196,7 +196,8 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
   return only_errors([&] {
     const auto index = impl_->catalog->find(name);
     if (!index) {
-      refuse_operation("source", {"the checkpoint holds no such tensor", printable(name)},
+      refuse_operation("source",
+                       {"the checkpoint contains no tensor of this name", printable(name)},
                        std::string(name));
     }
     const TensorInfo& source = impl_->catalog->tensors()[*index];
@@ -215,7 +216,7 @@ RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, c
     const auto elements = shape.numel();
     const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
     if (expected != bytes.size()) {
-      refuse_operation("constant", {"the bytes are not those of the shape",
+      refuse_operation("constant", {"the number of bytes does not fit the dtype and the shape",
                                     fmt::format("{} bytes", bytes.size()),
                                     fmt::format("{} {}", name(dtype), shape.text())});
     }
@@ -243,7 +244,7 @@ RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
       const Tensor& source = impl_->at("decode", value);
       if (!source.is_source) {
         refuse_operation(
-            "decode", {"only tensors of the checkpoint as they are can be decoded",
+            "decode", {"only unchanged tensors of the checkpoint can be decoded",
                        fmt::format("a value of shape {}", source.view.shape.text()), "a source"});
       }
       decoding.sources.push_back(source.view.pieces.front().source);
@@ -267,9 +268,9 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
     if (tensor.dtype == dtype) return value;
     tensor = impl_->view_at("cast", value);
     if (tensor.rounded) {
-      refuse_operation("cast", {"a second cast after one that rounds",
+      refuse_operation("cast", {"a value cannot be cast again after a cast that rounds",
                                 fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
-                                "the values as they are in the file, or cast without loss"});
+                                "values that are unchanged, or cast without rounding"});
     }
     tensor.is_source = false;
     for (const ViewPiece& piece : tensor.view.pieces) {
@@ -277,7 +278,7 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation("cast", {"no cast exists between these",
+        refuse_operation("cast", {"loadstone has no cast between these dtypes",
                                   fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
@@ -304,8 +305,8 @@ RecipeBuilder::Value RecipeBuilder::slice(Value value, std::int64_t dim, std::ui
     if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
     const auto last = checked_mul_add(size - 1, step, start);
     if (step == 0 || !last || *last >= view.shape[*index]) {
-      return Problem{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
-                                 step, dim),
+      return Problem{fmt::format("{} indices from {}, with step {}, exceed dimension {}", size,
+                                 start, step, dim),
                      view.shape.text()};
     }
     if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
@@ -343,7 +344,7 @@ void RecipeBuilder::add(std::string target, Value value) {
     const Tensor& tensor = impl_->at("add", value);
     if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
     if (!impl_->names.insert(target).second) {
-      refuse_operation("add", {"the target has a recipe already", printable(target)}, target);
+      refuse_operation("add", {"the target already has a recipe", printable(target)}, target);
     }
     impl_->recipes.targets.push_back({std::move(target), tensor.view.shape, tensor.dtype,
                                       impl_->boxes_for(tensor.view), tensor.constant});

@@ -32,7 +32,7 @@ constexpr const char* recipe_code = "plan.recipe";
 std::string codes_of(const Catalog& catalog, std::uint32_t source) {
   const QuantizedTensor* const codes = catalog.quantized().find(source);
   if (codes == nullptr) return {};
-  if (!codes->is_readable()) return "an unknown encoding";
+  if (!codes->is_readable()) return "the encoding is unknown";
   const Decoding& decoding = codes->decoding;
   std::vector<std::string> names;
   for (const std::uint32_t each : decoding.sources) names.push_back(catalog.tensors()[each].name);
@@ -147,7 +147,8 @@ class Reading {
 
   [[nodiscard]] std::uint32_t find(std::string_view name, const JsonPlace& place) const {
     const auto index = catalog_.find(name);
-    if (!index) reader_.refuse(place, "the checkpoint holds no such tensor", printable(name));
+    if (!index)
+      reader_.refuse(place, "the checkpoint contains no tensor of this name", printable(name));
     return *index;
   }
 
@@ -156,8 +157,8 @@ class Reading {
       const JsonPlace item_place = {&place, {}, sources_.size()};
       const auto parts = reader_.array(item, item_place);
       if (parts.size() != 3 && parts.size() != 4) {
-        reader_.refuse(item_place, "a source has three or four parts", std::to_string(parts.size()),
-                       "[name, encoding, shape, codes]");
+        reader_.refuse(item_place, "a source must have three or four parts",
+                       std::to_string(parts.size()), "[name, encoding, shape, codes]");
       }
       auto part = parts.begin();
       const std::uint32_t source = find(reader_.string(*part, item_place), item_place);
@@ -181,7 +182,7 @@ class Reading {
       return text.empty() ? std::string("plain values") : printable(text, 400);
     };
     throw Error(recipe_code,
-                "the recipes were made for a checkpoint whose tensor of this name differs",
+                "the recipes were made for a different checkpoint: its tensor of this name differs",
                 {.tensor = tensor.name,
                  .field = field,
                  .found = shown(found),
@@ -194,7 +195,8 @@ class Reading {
       const JsonPlace item_place = {&place, {}, decodings.size()};
       const auto parts = reader_.array(item, item_place);
       if (parts.size() < 4 || parts.size() > 6) {
-        reader_.refuse(item_place, "a decoding has four to six parts", std::to_string(parts.size()),
+        reader_.refuse(item_place, "a decoding must have four to six parts",
+                       std::to_string(parts.size()),
                        "[kernel, sources, shape, dtype, bits of the offset, group size]");
       }
       auto part = parts.begin();
@@ -212,7 +214,7 @@ class Reading {
       decoding.shape = read_shape(*++part, item_place);
       reader_.read(*++part, item_place, decoding.dtype);
       if (parts.size() > 4) {
-        const JsonBits offset(decoding.offset, "more than the 32 bits of an F32");
+        const JsonBits offset(decoding.offset, "the number does not fit in the 32 bits of an F32");
         reader_.read(*++part, item_place, offset);
       }
       if (parts.size() > 5) decoding.group_size = reader_.unsigned_number(*++part, item_place);
@@ -225,7 +227,7 @@ class Reading {
   TargetRecipe read_target(Element value, const JsonPlace& place) {
     const auto parts = reader_.array(value, place);
     if (parts.size() != 4) {
-      reader_.refuse(place, "a target has four parts", std::to_string(parts.size()),
+      reader_.refuse(place, "a target must have four parts", std::to_string(parts.size()),
                      "[name, shape, dtype, boxes or constant]");
     }
     auto part = parts.begin();
@@ -247,10 +249,10 @@ class Reading {
 
   void read_constant(Element value, const JsonPlace& place, TargetRecipe& recipe) {
     const auto bytes = bytes_from_base64(reader_.string(value, place));
-    if (!bytes) reader_.refuse(place, "a constant is no base64");
+    if (!bytes) reader_.refuse(place, "a constant is not base64");
     const auto elements = recipe.shape.numel().value_or(0);
     if (Encoding(recipe.dtype).byte_count(elements) != bytes->size()) {
-      reader_.refuse(place, "a constant's bytes are not those of its shape",
+      reader_.refuse(place, "the number of a constant's bytes does not fit its dtype and shape",
                      fmt::format("{} bytes", bytes->size()),
                      fmt::format("{} {}", name(recipe.dtype), recipe.shape.text()));
     }
@@ -266,7 +268,7 @@ class Reading {
     std::vector<std::uint64_t> extents;
     reader_.read(value, place, JsonFlat(extents));
     Shape shape(std::move(extents));
-    if (!shape.numel()) reader_.refuse(place, "the size does not fit 64 bits", shape.text());
+    if (!shape.numel()) reader_.refuse(place, "the size does not fit in 64 bits", shape.text());
     return shape;
   }
 
@@ -275,7 +277,8 @@ class Reading {
     reader_.read(value, place, JsonFlat(numbers_));
     if (numbers_.empty() || numbers_.size() % 3 != 0) {
       reader_.refuse(
-          place, "not a box's numbers", fmt::format("{} numbers", numbers_.size()),
+          place, "a box has the wrong number of integers",
+          fmt::format("{} numbers", numbers_.size()),
           "source, source_offset, target_offset, then extent, source_stride, target_stride ...");
     }
     Box box;
@@ -318,7 +321,7 @@ static std::string recipes_json(const Recipes& recipes, const Catalog& catalog) 
   json.begin_array();
   for (const TargetRecipe& recipe : recipes.targets) {
     if (recipe.merge != nullptr) {
-      throw Error(recipe_code, "a merge is not saved as a recipe: save its plan",
+      throw Error(recipe_code, "a merge cannot be saved as a recipe: save its plan",
                   {.tensor = recipe.target});
     }
     json.begin_array();

@@ -39,7 +39,7 @@ void Planner::resolve(std::size_t root) {
   planned.dtype = final_dtype(target, produced, taking);
   if (!Encoding(planned.dtype).byte_count(target.shape.numel().value_or(0))) {
     fail(root, {.code = "plan.shape",
-                .message = fmt::format("'{}': the size does not fit 64 bits as {}",
+                .message = fmt::format("'{}': the size as {} does not fit in 64 bits",
                                        printable(target.name), name(planned.dtype)),
                 .found = target.shape.text()});
     return;
@@ -66,15 +66,15 @@ void Planner::resolve_unsaved(std::size_t root) {
   }
   recipe.origin = Origin::excluded;
   if (!skeleton_.values_known) {
-    recipe.reason = "the constructor's value is not in a skeleton file";
+    recipe.reason = "a skeleton file does not contain the constructor's value";
     return;
   }
   const auto bytes = human_bytes(plan_.targets[root].byte_count());
   fail(root, {.code = "plan.no_value",
-              .message = fmt::format("'{}' ({}, {}) is never saved, and the model at hand holds no "
-                                     "value of it",
-                                     printable(target.name), name(target.kind), bytes),
-              .suggestion = "build the model so that its buffers are real, on no meta device"});
+              .message = fmt::format(
+                  "'{}' ({}, {}) is never saved in checkpoints, and the model has no value for it",
+                  printable(target.name), name(target.kind), bytes),
+              .suggestion = "build the model with its buffers in memory, not on the meta device"});
 }
 
 // Marks the target as having no value. The caller must add the finding.
@@ -119,30 +119,31 @@ void Planner::quantize(std::size_t root) {
   auto problem = prepare_quantization(asked->second, target.shape, planned.dtype, form);
   if (!problem && !members(root).empty()) {
     const std::size_t other = is_root ? members(root).back() : root;
-    problem = Problem{"a tied tensor would be quantized in one place only",
+    problem = Problem{"a tied tensor would be quantized under only one of its names",
                       skeleton_.targets[other].name};
   }
   if (!problem && planned.recipe.origin != Origin::checkpoint) {
-    problem = Problem{"only what the checkpoint gives is quantized",
+    problem = Problem{"only tensors with origin checkpoint can be quantized",
                       std::string(name(planned.recipe.origin))};
   }
   if (!problem && shares_scale(asked->second, form)) {
     const auto [first, is_new] = group_stacks_.try_emplace(asked->second.group, form.stack);
     if (first->second != form.stack) {
-      problem = Problem{"others of its group are stacks of another height", target.shape.text(),
-                        fmt::format("{} matrices", first->second)};
+      problem = Problem{"other tensors of its group are stacks with a different number of matrices",
+                        target.shape.text(), fmt::format("{} matrices", first->second)};
     }
   }
   for (std::size_t i = 1; i < form.parts.size() && !problem; ++i) {
     const std::string part = target.name + "." + form.parts[i].name;
-    if (index_.contains(part)) problem = Problem{"a part has the name of a target", part};
+    if (index_.contains(part))
+      problem = Problem{"a component would have the name of another target", part};
   }
   if (!problem) {
     planned.quantization = asked->second;
     return;
   }
   Finding finding = {.code = "plan.quantize", .sources = {target.name}};
-  finding.message = fmt::format("'{}' cannot be quantized as {}", printable(asked->first),
+  finding.message = fmt::format("'{}' cannot be quantized to {}", printable(asked->first),
                                 printable(asked->second.encoding));
   fail(root, with_problem(std::move(finding), *problem));
 }
@@ -158,7 +159,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse t
   if (auto problem = production_.view_of(produced, view)) {
     if (problem->expected.empty()) problem->expected = target.shape.text();
     Finding finding = {.code = "plan.shape", .sources = sources()};
-    finding.message = fmt::format("'{}' cannot be made of {}", printable(target.name),
+    finding.message = fmt::format("'{}' cannot be made from {}", printable(target.name),
                                   name_list(finding.sources));
     return fail(root, with_problem(std::move(finding), *problem));
   }
@@ -167,9 +168,9 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse t
     if (taking != SourceUse::plain) {
       finding = codes_.refuse(produced.members.front().source, target.name, target.dtype);
     }
-    finding.message =
-        fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}", printable(target.name),
-                    view.shape.text(), name_list(sources()), target.shape.text());
+    finding.message = fmt::format("'{}' has shape {} in the checkpoint ({}), but {} in the model",
+                                  printable(target.name), view.shape.text(), name_list(sources()),
+                                  target.shape.text());
     finding.found = view.shape.text();
     finding.expected = target.shape.text();
     if (const auto advice = shape_advice(view.shape); !advice.empty()) finding.suggestion = advice;
@@ -205,7 +206,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
   if (made.shape != target.shape) {
     return fail(root, {.code = "plan.shape",
                        .sources = production_.source_names(produced),
-                       .message = fmt::format("the recipe of '{}' makes {}, the model wants {}",
+                       .message = fmt::format("the recipe of '{}' makes {}, but the model needs {}",
                                               printable(target.name), made.shape.text(),
                                               target.shape.text()),
                        .found = made.shape.text(),
@@ -237,10 +238,10 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
     if (is_exact(encoding.dtype(), made.dtype)) continue;
     return fail(root, {.code = "plan.recipe",
                        .sources = {tensors[box.source].name},
-                       .message = fmt::format(
-                           "the recipe of '{}' casts {} to {}, the model wants {}: that "
-                           "would round twice",
-                           printable(target.name), encoding.name(), name(made.dtype), name(wanted)),
+                       .message = fmt::format("the recipe of '{}' casts {} to {}, but the model "
+                                              "needs {}: a second cast would round twice",
+                                              printable(target.name), encoding.name(),
+                                              name(made.dtype), name(wanted)),
                        .found = std::string(name(made.dtype)),
                        .expected = std::string(name(wanted))});
   }
@@ -257,7 +258,7 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   if (!fits || way == CastKind::mismatch || way == CastKind::counted || way == CastKind::no_cast) {
     return fail(root, {.code = fits ? "plan.dtype" : "plan.recipe",
                        .message = fmt::format(
-                           "the constant of '{}' is {} bytes of {}, the model wants {} {}",
+                           "the constant of '{}' has {} bytes of {}, but the model needs {} {}",
                            printable(target.name), made.constant->size(), name(made.dtype),
                            name(planned.dtype), target.shape.text()),
                        .found = std::string(name(made.dtype)),
@@ -294,7 +295,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
                        .expected = std::string(name(planned.dtype))};
     if (way == CastKind::mismatch || (way == CastKind::counted && !is_cast)) {
       finding.code = "plan.dtype";
-      finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), the model wants {}",
+      finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), but the model needs {}",
                                     printable(target.name), finding.found, printable(source.name),
                                     finding.expected);
       return fail(root, std::move(finding));
@@ -316,12 +317,13 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   for (const Box& box : planned.recipe.boxes) {
     if (moves_whole_bytes(box, bits(planned.dtype))) continue;
     return fail(
-        root, {.code = "plan.encoding",
-               .sources = {tensors[box.source].name},
-               .message = fmt::format("'{}': elements of {} can only be moved in whole bytes, and "
-                                      "its recipe cuts them",
-                                      printable(target.name), name(planned.dtype)),
-               .found = std::string(name(planned.dtype))});
+        root,
+        {.code = "plan.encoding",
+         .sources = {tensors[box.source].name},
+         .message = fmt::format(
+             "'{}': elements of {} can be moved only in whole bytes, but its recipe splits a byte",
+             printable(target.name), name(planned.dtype)),
+         .found = std::string(name(planned.dtype))});
   }
   return true;
 }

@@ -28,7 +28,8 @@ constexpr std::size_t groups_max = 32;
 
 void check_count(const std::string& field, Count wanted, std::size_t found) {
   const auto want = [&](bool fits, const char* expected) {
-    if (!fits) refuse_rules(field, "wrong number of values", fmt::format("{}", found), expected);
+    if (!fits)
+      refuse_rules(field, "the number of values is wrong", fmt::format("{}", found), expected);
   };
   switch (wanted) {
     case Count::none:
@@ -48,21 +49,22 @@ void check_counts(const std::string& at, const RuleStep& step) {
   const RuleOpRow row = rule_op_row(step.op);
   check_count(at + (row.dims == Count::one ? ".dim" : ".dims"), row.dims, step.dims.size());
   check_count(at + ".sizes", row.sizes, step.sizes.size());
-  if (!row.has_start && step.start != 0) refuse_rules(at + ".start", "only a slice has a start");
+  if (!row.has_start && step.start != 0)
+    refuse_rules(at + ".start", "only a slice can have a start");
 }
 
 void check_rule(const std::string& at, const Rule& rule) {
   if (rule.sources.empty() || rule.sources.size() > patterns_max) {
-    refuse_rules(at + ".sources", "wrong number of patterns",
+    refuse_rules(at + ".sources", "the number of patterns is wrong",
                  fmt::format("{}", rule.sources.size()), fmt::format("1 to {}", patterns_max));
   }
   const std::size_t targets = rule.targets.size();
   if (rule.op == RuleOp::split ? targets == 0 || targets > targets_max : targets != 1) {
-    refuse_rules(at + ".targets", "wrong number of templates", fmt::format("{}", targets),
+    refuse_rules(at + ".targets", "the number of templates is wrong", fmt::format("{}", targets),
                  rule.op == RuleOp::split ? fmt::format("1 to {}", targets_max) : "one");
   }
   if (rule.op == RuleOp::split && !rule.sizes.empty() && rule.sizes.size() != targets) {
-    refuse_rules(at + ".sizes", "a split has one size for each target",
+    refuse_rules(at + ".sizes", "a split needs one size for each target",
                  fmt::format("{}", rule.sizes.size()), fmt::format("{} or none", targets));
   }
   check_counts(at, {rule.op, rule.dims, rule.sizes, rule.start});
@@ -71,8 +73,8 @@ void check_rule(const std::string& at, const Rule& rule) {
     const std::string field = fmt::format("{}.then[{}]", at, i);
     const auto is_step = [](RuleOp op) { return rule_op_row(op).kind == OpKind::step; };
     if (!is_step(step.op)) {
-      refuse_rules(field + ".op", "not a step on one tensor", std::string(name(step.op)),
-                   either(names_of<RuleOp>(is_step)));
+      refuse_rules(field + ".op", "a step must be an operation on one tensor",
+                   std::string(name(step.op)), either(names_of<RuleOp>(is_step)));
     }
     check_counts(field, step);
   }
@@ -81,7 +83,8 @@ void check_rule(const std::string& at, const Rule& rule) {
 Pattern compile_source(const std::string& text, const std::string& field, std::int64_t memory_max) {
   Pattern pattern = compile_pattern(text, "plan.rules", field, memory_max);
   if (pattern->NumberOfCapturingGroups() > static_cast<int>(groups_max)) {
-    refuse_rules(field, "too many groups", fmt::format("{}", pattern->NumberOfCapturingGroups()),
+    refuse_rules(field, "the pattern has too many groups",
+                 fmt::format("{}", pattern->NumberOfCapturingGroups()),
                  fmt::format("at most {}", groups_max));
   }
   return pattern;
@@ -104,9 +107,10 @@ CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memo
     compiled.targets.emplace_back(rule.targets[i], field);
     const std::size_t used = compiled.targets.back().group_max();
     if (used > groups) {
-      refuse_rules(field,
-                   fmt::format("${} is used, but a pattern has only {} groups", used, groups),
-                   rule.targets[i]);
+      refuse_rules(
+          field,
+          fmt::format("a template contains ${}, but a pattern has only {} groups", used, groups),
+          rule.targets[i]);
     }
   }
   return compiled;
@@ -152,7 +156,8 @@ Template::Template(std::string_view text, const std::string& field) {
       parts_.push_back(std::move(part));
       part = {};
     } else {
-      refuse_rules(field, "a '$' without a group; write $1 to $9, or $$ for a dollar sign",
+      refuse_rules(field,
+                   "a template has a '$' without a group; write $1 to $9, or $$ for a dollar sign",
                    std::string(text));
     }
     ++i;
@@ -183,13 +188,13 @@ std::string_view name(RuleOp op) noexcept { return rule_op_row(op).name; }
 
 CompiledRules::CompiledRules(const Rules& rules) {
   if (rules.size() > rules_max) {
-    refuse_rules("rules", "too many rules", fmt::format("{}", rules.size()),
+    refuse_rules("rules", "there are too many rules", fmt::format("{}", rules.size()),
                  fmt::format("at most {}", rules_max));
   }
   std::size_t patterns = 0;
   for (const Rule& rule : rules) patterns += rule.sources.size();
   if (patterns > rules_max) {
-    refuse_rules("rules", "too many patterns", fmt::format("{}", patterns),
+    refuse_rules("rules", "there are too many patterns", fmt::format("{}", patterns),
                  fmt::format("at most {}", rules_max));
   }
   rules_.reserve(rules.size());

@@ -36,7 +36,7 @@ void visit_step(Visitor& visitor, auto& step) {
     const bool has_dim = visitor.optional("dim").has_value();
     if (has_dim) visitor.member("dim", step.dims.emplace_back());
     if (has_dim && visitor.optional("dims")) {
-      visitor.refuse("dims", "either dim or dims, not both");
+      visitor.refuse("dims", "write either dim or dims, not both");
     }
     visitor.optional("dims", step.dims);
     visitor.optional("sizes", step.sizes);
@@ -57,7 +57,7 @@ Rules read_prefixes(const JsonReader& reader, JsonReader::Element value, const J
   const JsonObject checked(reader, value, place);
   for (const auto field : simdjson::dom::object(value)) {
     const JsonPlace at = {&place, field.key, 0};
-    if (field.key == "op") reader.refuse(at, "rules are a list: [{...}]");
+    if (field.key == "op") reader.refuse(at, "rules must be a list: [{...}]");
     rules.push_back(prefix_rule(field.key, reader.string(field.value, at)));
   }
   const CompiledRules compiled(rules);

@@ -29,12 +29,14 @@ Constant slice_constant(const Recipe& recipe, Dtype dtype, const std::vector<Box
 // Slices the recipe. Returns the reason if that is impossible, otherwise an empty string.
 std::string slice_recipe(const Target& target, PlannedTarget& planned) {
   Recipe& recipe = planned.recipe;
-  if (planned.quantization) return "it cannot be quantized on its way";
-  if (recipe.merge != nullptr) return "nothing can be merged into it on its way";
+  if (planned.quantization) return "loadstone cannot quantize a part of a tensor during the load";
+  if (recipe.merge != nullptr)
+    return "loadstone cannot merge an adapter into a part of a tensor during the load";
   if (recipe.origin != Origin::checkpoint && recipe.origin != Origin::constant) return {};
   const bool is_constant = recipe.origin == Origin::constant;
   if (is_constant && bits(planned.dtype) % 8 != 0) {
-    return fmt::format("its value of {} has elements of less than a byte", name(planned.dtype));
+    return fmt::format("its value of dtype {} has elements smaller than a byte",
+                       name(planned.dtype));
   }
   const std::uint64_t elements = target.shape.numel().value_or(0);
   std::vector<Box> boxes = recipe.boxes;
@@ -42,7 +44,7 @@ std::string slice_recipe(const Target& target, PlannedTarget& planned) {
   if (const auto misfit = slice_boxes(boxes, target.shape, *target.slice)) return misfit->message;
   const auto is_whole = [&](const Box& box) { return moves_whole_bytes(box, bits(planned.dtype)); };
   if (!std::ranges::all_of(boxes, is_whole)) {
-    return fmt::format("it begins or ends within a byte of {}", name(planned.dtype));
+    return fmt::format("the part begins or ends inside a byte of {}", name(planned.dtype));
   }
   const std::uint64_t kept = target.slice->shape.numel().value_or(0);
   if (is_constant) {
@@ -79,8 +81,9 @@ void Planner::take_slices() {
       bytes += planned.byte_count();
       if (obstacle.empty()) continue;
       fail(i, {.code = "plan.slice",
-               .message = fmt::format("the model holds {} of '{}', {}: {}", target.slice->text(),
-                                      printable(target.name), target.shape.text(), obstacle),
+               .message =
+                   fmt::format("the model contains only {} of '{}', {}: {}", target.slice->text(),
+                               printable(target.name), target.shape.text(), obstacle),
                .found = target.slice->text()});
     }
     planned.shape = target.slice->shape;
@@ -88,9 +91,9 @@ void Planner::take_slices() {
   if (count == 0) return;
   add({.severity = Severity::info,
        .code = "plan.slice",
-       .message = fmt::format("{} targets are parts of tensors that are spread over ranks: {} of "
-                              "their {}",
-                              count, human_bytes(bytes), human_bytes(whole_bytes))});
+       .message = fmt::format(
+           "{} targets are parts of tensors that are distributed over ranks: {} of their {}", count,
+           human_bytes(bytes), human_bytes(whole_bytes))});
 }
 
 }  // namespace loadstone

@@ -20,18 +20,19 @@ void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const NameMap<std
                    .found = printable(found)});
     };
     for (const std::string& name : {check.name, check.tied_to}) {
-      if (!targets.contains(name)) fail("no such target", name);
+      if (!targets.contains(name)) fail("no target has this name", name);
     }
     const auto find = [&](const std::string& name) {
       const auto found = catalog.find(name);
-      if (!found) fail("the checkpoint holds no such tensor", name);
+      if (!found) fail("the checkpoint contains no tensor of this name", name);
       return *found;
     };
     check.taken = find(saved.taken);
     check.other = find(saved.other);
     const Shape first = tensor_recipe(catalog, check.taken).shape;
     const Shape second = tensor_recipe(catalog, check.other).shape;
-    if (first != second) fail("two shapes, which do not compare", second.text());
+    if (first != second)
+      fail("the two tensors have different shapes, so they cannot be compared", second.text());
     plan.tie_checks.push_back(std::move(check));
   }
 }

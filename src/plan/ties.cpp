@@ -54,8 +54,7 @@ Finding split_finding(const std::vector<SameValue>& values) {
   std::string message =
       kept.empty()
           ? fmt::format(
-                "adapters change the tied names {} differently: each becomes a "
-                "separate tensor",
+                "adapters change the tied names {} differently, so each becomes a separate tensor",
                 name_list(changed))
           : fmt::format(
                 "adapters change {}, which {} tied to {}: {} the base's value as {} of "
@@ -67,7 +66,7 @@ Finding split_finding(const std::vector<SameValue>& values) {
                      .code = "merge.tie",
                      .target = changed.front(),
                      .message = std::move(message),
-                     .suggestion = "tie keep (--tie keep, tie=\"keep\") changes all names"};
+                     .suggestion = "to change all the names, pass --tie keep or tie=\"keep\""};
   finding.sources = std::move(changed);
   return finding;
 }
@@ -151,10 +150,10 @@ bool Planner::refuse_other_names(std::size_t root, const Produced& chosen) {
     }
     fail(root, {.code = "plan.shape",
                 .sources = production_.source_names(*other),
-                .message = fmt::format("'{}' is tied to '{}' and is {} in the checkpoint, the "
-                                       "model wants {}",
-                                       printable(skeleton_.targets[tie].name),
-                                       printable(target.name), shape->text(), target.shape.text()),
+                .message = fmt::format(
+                    "'{}' is tied to '{}' and has shape {} in the checkpoint, but {} in the model",
+                    printable(skeleton_.targets[tie].name), printable(target.name), shape->text(),
+                    target.shape.text()),
                 .found = shape->text(),
                 .expected = target.shape.text()});
     return true;
@@ -198,12 +197,13 @@ void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& c
                      .sources = production_.source_names(other)};
   finding.code = "plan.tie";
   const std::string names =
-      fmt::format("'{}' is tied to '{}', and the checkpoint holds both: '{}' is taken",
+      fmt::format("'{}' is tied to '{}', and the checkpoint contains both: loadstone uses '{}'",
                   printable(skeleton_.targets[tie].name), printable(skeleton_.targets[root].name),
                   printable(chosen.name));
   if (!has_same_boxes(chosen, other)) {
     finding.severity = is_error ? Severity::error : Severity::warning;
-    finding.message = names + "; they are made of several sources, and are not compared";
+    finding.message =
+        names + "; it cannot compare the two, because they are made from several sources";
     add(std::move(finding));
     return;
   }

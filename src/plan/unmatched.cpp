@@ -31,9 +31,9 @@ void Planner::report_contests() {
       finding.sources.push_back(plan_.catalog->tensors()[source].name);
     }
     finding.message =
-        fmt::format("'{}' would come from '{}' and from '{}' too", printable(winner.name),
+        fmt::format("'{}' would get its value from '{}' and also from '{}'", printable(winner.name),
                     printable(finding.sources.front()), printable(finding.sources.back()));
-    finding.suggestion = "write a rule that gives one of them another name";
+    finding.suggestion = "write a rule that gives one of them a different name";
     add(std::move(finding));
   }
 }
@@ -57,14 +57,15 @@ void Planner::report_unexpected() {
     if (known != index_.end()) {
       const TargetKind kind = skeleton_.targets[known->second].kind;
       finding.target = item.name;
-      finding.message =
-          fmt::format("the checkpoint holds '{}', but that is a {}, which the model makes itself",
-                      printable(item.name),
-                      kind == TargetKind::attribute ? "plain attribute" : "non-persistent buffer");
+      finding.message = fmt::format(
+          "the checkpoint contains '{}', but in the model it is a {}, whose value the model "
+          "computes itself",
+          printable(item.name),
+          kind == TargetKind::attribute ? "plain attribute" : "non-persistent buffer");
     } else if (item.rule != Produced::none || item.recipe != Produced::none) {
-      finding.message = fmt::format("the model has no '{}', which {} sources make ('{}' ...)",
-                                    printable(item.name), item.members.size(),
-                                    finding.sources.empty() ? "" : printable(finding.sources[0]));
+      finding.message = fmt::format(
+          "the model has no '{}', which is made from {} sources ('{}' ...)", printable(item.name),
+          item.members.size(), finding.sources.empty() ? "" : printable(finding.sources[0]));
     } else {
       finding.message = fmt::format("the model has no '{}'", printable(item.name));
     }
@@ -90,8 +91,8 @@ void Planner::report_patterns() {
                           const std::vector<std::size_t>& counts, const char* names) {
     if (patterns.empty()) return;
     add({.code = "plan.pattern",
-         .message =
-             fmt::format("{} names {} by {}", option, names, counts_text(patterns, counts))});
+         .message = fmt::format("the patterns of {} match {}: {}", option, names,
+                                counts_text(patterns, counts))});
   };
   std::vector<std::string> sources;
   for (const Rule& rule : options_.rules) {
@@ -143,7 +144,7 @@ void Planner::suggest() {
     const auto found = reverse.find(unexpected_names_[i]);
     if (found == reverse.end()) continue;
     plan_.findings[unexpected_begin_ + i].suggestion =
-        fmt::format("the model misses '{}'", printable(found->second));
+        fmt::format("did you mean '{}', which the checkpoint lacks?", printable(found->second));
   }
 }
 

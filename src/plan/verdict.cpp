@@ -109,10 +109,10 @@ Verdict verdict_of(const Plan& plan, const std::string& loaded) {
   const std::uint64_t errors = count_of(Severity::error);
   const std::uint64_t warnings = count_of(Severity::warning);
   if (errors > 0) {
-    return {Severity::error, counted(errors, "error") + ": this plan cannot be carried out",
+    return {Severity::error, counted(errors, "error") + ": this plan cannot be executed",
             "Nothing was read. Fix the errors below, then plan again."};
   }
-  Verdict verdict = {Severity::info, "OK: every target has an origin", "The load can begin."};
+  Verdict verdict = {Severity::info, "OK: every target has a known origin", "The load can begin."};
   if (!loaded.empty()) {
     verdict.first = loaded;
     verdict.next = proved_text(plan);
@@ -128,9 +128,10 @@ std::string proved_text(const Plan& plan) {
   const auto excluded = std::ranges::count_if(plan.targets, [](const PlannedTarget& target) {
     return target.recipe.origin == Origin::excluded;
   });
-  if (excluded == 0) return "Every target has a value, and an origin for it.";
-  return "Every target has a value and an origin, except " +
-         counted(static_cast<std::uint64_t>(excluded), "target") + " without one on purpose.";
+  if (excluded == 0) return "Every target has a value and a known origin.";
+  return "Every target has a value and a known origin, except " +
+         counted(static_cast<std::uint64_t>(excluded), "target") +
+         " intentionally without a value.";
 }
 
 std::vector<std::span<const Finding>> finding_groups(const std::vector<Finding>& findings) {

@@ -45,7 +45,7 @@ std::string_view name(DigestKind kind) noexcept {
 DigestKind digest_kind(std::string_view text) {
   return only_errors([&] {
     if (const auto kind = from_name<DigestKind>(text)) return *kind;
-    refuse_option("receipt", "there is no such digest", printable(text),
+    refuse_option("receipt", "no digest has this name", printable(text),
                   either(names_of<DigestKind>()));
   });
 }

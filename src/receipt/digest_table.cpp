@@ -207,7 +207,8 @@ std::uint64_t DigestTable::bytes_left(std::uint32_t item) const { return items_[
 
 const std::string& DigestTable::digest(std::uint32_t item) const {
   const std::string& digest = items_[item]->digest;
-  if (digest.empty()) throw Error("internal", "a digest was asked for before its bytes had come");
+  if (digest.empty())
+    throw Error("internal", "a digest was requested before all its bytes were read");
   return digest;
 }
 

@@ -33,13 +33,14 @@ void visit_digest(Visitor& visitor, std::string_view field, auto& digest, const 
   if constexpr (Visitor::is_reading) {
     const bool is_hex = digest.find_first_not_of("0123456789abcdef") == std::string::npos;
     if (digest.size() == limits.digits && is_hex) return;
-    visitor.refuse(field, "no digest of this kind", printable(digest),
+    visitor.refuse(field, "the text is not a digest of this kind", printable(digest),
                    fmt::format("{} hexadecimal digits", limits.digits));
   }
 }
 
 constexpr const char* no_range =
-    "an invalid range: ranges ascend, do not touch, and are inside of the bytes";
+    "a range is invalid: ranges must be in ascending order, must not touch, and must be inside the "
+    "bytes";
 
 // Visits ranges, which must be ascending, disjoint and inside of `bytes`.
 template <typename Visitor>
@@ -89,11 +90,11 @@ void visit_fields(Visitor& visitor, Like<ReceiptTensor> auto& tensor, const Limi
   visitor.member("end", tensor.end);
   if constexpr (Visitor::is_reading) {
     if (tensor.begin > tensor.end || tensor.end > limits.bytes) {
-      visitor.refuse("end", "the tensor leaves its file");
+      visitor.refuse("end", "the tensor exceeds its file");
     }
     if (visitor.optional("ranges")) {
       visit_ranges(visitor, "ranges", tensor.ranges, tensor.byte_count());
-      if (tensor.ranges.empty()) visitor.refuse("ranges", "an empty list of ranges");
+      if (tensor.ranges.empty()) visitor.refuse("ranges", "the list of ranges is empty");
     }
   } else {
     visitor.optional("ranges", tensor.ranges);
@@ -109,7 +110,7 @@ void visit_fields(Visitor& visitor, Like<ReceiptFile> auto& file, const Limits& 
   visitor.member("path", file.path);
   if constexpr (Visitor::is_reading) {
     if (!is_inside(file.path)) {
-      visitor.refuse("path", "the path leaves its folder", printable(file.path));
+      visitor.refuse("path", "the path leads out of its folder", printable(file.path));
     }
   }
   visitor.optional("checkpoint", file.checkpoint);
@@ -122,11 +123,12 @@ void visit_fields(Visitor& visitor, Like<ReceiptFile> auto& file, const Limits& 
 [[noreturn]] static void refuse_cover(const JsonReader& reader, const JsonPlace& place,
                                       const ReceiptFile& file, std::uint64_t end,
                                       std::uint64_t next) {
-  reader.refuse(place,
-                next < end ? "two digests cover the same bytes" : "no digest covers some bytes",
-                fmt::format("bytes {} to {} of '{}'", std::min(end, next), std::max(end, next),
-                            printable(file.path)),
-                "one digest for each byte of an output");
+  reader.refuse(
+      place,
+      next < end ? "two digests cover the same bytes" : "some bytes are covered by no digest",
+      fmt::format("bytes {} to {} of '{}'", std::min(end, next), std::max(end, next),
+                  printable(file.path)),
+      "one digest for each byte of an output");
 }
 
 // Requires that the header and the tensors of each output cover each byte exactly once. Otherwise a
@@ -138,7 +140,7 @@ static void require_whole(const JsonReader& reader, const std::vector<ReceiptFil
     const ReceiptFile& file = outputs[i];
     const JsonPlace at = {&place, {}, i};
     if (!paths.insert(file.path).second) {
-      reader.refuse({&at, "path"}, "two outputs have this path", printable(file.path));
+      reader.refuse({&at, "path"}, "two outputs have the same path", printable(file.path));
     }
     std::vector<ByteRange> covered = file.header_ranges;
     for (std::size_t t = 0; t < file.tensors.size(); ++t) {
@@ -146,7 +148,8 @@ static void require_whole(const JsonReader& reader, const std::vector<ReceiptFil
       const JsonPlace list = {&at, "tensors"};
       const JsonPlace one = {&list, {}, t};
       if (!tensor.ranges.empty()) {
-        reader.refuse({&one, "ranges"}, "a tensor of an output has one digest of all its bytes",
+        reader.refuse({&one, "ranges"},
+                      "a tensor of an output must have one digest of all its bytes",
                       printable(tensor.name));
       }
       if (tensor.begin != tensor.end) covered.push_back({tensor.begin, tensor.end});
@@ -170,7 +173,7 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
     const ReceiptFile& file = receipt.sources[i];
     const JsonPlace at = {&place, {}, i};
     if (!paths.insert({file.checkpoint, file.path}).second) {
-      reader.refuse({&at, "path"}, "two sources have this path", printable(file.path));
+      reader.refuse({&at, "path"}, "two sources have the same path", printable(file.path));
     }
     // Outputs that read different ranges of a tensor list it with separate digests.
     std::map<std::string_view, ByteRange> places;
@@ -180,7 +183,7 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
       const bool is_same =
           places.try_emplace(tensor.name, place_in_file).first->second == place_in_file;
       if (!is_same || !own.emplace(tensor.name, tensor.ranges).second) {
-        reader.refuse({&at, "tensors"}, "two tensors have this name", printable(tensor.name));
+        reader.refuse({&at, "tensors"}, "two tensors have the same name", printable(tensor.name));
       }
       known.insert(tensor.name);
     }
@@ -190,8 +193,8 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
       if (tensor.byte_count() == 0) continue;  // such a tensor needs no bytes of its sources
       for (const std::string& source : tensor.sources) {
         if (known.contains(source)) continue;
-        reader.refuse(place, "no source lists a tensor that another was made of", printable(source),
-                      "each with its digest");
+        reader.refuse(place, "no source lists a tensor from which another tensor was made",
+                      printable(source), "each with its digest");
       }
     }
   };
@@ -208,18 +211,19 @@ void visit_fields(Visitor& visitor, Like<Receipt> auto& receipt) {
   };
   std::string format(format_name);
   visitor.member("format", format);
-  require(format == format_name, "format", "no receipt");
+  require(format == format_name, "format", "this is not a receipt");
   std::uint64_t number = format_version;
   visitor.member("version", number);
-  require(number == format_version, "version", "unsupported version", std::to_string(number), "1");
+  require(number == format_version, "version", "this version is not supported",
+          std::to_string(number), "1");
   std::string digest(name(receipt.kind));
   visitor.member("digest", digest);
-  require(from_name<DigestKind>(digest).has_value(), "digest", "unknown digest", printable(digest),
-          either(names_of<DigestKind>()));
+  require(from_name<DigestKind>(digest).has_value(), "digest", "the digest is unknown",
+          printable(digest), either(names_of<DigestKind>()));
   number = receipt_block_bytes;
   visitor.member("block_bytes", number);
-  require(number == receipt_block_bytes, "block_bytes", "unsupported size of blocks", std::string(),
-          std::to_string(receipt_block_bytes));
+  require(number == receipt_block_bytes, "block_bytes", "this size of blocks is not supported",
+          std::string(), std::to_string(receipt_block_bytes));
   if constexpr (Visitor::is_reading) receipt.kind = digest_kind(digest);
   const Limits limits = {receipt.kind == DigestKind::sha256_tree ? 64u : 32u, UINT64_MAX};
   visitor.member("program", receipt.program);

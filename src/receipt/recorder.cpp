@@ -271,7 +271,8 @@ Receipt joined_receipt(DigestKind kind, const std::vector<Receipt>& receipts) {
   std::map<std::pair<std::uint32_t, std::string>, ReceiptFile> sources;
   const auto require = [](bool is_same, const std::string& path, const std::string& tensor = {}) {
     if (is_same) return;
-    throw Error("io.changed", "the source had other bytes for another file of the output",
+    throw Error("io.changed",
+                "the source had different bytes when another file of the output was written",
                 {.path = path, .tensor = tensor});
   };
   for (const Receipt& receipt : receipts) {

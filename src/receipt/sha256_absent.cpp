@@ -6,7 +6,7 @@ namespace loadstone {
 
 std::unique_ptr<BlockHash> make_sha256(HashOf /*what*/) {
   throw Error("receipt.digest",
-              "this loadstone was built without OpenSSL and has no sha256-tree: take xxh3-128");
+              "this loadstone was built without OpenSSL and has no sha256-tree; use xxh3-128");
 }
 
 std::unique_ptr<BlockHash> make_git_hash(std::uint64_t /*bytes*/) {

@@ -27,13 +27,14 @@ namespace {
 void check_tie(const std::vector<Target>& targets, std::size_t at, const Target& root) {
   const Target& target = targets[at];
   if (root.shape != target.shape) {
-    refuse(at, target, "shape", "tied targets have one shape", target.shape.text(),
+    refuse(at, target, "shape", "tied targets must have the same shape", target.shape.text(),
            root.shape.text());
   }
-  if (root.slice != target.slice) refuse(at, target, "slice", "tied targets have one slice");
+  if (root.slice != target.slice)
+    refuse(at, target, "slice", "tied targets must have the same slice");
   if (root.dtype != target.dtype) {
-    refuse(at, target, "dtype", "tied targets have one dtype", std::string(name(target.dtype)),
-           std::string(name(root.dtype)));
+    refuse(at, target, "dtype", "tied targets must have the same dtype",
+           std::string(name(target.dtype)), std::string(name(root.dtype)));
   }
 }
 
@@ -53,12 +54,12 @@ std::vector<std::size_t> tie_roots(const std::vector<Target>& targets) {
       const Target& target = targets[at];
       const auto next = index.find(target.tie_of);
       if (next == index.end()) {
-        refuse(at, target, "tie_of", "a tie of a target that is not there", target.tie_of);
+        refuse(at, target, "tie_of", "a tie refers to a target that does not exist", target.tie_of);
       }
       chain.push_back(at);
       at = next->second;
       if (chain.size() > targets.size()) {
-        refuse(i, targets[i], "tie_of", "a target cannot be its own tie", targets[i].tie_of);
+        refuse(i, targets[i], "tie_of", "a target cannot be tied to itself", targets[i].tie_of);
       }
     }
     const std::size_t root = roots[at] == unknown ? at : roots[at];
@@ -87,11 +88,11 @@ void Skeleton::validate() const {
       }
       const auto elements = target.shape.numel();
       if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
-        refuse(i, target, "shape", "the size does not fit whole bytes in 64 bits",
+        refuse(i, target, "shape", "the size is not a whole number of bytes that fits in 64 bits",
                fmt::format("{} {}", name(target.dtype), target.shape.text()));
       }
       if (target.slice && !target.slice->is_inside(target.shape)) {
-        refuse(i, target, "slice", "the slice does not fit the tensor", target.slice->text(),
+        refuse(i, target, "slice", "the slice exceeds the tensor", target.slice->text(),
                target.shape.text());
       }
     }

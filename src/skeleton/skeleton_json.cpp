@@ -21,7 +21,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
   const std::string_view text = reader.string(value, place);
   auto dtype = parse_dtype_name(text);
   if (!dtype) dtype = parse_dtype(text);
-  if (!dtype) reader.refuse(place, "unknown dtype", printable(text), "F32, BF16, I64 ...");
+  if (!dtype) reader.refuse(place, "the dtype is unknown", printable(text), "F32, BF16, I64 ...");
   into.dtype = *dtype;
 }
 
@@ -41,7 +41,7 @@ void visit_fields(Visitor& visitor, Like<Target> auto& target) {
     visitor.member("dtype", UserDtype{target.dtype});
     visitor.optional("kind", target.kind);
     if (visitor.optional("tie_of", target.tie_of) && target.tie_of.empty()) {
-      visitor.refuse("tie_of", "an empty name; write null");
+      visitor.refuse("tie_of", "the name is empty; write null instead");
     }
   } else {
     visitor.member("dtype", target.dtype);

@@ -105,10 +105,10 @@ int DescriptorPool::take(PooledFile& file) {
   if (descriptor < 0) {
     const int problem = errno;
     if (problem == ENOENT || problem == ENOTDIR) {
-      refuse(file.path_, "io.changed", "the file has been removed meanwhile", problem);
+      refuse(file.path_, "io.changed", "the file was removed after it was opened", problem);
     }
     refuse(file.path_, problem == EACCES || problem == EPERM ? "io.denied" : "io.open",
-           "cannot open the file again", problem);
+           "the system cannot open the file again", problem);
   }
   struct stat status {};
   const bool is_known = ::fstat(descriptor, &status) == 0;

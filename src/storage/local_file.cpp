@@ -36,7 +36,7 @@ class LocalFile final : public ByteSource {
     struct stat status {};
     const DescriptorPool::Use use(file_);
     if (::fstat(use.descriptor(), &status) != 0)
-      fail("io.read", "cannot get the file's size", 0, errno);
+      fail("io.read", "the system cannot get the file's size", 0, errno);
     return identity_of(status);
   }
 
@@ -78,18 +78,18 @@ class LocalFile final : public ByteSource {
       batch.gather(pieces, place, offset, moves);
       if (batch.bytes() == 0) return;
       if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
-        fail("io.short_read", "the file ends early", offset, 0);
+        fail("io.short_read", "the file is shorter than when it was opened", offset, 0);
       }
       const ssize_t got =
           ::preadv(use.descriptor(), batch.parts().data(), static_cast<int>(batch.parts().size()),
                    static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail("io.read", "cannot read", offset, errno);
+      if (got < 0) fail("io.read", "the system cannot read the file", offset, errno);
       if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
         moves = false;  // reads the same bytes again, without moving them
         continue;
       }
-      if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
+      if (got == 0) fail("io.short_read", "the file is shorter than when it was opened", offset, 0);
       batch.settle();
       offset += static_cast<std::uint64_t>(got);
       place.advance(pieces, static_cast<std::size_t>(got));

@@ -30,7 +30,8 @@ class LocalStorage final : public Storage {
   [[nodiscard]] EntryKind kind(const std::string& path) override {
     require_whole_path(path);
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot inspect it");
+    if (::stat(path.c_str(), &status) != 0)
+      fail_open(path, errno, "the system cannot inspect the path");
     return status_of(status).kind;
   }
 
@@ -39,7 +40,7 @@ class LocalStorage final : public Storage {
       require_whole_path(folder);
       std::vector<std::string> names;
       const int problem = local_writer().try_list(folder, names);
-      if (problem != 0) fail_open(folder, problem, "cannot list the folder");
+      if (problem != 0) fail_open(folder, problem, "the system cannot list the folder");
       std::ranges::sort(names);
       return names;
     });
@@ -50,7 +51,7 @@ class LocalStorage final : public Storage {
       require_whole_path(path);
       const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
                                                         &std::free);
-      if (!real) fail_open(path, errno, "cannot resolve the path");
+      if (!real) fail_open(path, errno, "the system cannot resolve the path");
       return real.get();
     });
   }

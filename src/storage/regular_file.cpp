@@ -19,22 +19,23 @@ namespace {
 
 void fail_open(const std::string& path, int problem, const char* doing) {
   if (is_remote(path)) {
-    throw Error("io.remote", "files of other machines are read through a remote storage",
+    throw Error("io.remote", "a file on another machine can only be read through a remote storage",
                 {.path = path});
   }
   const bool is_plain = problem == ENOENT || problem == EACCES;  // the message explains these
   const Where where = {.path = path, .system_error = is_plain ? 0 : problem};
   if (problem == ENOENT || problem == ENOTDIR) {
-    throw Error("io.not_found", "no such file or folder", where);
+    throw Error("io.not_found", "there is no such file or folder", where);
   }
   if (problem == EACCES || problem == EPERM) {
-    throw Error("io.denied", "access denied", where);
+    throw Error("io.denied", "the system denies access", where);
   }
   throw Error("io.open", doing, where);
 }
 
 void require_whole_path(const std::string& path) {
-  if (path.find('\0') != std::string::npos) fail_open(path, EINVAL, "a path cannot hold a NUL");
+  if (path.find('\0') != std::string::npos)
+    fail_open(path, EINVAL, "the path contains a NUL character");
 }
 
 Descriptor open_regular(const std::string& path, struct stat& status) {
@@ -43,9 +44,10 @@ Descriptor open_regular(const std::string& path, struct stat& status) {
   if (file.get() < 0) {
     // Opening a socket, or a device without a driver, fails.
     if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
-    fail_open(path, errno, "cannot open");
+    fail_open(path, errno, "the system cannot open the file");
   }
-  if (::fstat(file.get(), &status) != 0) fail_open(path, errno, "cannot inspect the file");
+  if (::fstat(file.get(), &status) != 0)
+    fail_open(path, errno, "the system cannot inspect the file");
   if (S_ISREG(status.st_mode)) return file;
   refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
                     : S_ISFIFO(status.st_mode) ? "a named pipe"

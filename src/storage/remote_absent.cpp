@@ -10,8 +10,8 @@ namespace {
 void require_readable(const std::string& path) {
   if (!is_remote(path)) return;
   throw Error("io.remote",
-              "this loadstone was built without libcurl and reads no files of other machines",
-              {.path = path, .expected = "a path of this machine"});
+              "this loadstone was built without libcurl, so it cannot read files on other machines",
+              {.path = path, .expected = "a path on this machine"});
 }
 
 class LocalOnly final : public ForwardingStorage {

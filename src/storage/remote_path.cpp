@@ -50,7 +50,7 @@ std::string decoded_path(std::string_view text) {
 }
 
 [[noreturn]] void refuse_hub_path(std::string_view path) {
-  throw Error("io.remote", "not the path of a hub's file",
+  throw Error("io.remote", "this is not the path of a file on the hub",
               {.path = printable(path, 400), .expected = "hf://ORG/NAME[@REVISION][/FILE]"});
 }
 
@@ -72,7 +72,7 @@ std::string public_url(std::string_view url) {
 
 void require_local(const std::string& path) {
   if (!is_remote(path)) return;
-  throw Error("io.remote", "loadstone writes to this machine only",
+  throw Error("io.remote", "loadstone can write only to this machine",
               {.path = path, .expected = "a path without a scheme"});
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* cannot_write = "cannot write the file";
+constexpr const char* cannot_write = "the system cannot write the file";
 
 // Returns true for names of open descriptors, whose readers would not notice a renamed file.
 bool names_a_descriptor(const std::string& path) {

@@ -50,7 +50,7 @@ bool quietly(const Call& call) noexcept {
 void FileSink::reserve(std::uint64_t byte_count, Reserve how) {
   check_file_limit(byte_count, path());
   require(repeated([&] { return try_reserve(byte_count, how); }),
-          "cannot reserve space for the file", path());
+          "the system cannot reserve space for the file", path());
 }
 
 void FileSink::write(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -58,7 +58,8 @@ void FileSink::write(std::uint64_t offset, std::span<const std::byte> bytes) {
     const std::int64_t count = try_write(offset, bytes);
     if (count == -EINTR) continue;
     if (count <= 0) {
-      fail_write(count < 0 ? static_cast<int>(-count) : ENOSPC, "cannot write the file", path());
+      fail_write(count < 0 ? static_cast<int>(-count) : ENOSPC, "the system cannot write the file",
+                 path());
     }
     bytes = bytes.subspan(static_cast<std::size_t>(count));
     offset += static_cast<std::uint64_t>(count);
@@ -68,12 +69,14 @@ void FileSink::write(std::uint64_t offset, std::span<const std::byte> bytes) {
 std::span<std::byte> FileSink::map(std::uint64_t byte_count) {
   std::byte* memory = nullptr;
   if (byte_count == 0) return {};
-  require(repeated([&] { return try_map(byte_count, memory); }), "cannot map the file", path());
+  require(repeated([&] { return try_map(byte_count, memory); }),
+          "the system cannot map the file into memory", path());
   return {memory, static_cast<std::size_t>(byte_count)};
 }
 
 void FileSink::sync() {
-  require(repeated([&] { return try_sync(); }), "cannot bring the file to the disk", path());
+  require(repeated([&] { return try_sync(); }), "the system cannot flush the file to the disk",
+          path());
 }
 
 LockResult FileLock::take(LockMode mode, bool waits) {
@@ -86,7 +89,7 @@ LockResult FileLock::take(LockMode mode, bool waits) {
     if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
       return LockResult::unsupported;
     }
-    fail_write(problem, "cannot lock", path());
+    fail_write(problem, "the system cannot lock the file", path());
   });
 }
 
@@ -95,7 +98,7 @@ std::optional<FileStatus> WritableStorage::status(const std::string& path, bool 
   const int problem = repeated([&] { return try_status(path, follows_link, found); });
   if (problem == 0) return found;
   if (problem == ENOENT || problem == ENOTDIR) return std::nullopt;
-  throw Error(problem == EACCES ? "io.denied" : "io.open", "cannot look at the target",
+  throw Error(problem == EACCES ? "io.denied" : "io.open", "the system cannot inspect the target",
               {.path = path, .system_error = problem});
 }
 
@@ -106,7 +109,7 @@ std::vector<std::string> WritableStorage::list(const std::string& folder) {
     return try_list(folder, names);
   });
   if (problem != 0 && !is_absent_or_denied(problem)) {
-    throw Error("io.read", "cannot look into the folder",
+    throw Error("io.read", "the system cannot list the folder",
                 {.path = folder, .system_error = problem});
   }
   std::ranges::sort(names);
@@ -123,7 +126,8 @@ std::optional<std::string> WritableStorage::read_begin(const std::string& path,
   const int problem = open(path, file);
   if (is_absent_or_denied(problem) || is_no_file(problem)) return std::nullopt;
   if (problem != 0) {
-    throw Error("io.read", "cannot read the file", {.path = path, .system_error = problem});
+    throw Error("io.read", "the system cannot read the file",
+                {.path = path, .system_error = problem});
   }
   std::string text(std::min<std::uint64_t>(bytes_max, file->identity().bytes), '\0');
   file->read(0, std::as_writable_bytes(std::span(text)));
@@ -150,7 +154,8 @@ std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
   return only_errors([&]() -> std::unique_ptr<FileSink> {
     require_local(path);
     std::unique_ptr<FileSink> file;
-    require(repeated([&] { return try_create(path, file); }), "cannot make the file", path);
+    require(repeated([&] { return try_create(path, file); }), "the system cannot create the file",
+            path);
     return file;
   });
 }
@@ -159,23 +164,24 @@ bool WritableStorage::make_folder(const std::string& path) {
   require_local(path);
   const int problem = repeated([&] { return try_make_folder(path); });
   if (problem == EEXIST) return false;
-  require(problem, "cannot make the folder", path);
+  require(problem, "the system cannot create the folder", path);
   return true;
 }
 
 void WritableStorage::rename(const std::string& from, const std::string& to) {
-  require(repeated([&] { return try_rename(from, to); }), "cannot give the file its name", to);
+  require(repeated([&] { return try_rename(from, to); }),
+          "the system cannot rename the file to its final name", to);
 }
 
 bool WritableStorage::exchange(const std::string& a, const std::string& b) {
   const int problem = repeated([&] { return try_exchange(a, b); });
   if (problem == EINVAL || problem == ENOSYS) return false;
-  require(problem, "cannot exchange the old one for the new one", b);
+  require(problem, "the system cannot exchange the old file or folder for the new one", b);
   return true;
 }
 
 void WritableStorage::link(const std::string& from, const std::string& to) {
-  require(repeated([&] { return try_link(from, to); }), "cannot give the file another name", from);
+  require(repeated([&] { return try_link(from, to); }), "the system cannot rename the file", from);
 }
 
 bool WritableStorage::remove(const std::string& path) noexcept {
@@ -189,7 +195,7 @@ bool WritableStorage::remove_folder(const std::string& path) noexcept {
 void WritableStorage::sync_folder(const std::string& path) {
   const int problem = repeated([&] { return try_sync_folder(path); });
   if (problem == EINVAL) return;  // unsupported for folders, whose renames are durable anyway
-  require(problem, "cannot bring the folder to the disk", path);
+  require(problem, "the system cannot flush the folder to the disk", path);
 }
 
 std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
@@ -198,7 +204,7 @@ std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
     std::unique_ptr<FileLock> lock;
     const int problem = repeated([&] { return try_open_lock(path, lock); });
     if (problem == ENOENT) return nullptr;
-    require(problem, "cannot open the file to be locked", path);
+    require(problem, "the system cannot open the lock file", path);
     return lock;
   });
 }

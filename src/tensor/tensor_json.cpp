@@ -15,7 +15,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
                Dtype& dtype) {
   const std::string_view text = reader.string(value, place);
   const auto known = parse_dtype_name(text);
-  if (!known) reader.refuse(place, "unknown dtype", printable(text));
+  if (!known) reader.refuse(place, "the dtype is unknown", printable(text));
   dtype = *known;
 }
 
@@ -23,7 +23,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
                Encoding& encoding) {
   const std::string_view text = reader.string(value, place);
   const auto known = parse_encoding(text);
-  if (!known) reader.refuse(place, "unknown encoding", printable(text));
+  if (!known) reader.refuse(place, "the encoding is unknown", printable(text));
   encoding = *known;
 }
 

@@ -100,7 +100,7 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
     const bool claims = claim.is_made && claims_codes(claim, config);
     if (has_all && claims && has_plain_matrices_only(catalog)) {
       findings.push_back(contradiction(path, fmt::format("method {}", claim.method),
-                                       "none: no tensor is stored quantized"));
+                                       "none: no tensor is quantized"));
     }
   } else if (!claim.is_made) {
     const bool is_silent = is_of_library(config) && !mentions_quantization(config);

@@ -38,11 +38,12 @@ struct HubFile {
 };
 
 Finding without_digest(const std::string& name) {
-  return {.severity = Severity::warning,
-          .code = "verify.no_digest",
-          .sources = {name},
-          .message = "'" + name + "' is not a file of a hub's cache that is named by its digest",
-          .suggestion = "A receipt has digests of any checkpoint: loadstone load --receipt"};
+  return {
+      .severity = Severity::warning,
+      .code = "verify.no_digest",
+      .sources = {name},
+      .message = "'" + name + "' is not a file in a Hugging Face cache that is named by its digest",
+      .suggestion = "For other files, write a receipt with digests: loadstone load --receipt"};
 }
 
 std::string digest_of(const HubFile& file, ByteSource& source, Jobs& jobs,

@@ -79,7 +79,7 @@ struct Comparison {
     if (!is_bounded) return fmt::format("a relative error of {:.3g}", relative());
     if (unexplained == 0) return scale;
     return fmt::format(
-        "{} of {} numbers are further off, element {} first; a relative error of {:.3g}",
+        "{} of {} values differ by more, first at element {}; a relative error of {:.3g}",
         unexplained, numbers, first_number, relative());
   }
 };
@@ -127,8 +127,8 @@ class ScaleCheck {
     for (const auto& [tolerance, largest] : largest_) {
       if (tolerance <= quantized.tolerance_max(largest.number, of_tensor)) continue;
       return fmt::format(
-          "codes that lose most of their numbers, of which the largest is {:.3g} (element {}), and "
-          "a scale for larger ones",
+          "codes that lose most of the magnitude of their values, of which the largest is {:.3g} "
+          "(element {}), because their scale is for larger values",
           largest.number, largest.element);
     }
     return {};
@@ -245,7 +245,7 @@ void Samples::compare(const Pair& pair, VerifyReport& report) {
   if (found.is_explained()) return;
   report.differences.push_back(
       {pair.name, DifferenceKind::values, found.text(),
-       fmt::format("at most {:.3g} for {}, and each number near its code's", found.most(),
+       fmt::format("at most {:.3g} for {}, and each value close to its decoded code", found.most(),
                    stored.encoding)});
 }
 

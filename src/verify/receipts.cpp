@@ -113,7 +113,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
     if (own == found.end() || (is_whole && !is_new)) {
       differences.push_back(
           {tensor.name, DifferenceKind::missing,
-           fmt::format("no tensor of this name in the header of '{}'", printable(file.path)),
+           fmt::format("no tensor with this name in the header of '{}'", printable(file.path)),
            "a tensor that the receipt lists once"});
       continue;
     }
@@ -124,7 +124,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
     if (listed.contains(name)) continue;
     differences.push_back({std::string(name), DifferenceKind::unexpected,
                            fmt::format("a tensor in the header of '{}'", printable(file.path)),
-                           "nothing in the receipt"});
+                           "no entry in the receipt"});
   }
 }
 
@@ -187,12 +187,13 @@ class ReceiptCheck {
     }
     if (count == 0) {
       throw Error("usage",
-                  is_output ? "the receipt is of a load, which wrote no file: pass its source"
-                            : "the receipt is of fewer checkpoints",
+                  is_output ? "the receipt was written by a load, which wrote no files: pass the "
+                              "checkpoint that was loaded"
+                            : "the receipt lists fewer checkpoints",
                   {.path = root});
     }
     if (!is_folder && count > 1) {
-      throw Error("usage", "the receipt is of several files: name their folder",
+      throw Error("usage", "the receipt lists several files: pass their folder",
                   {.path = root, .found = fmt::format("{} files", count)});
     }
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
@@ -205,13 +206,13 @@ class ReceiptCheck {
       if (file.checkpoint >= compared) left_out[file.checkpoint].push_back(file.path);
     }
     for (const auto& [checkpoint, paths] : left_out) {
-      notes_.push_back({.code = "verify.not_compared",
-                        .sources = paths,
-                        .message = fmt::format("source {} of the receipt was not compared: {}",
-                                               checkpoint + 1, name_list(paths)),
-                        .suggestion =
-                            "name it too (--source): each source once, in the order of the "
-                            "conversion"});
+      notes_.push_back(
+          {.code = "verify.not_compared",
+           .sources = paths,
+           .message = fmt::format("source {} of the receipt was not compared: {}", checkpoint + 1,
+                                  name_list(paths)),
+           .suggestion =
+               "pass it too (--source): each source once, in the order of the conversion"});
     }
   }
 

@@ -113,7 +113,7 @@ std::string to_table(const VerifyReport& report) {
                           each.infinite);
     }
     text += quantized_text(report);
-    text += dtypes_text(report.widened, "widened to {}, with equal numbers");
+    text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text +=
         fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));

@@ -66,7 +66,7 @@ Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const Value
 Finding not_finite(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
   return finding_of(catalog, tensor, "verify.not_finite",
                     fmt::format("{} NaN, {} infinite", counts.nan, counts.infinite),
-                    "finite numbers");
+                    "finite values");
 }
 
 // Returns the first different byte, or nullopt.
@@ -163,15 +163,15 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
   const auto at = first_difference(left, right, step, jobs, scratch, compare);
   if (const Overflow beyond = left.take_overflow(); beyond.count > 0 && !at) {
     return Difference{pair.name, DifferenceKind::values,
-                      fmt::format("{}, where {} of the numbers {} too large for it",
-                                  name(pair.dtype), beyond.count, beyond.count == 1 ? "is" : "are"),
-                      fmt::format("a dtype that holds {}", beyond.largest)};
+                      fmt::format("{}, for which {} of the values {} too large", name(pair.dtype),
+                                  beyond.count, beyond.count == 1 ? "is" : "are"),
+                      fmt::format("a dtype that can represent {}", beyond.largest)};
   }
   if (!at) return std::nullopt;
   return Difference{
       pair.name, DifferenceKind::values,
-      fmt::format("other numbers from element {} on", *at / element_bytes(pair.dtype)),
-      "equal numbers"};
+      fmt::format("different values, first at element {}", *at / element_bytes(pair.dtype)),
+      "equal values"};
 }
 
 // Returns a difference that headers reveal.
@@ -255,8 +255,8 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
     const std::uint32_t data = value.data;
     // No encoder converts a finite value to NaN.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
-                                         fmt::format("{} numbers that are NaN", counts[data].nan),
-                                         "none in a quantized weight"));
+                                         fmt::format("{} values that are NaN", counts[data].nan),
+                                         "no NaN in a quantized weight"));
   }
   shards.require_unchanged();
   return report;
@@ -275,7 +275,8 @@ static std::optional<Difference> tensor_difference(const OpenShards& first,
   const auto at = first_difference(first, a, second, *b, jobs, scratch);
   if (!at) return std::nullopt;
   return Difference{a.name, DifferenceKind::bytes,
-                    fmt::format("other bytes from byte {} of the tensor on", *at), "equal bytes"};
+                    fmt::format("different bytes, first at byte {} of the tensor", *at),
+                    "equal bytes"};
 }
 
 // Reports samples of differently quantized values, and values that are equal after decoding.

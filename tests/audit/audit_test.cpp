@@ -102,7 +102,7 @@ TEST(AuditTest, WhatIsNotHeldOnPurposeIsNamedAndNoFailure) {
   const Audit result = audit(load.plan, load.report);
   EXPECT_TRUE(result.ok());
   EXPECT_THAT(result.not_held, ElementsAre("left_on_purpose", "written", "kept"));
-  EXPECT_THAT(result.text(), HasSubstr("3 of them without a value in memory on purpose"));
+  EXPECT_THAT(result.text(), HasSubstr("3 of them intentionally without a value in memory"));
 }
 
 TEST(AuditTest, ATieIsWhatItsRootIs) {

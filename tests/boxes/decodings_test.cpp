@@ -103,7 +103,7 @@ TEST_F(Decodings, MisusesAreRefused) {
     EXPECT_EQ(error ? error->code() : "", "plan.recipe");
     return std::string(error ? error->what() : "");
   };
-  EXPECT_THAT(decode("fp9_block", {w, s}, {4, 6}), HasSubstr("no such kernel"));
+  EXPECT_THAT(decode("fp9_block", {w, s}, {4, 6}), HasSubstr("no decoder has this name"));
   EXPECT_THAT(decode("fp8_block", {w}, {4, 6}), HasSubstr("2 tensors"));
   EXPECT_THAT(decode("fp8_block", {s, w}, {4, 6}), HasSubstr("F32"));
   EXPECT_THAT(decode("fp8_block", {w, s}, {6, 4}), HasSubstr("[4, 6]"));
@@ -111,7 +111,7 @@ TEST_F(Decodings, MisusesAreRefused) {
   EXPECT_THAT(decode("fp8_block", {w, s}, {4, 6}, Dtype::i32), HasSubstr("I32"));
   EXPECT_THAT(decode("fp8_block", {builder.transpose(w, 0, 1), s}, {6, 4}), HasSubstr("a source"));
   EXPECT_THAT(decode("fp8_block", {w, builder.cast(s, Dtype::f16)}, {4, 6}), HasSubstr("a source"));
-  EXPECT_THAT(decode("fp8_block", {w, 99}, {4, 6}), HasSubstr("no such value"));
+  EXPECT_THAT(decode("fp8_block", {w, 99}, {4, 6}), HasSubstr("no value has this number"));
   EXPECT_THAT(decode("fp8_block", {weight(builder, 0), s}, {4, 6}), HasSubstr("a source"));
 }
 

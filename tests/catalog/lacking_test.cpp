@@ -68,7 +68,7 @@ TEST(LackingSeries, CountsTensorsOfOtherSeries) {
             "'stack' lacks 2 tensors: expected 'part.1', 'part.2'; check that all shards are "
             "present");
   EXPECT_EQ(findings[1].code, "plan.series");
-  EXPECT_THAT(findings[1].message, HasSubstr("'other' has 'piece.01', numbered outside"));
+  EXPECT_THAT(findings[1].message, HasSubstr("'other' has 'piece.01', whose numbers are outside"));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST(BenchReport, ReasonsStandWhereNothingWasMeasured) {
   half.no_disk = half.no_disk_load = "nobody knows";
   EXPECT_FALSE(disk_verdict(half));
   const std::string text = to_text(half, {});
-  EXPECT_THAT(text, HasSubstr("a load from the page cache comes to 90 % of the limit"));
+  EXPECT_THAT(text, HasSubstr("a load from the page cache reaches 90 % of the limit"));
   EXPECT_THAT(text, Not(HasSubstr("a load from the disk comes")));
   EXPECT_THAT(text, HasSubstr("not measured: nobody knows"));
   const std::string json = to_json(half);

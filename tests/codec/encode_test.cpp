@@ -1,6 +1,7 @@
 // Descriptors of the encodings that loadstone writes; their only complete list.
 #include "codec/encode.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -104,7 +105,7 @@ TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
     quantization.dialect = "nobody's";
     const auto problem = prepare_quantization(quantization, {256, 512}, Dtype::bf16, form);
     ASSERT_TRUE(problem) << each->name;
-    EXPECT_EQ(problem->message, "no such dialect");
+    EXPECT_EQ(problem->message, "no dialect has this name");
   }
 }
 
@@ -152,7 +153,7 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
     ASSERT_TRUE(problem) << each->name;
     EXPECT_EQ(problem->found, "[4, 272]");
     EXPECT_EQ(problem->message,
-              "rows do not fill whole blocks of " + std::to_string(block.elements));
+              fmt::format("a row does not consist of whole blocks of {} values", block.elements));
   }
   EXPECT_EQ(count, 22u);
 }
@@ -172,12 +173,13 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   EXPECT_EQ(message("q4_k", good), "");
   EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // one per matrix
   EXPECT_EQ(message("q4_k", std::vector<float>(255)),
-            "an importance for another number of columns");
-  EXPECT_EQ(message("nf4", good), "it takes no importance");
+            "the importance matrix has a different number of columns");
+  EXPECT_EQ(message("nf4", good), "this encoding does not use an importance matrix");
   for (const float wrong : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
     std::vector<float> bad = good;
     bad[200] = wrong;
-    EXPECT_EQ(message("q4_0", bad), "an importance that is negative or not finite");
+    EXPECT_EQ(message("q4_0", bad),
+              "the importance matrix has a value that is negative or not finite");
   }
 }
 
@@ -191,7 +193,7 @@ TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
     const auto problem = prepare_quantization(quantization, {4, 512}, Dtype::f32, form);
     EXPECT_EQ(problem.has_value(), each->needs_importance) << each->name;
     if (!problem) continue;
-    EXPECT_EQ(problem->message, "it needs an importance matrix");
+    EXPECT_EQ(problem->message, "this encoding needs an importance matrix");
     EXPECT_EQ(problem->expected, "--imatrix");
     needing.insert(each->name);
   }

@@ -122,7 +122,8 @@ TEST_F(GgufQuantize, AMixGivesLlamaCppsTypes) {
   const Conversion conversion = planned(options);
   EXPECT_THAT(codes_of(conversion),
               ElementsAre("convert.fallback", "convert.fallback", "plan.cast", "plan.cast"));
-  EXPECT_THAT(conversion.plan.findings[0].message, HasSubstr("do not fill whole blocks of Q4_K"));
+  EXPECT_THAT(conversion.plan.findings[0].message,
+              HasSubstr("do not consist of whole blocks of Q4_K"));
 }
 
 // verify reports changed values; a wider dtype is not a difference, and blocks are compared after
@@ -429,13 +430,14 @@ TEST_F(GgufQuantize, BlocksOfTheFewestBitsNeedAnImportance) {
   };
   EXPECT_THAT(
       needing(llama_options("q2_k_s")),
-      HasSubstr("convert.importance: 'blk.0.attn_q.weight' and 3 others would become Q2_K"));
+      HasSubstr(
+          "convert.importance: 'blk.0.attn_q.weight' and 3 others would be quantized to Q2_K"));
   EXPECT_EQ(needing(llama_options("q2_k")), "");  // same blocks in a different mix
   EXPECT_EQ(needing(weighed_options("q2_k_s", llama_importance())), "");
   ImportanceMatrix matrix = llama_importance();
   matrix.entries.erase("blk.0.ffn_up.weight");
   EXPECT_THAT(needing(weighed_options("q2_k_s", matrix)),
-              HasSubstr("'blk.0.ffn_up.weight' would become Q2_K"));
+              HasSubstr("'blk.0.ffn_up.weight' would be quantized to Q2_K"));
   const auto error = error_of([&] { convert(planned(llama_options("q2_k_s")), out_); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "convert.importance");

@@ -186,7 +186,7 @@ TEST_F(Resume, AnotherConversionIsRefusedAndNothingIsDeleted) {
   refused(more, "metadata");
   more = plan();
   more.extras.push_back({.name = "config.json", .text = "{}"});
-  refused(more, "other companion files");
+  refused(more, "different companion files");
   EXPECT_EQ(names_in(files), before);
 }
 
@@ -287,12 +287,12 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
     EXPECT_EQ(error ? error->code() : "", "convert.incomplete");
     return error ? error->message() : "";
   };
-  EXPECT_THAT(message(), HasSubstr("do parts 2, 3 of 3 again"));
+  EXPECT_THAT(message(), HasSubstr("run parts 2, 3 of 3 again"));
   convert(plan(), target, part(2, 3));
-  EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
+  EXPECT_THAT(message(), HasSubstr("run part 3 of 3 again"));
   const auto third = convert(plan(), target, part(3, 3));
   fs::resize_file(third.outputs.front(), 100);
-  EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
+  EXPECT_THAT(message(), HasSubstr("run part 3 of 3 again"));
   EXPECT_EQ(code({}), "convert.state");  // nothing discards them by mistake
   killed(plan(), 0, part(3, 3));
   EXPECT_EQ(code(part(3, 3)), "");

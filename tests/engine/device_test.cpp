@@ -297,7 +297,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
     // A slot is full when less than 4096 bytes remain.
     const std::uint64_t before = batch_bytes / 1024 - 3;
     EXPECT_EQ(error.where().tensor, "t" + std::to_string(before + (is_known ? 10 : 0)));
-    EXPECT_EQ(error.message().find("at once") == std::string::npos, is_known) << error.what();
+    EXPECT_EQ(error.message().find("simultaneous") == std::string::npos, is_known) << error.what();
     expect_clean();
   }
 }

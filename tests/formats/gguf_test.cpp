@@ -114,7 +114,7 @@ std::vector<Bad> bad_entries() {
                       "gg.kv_type", "my.key", "kv type"));
     all.push_back(bad(fmt::format("items of type {}", type),
                       begun().entry("my.key", Writer::array, array(type, 1, "12345678")),
-                      "gg.kv_type", "my.key", "kv type"));
+                      "gg.kv_type", "my.key", "kv array"));
   }
   for (const unsigned value : {2u, 255u}) {
     const std::string byte(1, static_cast<char>(value));

@@ -168,7 +168,7 @@ TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
     const Finding& finding = header.findings[0];
     EXPECT_THAT(finding.message, HasSubstr("'" + key + "'"));
     if (finding.severity == Severity::warning) {
-      EXPECT_THAT(finding.message, HasSubstr("'" + wrapper + "' is read"));
+      EXPECT_THAT(finding.message, HasSubstr("loadstone reads '" + wrapper + "'"));
       EXPECT_THAT(finding.message, HasSubstr("same names in '" + key + "'"));
     }
     return finding.severity;

@@ -211,7 +211,8 @@ TEST(JsonGolden, Plan) {
   const auto error = error_of([&] { (void)read_plan(weighed); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->where().field, "targets[0].quantization.importance");
-  EXPECT_EQ(error->message(), "a saved plan does not hold an importance: plan again");
+  EXPECT_EQ(error->message(),
+            "a saved plan does not contain an importance matrix: make the plan again");
 }
 
 TEST(JsonGolden, PlanOfDefaults) {

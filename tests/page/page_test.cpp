@@ -61,7 +61,7 @@ TEST(Page, NeedsNoNetwork) {
 TEST(Page, BeginsWithTheVerdict) {
   EXPECT_THAT(to_html(layered(MissingPolicy::error)),
               HasSubstr("class=\"verdict error\" role=\"status\"><p class=\"first\">1 error: this "
-                        "plan cannot be carried out"));
+                        "plan cannot be executed"));
   EXPECT_THAT(to_html(layered()), HasSubstr("class=\"verdict warning\""));
   const std::string name = "w";
   const Plan sound = make_plan(fake_catalog({{name, {4}}}), skeleton_of({target_of(name, {4})}));

@@ -108,12 +108,12 @@ TEST(Codes, AreNeitherComponentNorNumbersHalfway) {
   };
   // Quantized data whose scale no target takes.
   const Skeleton alone = numbers_of(fp8, Dtype::f8_e4m3);
-  EXPECT_THAT(refused(fp8, alone), HasSubstr("nothing takes 'a.weight_scale'"));
+  EXPECT_THAT(refused(fp8, alone), HasSubstr("no target gets 'a.weight_scale'"));
   EXPECT_THAT(refused(fp8, alone, {.caller = {.known_sources = {"a.weight_scale"}}}), IsEmpty());
   // Decoded data whose scale the model takes as well.
   const Skeleton both = skeleton_of(
       {target_of("a.weight", {4, 8}, Dtype::bf16), target_of("a.weight_scale", {}, Dtype::f32)});
-  EXPECT_THAT(refused(fp8, both), HasSubstr("takes its 'a.weight_scale'"));
+  EXPECT_THAT(refused(fp8, both), HasSubstr("gets its 'a.weight_scale'"));
   // Integers that are not quantized.
   EXPECT_THAT(refused(namings()[6], numbers_of(namings()[6], Dtype::i32)), HasSubstr("I32"));
 }

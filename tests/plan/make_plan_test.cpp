@@ -337,7 +337,7 @@ TEST(MakePlan, BuffersWithoutAValueAreErrorsForAModelAndExceptionsForAFile) {
   const Plan file = make_plan(fake_catalog({}), skeleton);
   EXPECT_TRUE(file.ok());
   EXPECT_EQ(file.targets[0].recipe.origin, Origin::excluded);
-  EXPECT_THAT(file.targets[0].recipe.reason, HasSubstr("not in a skeleton file"));
+  EXPECT_THAT(file.targets[0].recipe.reason, HasSubstr("a skeleton file does not contain"));
 }
 
 TEST(MakePlan, ANonPersistentBufferInTheFileIsUnexpected) {

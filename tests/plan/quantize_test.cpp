@@ -147,7 +147,7 @@ TEST(Quantize, WhatDoesNotFitIsAFinding) {
       {nf4, {4, 4}, Dtype::f64, "F32, F16 and BF16"},
       {{.encoding = "mxfp4", .dialect = {}, .nested_offset = {}}, {4, 48}, Dtype::f32, "of 32"},
       {{.encoding = "int4", .dialect = {}, .nested_offset = {}}, {3, 64}, Dtype::f32, "of 128"},
-      {{.encoding = "int4-awq", .dialect = {}, .nested_offset = {}}, {3, 128}, Dtype::f32, "pairs"},
+      {{.encoding = "int4-awq", .dialect = {}, .nested_offset = {}}, {3, 128}, Dtype::f32, "128"},
       {{.encoding = "fp8-channel", .dialect = {}, .nested_offset = {}}, {64}, Dtype::f32, "matri"},
       {{.encoding = "nvfp4", .dialect = "modelopt-export", .nested_offset = {}},
        {4, 64},
@@ -212,7 +212,7 @@ TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
   quantization.importance = std::make_shared<const std::vector<float>>(256, 1.0f);
   const auto error = error_of([&] { (void)read_plan(saved()); });
   ASSERT_TRUE(error);
-  EXPECT_THAT(error->what(), HasSubstr("does not hold an importance"));
+  EXPECT_THAT(error->what(), HasSubstr("does not contain an importance"));
 }
 
 // Rejected before any read.

@@ -135,9 +135,9 @@ TEST(RecipeBuilder, MisfitsAreRefusedWithWhatWasFound) {
   const Value a = builder.source("a");
   const Value b = builder.source("b");
   const Value c = builder.source("c");
-  EXPECT_THAT(refusal([&] { (void)builder.source("x"); }), HasSubstr("no such tensor"));
+  EXPECT_THAT(refusal([&] { (void)builder.source("x"); }), HasSubstr("no tensor of this name"));
   EXPECT_THAT(refusal([&] { (void)builder.transpose(a, 0, 2); }), HasSubstr("[2, 3]"));
-  EXPECT_THAT(refusal([&] { (void)builder.permute(a, {0, 0}); }), HasSubstr("repeated"));
+  EXPECT_THAT(refusal([&] { (void)builder.permute(a, {0, 0}); }), HasSubstr("twice"));
   EXPECT_THAT(refusal([&] { (void)builder.slice(a, 1, 2, 2); }), HasSubstr("[2, 3]"));
   EXPECT_THAT(refusal([&] { (void)builder.slice(a, 1, 0, 2, 3); }), HasSubstr("[2, 3]"));
   EXPECT_THAT(refusal([&] { (void)builder.slice(a, 1, 0, 2, 0); }), HasSubstr("[2, 3]"));
@@ -146,8 +146,9 @@ TEST(RecipeBuilder, MisfitsAreRefusedWithWhatWasFound) {
   EXPECT_THAT(refusal([&] { (void)builder.reshape(a, {7}); }), HasSubstr("[2, 3]"));
   EXPECT_THAT(refusal([&] { (void)builder.concat({a, c}, 0); }), HasSubstr("[2, 4]"));
   EXPECT_THAT(refusal([&] { (void)builder.stack({b, c}, 0); }), HasSubstr("BF16 and F32"));
-  EXPECT_THAT(refusal([&] { (void)builder.stack({}, 0); }), HasSubstr("nothing"));
-  EXPECT_THAT(refusal([&] { (void)builder.reshape(77, {7}); }), HasSubstr("no such value"));
+  EXPECT_THAT(refusal([&] { (void)builder.stack({}, 0); }), HasSubstr("empty"));
+  EXPECT_THAT(refusal([&] { (void)builder.reshape(77, {7}); }),
+              HasSubstr("no value has this number"));
   builder.add("t", a);
   EXPECT_THAT(refusal([&] { builder.add("t", a); }), HasSubstr("already"));
   // The valid value is still usable.
@@ -313,8 +314,8 @@ TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
   for (const Case& each : {
            Case{"\"version\":2", "\"version\":1", "version"},
            Case{"\"version\":2,", "", "version"},
-           Case{"\"version\"", "\"more\":1,\"version\"", "unknown field"},
-           Case{"[\"a\",", "[\"x\",", "no such tensor"},
+           Case{"\"version\"", "\"more\":1,\"version\"", "the field is unknown"},
+           Case{"[\"a\",", "[\"x\",", "no tensor of this name"},
            Case{"[\"a\",", "[7,", "sources[0]"},
            Case{"[\"a\",\"F32\",[4]]", "\"a\"", "sources[0]"},
            Case{"[\"a\",\"F32\",[4]]", "[\"a\"]", "three or four parts"},
@@ -323,7 +324,7 @@ TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
            Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"F32\",[2,2]]", "shape"},
            Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"BF16\",[4]]", "encoding"},
            Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"F32\",[4],\"nf4\"]", "plain values"},
-           Case{"[4],\"F32\"", "[4],\"F33\"", "unknown dtype"},
+           Case{"[4],\"F32\"", "[4],\"F33\"", "the dtype is unknown"},
            Case{"[4],\"F32\",", "[4],", "four parts"},
            Case{"[4],\"F32\"", "[4, -1],\"F32\"", "targets[0]"},
            Case{"[4],\"F32\"", "[4294967296,4294967296,4],\"F32\"", "64 bits"},

@@ -35,7 +35,8 @@ TEST(Table, SaysAllThatMatters) {
   EXPECT_THAT(text, HasSubstr("  plan.cast"));
   EXPECT_THAT(text, HasSubstr("3.1 kB to read"));
   EXPECT_THAT(text, HasSubstr("on cpu"));
-  EXPECT_THAT(text, StartsWith("OK: every target has an origin\n2 warnings below. The load can"));
+  EXPECT_THAT(text,
+              StartsWith("OK: every target has a known origin\n2 warnings below. The load can"));
   EXPECT_THAT(text, HasSubstr("planned: peak "));
   EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // names cannot control a terminal
 }
@@ -53,7 +54,7 @@ TEST(Table, EndsWithTheVerdictWhereItIsLong) {
     sources.push_back({std::string(8, letter), {2}});
     targets.push_back(target_of(sources.back().name, {2}));
   }
-  const std::string line = "OK: every target has an origin\n";
+  const std::string line = "OK: every target has a known origin\n";
   const std::string text = to_table(make_plan(fake_catalog(sources), skeleton_of(targets)));
   EXPECT_THAT(text, StartsWith(line));
   EXPECT_TRUE(text.ends_with("\n\n" + line));

@@ -133,7 +133,8 @@ TEST(Slices, AreNotPlacedOnDisk) {
   const Plan plan =
       make_plan(fake_catalog({{"w", {8, 6}}}), skeleton_of({part_of("w", {8, 6}, rows)}), options);
   EXPECT_FALSE(plan.ok());
-  EXPECT_THAT(found(plan, "plan.slice")[0].message, HasSubstr("an offload folder holds whole"));
+  EXPECT_THAT(found(plan, "plan.slice")[0].message,
+              HasSubstr("an offload folder can contain only whole"));
 }
 
 TEST(Slices, StandInSkeletonFiles) {

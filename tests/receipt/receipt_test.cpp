@@ -166,7 +166,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
     }
     return {};
   };
-  constexpr const char* gap = "no digest covers some bytes";
+  constexpr const char* gap = "some bytes are covered by no digest";
   constexpr const char* twice = "two digests cover the same bytes";
   EXPECT_EQ(refusal([](ReceiptFile&, Receipt&) {}), "");
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.tensors.clear(); }), gap);
@@ -181,11 +181,11 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) {
               file.tensors[0].ranges = {{0, 32}};
             }),
-            "a tensor of an output has one digest of all its bytes");
+            "a tensor of an output must have one digest of all its bytes");
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               receipt.outputs.push_back(ReceiptFile(file));
             }),
-            "two outputs have this path");
+            "two outputs have the same path");
   const auto made_of = [](const char* listed, const char* used, int files = 1) {
     return [=](ReceiptFile& file, Receipt& receipt) {
       file.tensors[0].sources = {used};
@@ -195,13 +195,14 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
     };
   };
   EXPECT_EQ(refusal(made_of("a", "a")), "");
-  EXPECT_EQ(refusal(made_of("a", "b")), "no source lists a tensor that another was made of");
-  EXPECT_EQ(refusal(made_of("a", "a", 2)), "two sources have this path");
+  EXPECT_EQ(refusal(made_of("a", "b")),
+            "no source lists a tensor from which another tensor was made");
+  EXPECT_EQ(refusal(made_of("a", "a", 2)), "two sources have the same path");
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               receipt.sources = {file};
               receipt.sources[0].tensors.push_back(file.tensors[0]);
             }),
-            "two tensors have this name");
+            "two tensors have the same name");
   // Sources may be covered partly.
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               file.tensors.pop_back();

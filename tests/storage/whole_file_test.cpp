@@ -92,7 +92,8 @@ TEST(WholeFile, ErrorsNameTheFileThatWasAskedFor) {
     }
     return {};
   };
-  EXPECT_THAT(error(folder / "none/a"), HasSubstr(folder / "none/a: cannot write the file"));
+  EXPECT_THAT(error(folder / "none/a"),
+              HasSubstr(folder / "none/a: the system cannot write the file"));
   EXPECT_THAT(error(folder.path()), HasSubstr("[io.write]"));
   EXPECT_THAT(error(""), HasSubstr("[io.write]"));
   EXPECT_THAT(error(std::string("a\0b", 3)), HasSubstr("[io.write]"));

@@ -31,7 +31,7 @@ class MemorySource final : public ByteSource {
         Where where;
         where.path = path_;
         where.byte_offset = offset;
-        throw Error("io.short_read", "the file ends early", where);
+        throw Error("io.short_read", "the file is shorter than when it was opened", where);
       }
       if (!piece.empty()) std::memcpy(piece.data(), bytes_->data() + offset, piece.size());
       offset += piece.size();
@@ -102,7 +102,7 @@ std::string MemoryStorage::resolve(const std::string& path) {
   }
   if (done.empty()) done = "/";
   const bool exists = files_.contains(done) || folders_.contains(done) || pipes_.contains(done);
-  if (!exists) fail("io.not_found", "no such file or folder", path);
+  if (!exists) fail("io.not_found", "there is no such file or folder", path);
   return done;
 }
 
@@ -110,7 +110,7 @@ std::shared_ptr<ByteSource> MemoryStorage::open(const std::string& path) {
   const std::string real = resolve(path);
   if (denied_.contains(path)) fail("io.denied", "access denied", path);
   const auto found = files_.find(real);
-  if (found == files_.end()) fail("io.not_regular", "not a regular file", path);
+  if (found == files_.end()) fail("io.not_regular", "the path is not a regular file", path);
   const auto time = modified_ns_.find(real);
   return std::make_shared<MemorySource>(
       path, found->second, time == modified_ns_.end() ? 0 : time->second, is_on_network_);

@@ -57,7 +57,7 @@ class MemorySource final : public ByteSource {
         Where where;
         where.path = path_;
         where.byte_offset = file_.bytes.size();
-        throw Error("io.short_read", "the file ends early", where);
+        throw Error("io.short_read", "the file is shorter than when it was opened", where);
       }
       std::memcpy(piece.data(), file_.bytes.data() + offset, piece.size());
       offset += piece.size();

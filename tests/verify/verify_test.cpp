@@ -385,13 +385,14 @@ TEST(Compare, NamesEachDifference) {
                                         {"same", "U8", {0}, ""},
                                         {"shape", "U8", {3, 2}, "123456"}});
   EXPECT_FALSE(report.ok());
-  EXPECT_THAT(report.differences,
-              ElementsAre(Difference{"bytes", DifferenceKind::bytes,
-                                     "other bytes from byte 2 of the tensor on", "equal bytes"},
-                          Difference{"dtype", DifferenceKind::encoding, "BF16", "I16"},
-                          Difference{"gone", DifferenceKind::missing, "nothing", "U8 [1]"},
-                          Difference{"shape", DifferenceKind::shape, "[3, 2]", "[2, 3]"},
-                          Difference{"new", DifferenceKind::unexpected, "U8 [1]", "nothing"}));
+  EXPECT_THAT(
+      report.differences,
+      ElementsAre(Difference{"bytes", DifferenceKind::bytes,
+                             "different bytes, first at byte 2 of the tensor", "equal bytes"},
+                  Difference{"dtype", DifferenceKind::encoding, "BF16", "I16"},
+                  Difference{"gone", DifferenceKind::missing, "nothing", "U8 [1]"},
+                  Difference{"shape", DifferenceKind::shape, "[3, 2]", "[2, 3]"},
+                  Difference{"new", DifferenceKind::unexpected, "U8 [1]", "nothing"}));
   EXPECT_THAT(to_json(report), HasSubstr(R"("ok": false)"));
   EXPECT_THAT(to_table(report), HasSubstr("'gone'"));
 }

@@ -109,7 +109,7 @@ def _difference(library: str, canary: Canary) -> str:
         model = (canary.ours or canary.own)()
     difference = next(differences(model, expected, canary.uncompared), "")
     if not difference and canary.is_audited and not audit(model).ok:
-        difference = "the audit does not prove the model"
+        difference = "the audit does not pass"
     return difference
 
 
@@ -132,7 +132,7 @@ def differences(model: Any, expected: Any, uncompared: str = "") -> Iterator[str
         if ours != own:
             yield f"{name}: {ours}, the library has {own}"
         elif not left[name].is_meta and not torch.equal(_raw(left[name]), _raw(right[name])):
-            yield f"{name}: other bytes"
+            yield f"{name}: different bytes"
 
 
 def _tensors(model: Any) -> dict[str, Any]:

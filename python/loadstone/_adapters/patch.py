@@ -361,7 +361,7 @@ def patches_for(libraries: Iterable[str]) -> list[Hooks]:
     """Return the hooks of each supported library; reject unknown libraries and absent ones."""
     names = list(dict.fromkeys(libraries))
     if not names:
-        raise _refusal("no library is given", "")
+        raise _refusal("no library was passed", "")
     for name in names:
         if name not in LIBRARIES:
             raise unknown_word_error("patch", "library", name, LIBRARIES)

@@ -91,10 +91,10 @@ def _expand(items: list[Any], index: Any, shape: Sequence[int], name: str) -> li
     """Replace ``...`` by full slices, and append them for the remaining dimensions."""
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > len(shape):
-        raise _index_error("too many indices", name, repr(index), f"at most {len(shape)}")
+        raise _index_error("there are too many indices", name, repr(index), f"at most {len(shape)}")
     ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
-        raise _index_error("more than one ellipsis", name, repr(index))
+        raise _index_error("the index has more than one ellipsis", name, repr(index))
     place = ellipses[0] if ellipses else len(items)
     filling = [slice(None)] * (len(shape) - used)
     return [*items[:place], *filling, *items[place + 1 :]]

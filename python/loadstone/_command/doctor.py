@@ -44,12 +44,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadstone doctor",
         allow_abbrev=False,
-        description="Print what a bug report needs: versions, the machine, and for each library "
+        description="Print the facts for a bug report: versions, the machine, and for each library "
         "whether its release is supported and a tiny load equals the library's own.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument(
-        "--again", action="store_true", help="run the tiny loads that were equal before, too"
+        "--again",
+        action="store_true",
+        help="also run the tiny loads that were equal in an earlier run",
     )
     options = parser.parse_args(arguments)
     with _silenced():
@@ -212,7 +214,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     ]
     for library in facts["libraries"]:
         lines += _lines_of_library(library)
-    return [*lines, "", "nothing is wrong" if facts["ok"] else "something above is wrong"]
+    return [*lines, "", "no problem was found" if facts["ok"] else "a problem was found, see above"]
 
 
 def _lines_of_library(library: dict[str, Any]) -> list[str]:
@@ -226,7 +228,7 @@ def _lines_of_library(library: dict[str, Any]) -> list[str]:
     lines = [f"{name:14} {library['version']}  {state} ({tested})"]
     lines += [f"{'':14} lacks {site}" for site in library["lacking"]]
     result = canary["result"].upper() if canary["result"] in _WRONG else canary["result"]
-    again = "; found in an earlier run, --again repeats it" if canary["is_remembered"] else ""
+    again = "; result of an earlier run, --again repeats it" if canary["is_remembered"] else ""
     reason = f" ({canary['reason']})" if canary["reason"] else ""
     return [*lines, f"{'':14} tiny load, compared with the library's: {result}{reason}{again}"]
 

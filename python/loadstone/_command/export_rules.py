@@ -17,14 +17,16 @@ def main(arguments: list[str]) -> int:
         prog="python -m loadstone export-rules",
         allow_abbrev=False,
         description="Write the conversions of a model type as rules, for checkpoints of any depth "
-        "and number of experts. The rules are proven in models of two sizes first.",
+        "and number of experts. The rules are first checked with models of two sizes.",
     )
     parser.add_argument("--library", required=True, choices=list(adapters_with("rules")))
-    parser.add_argument("--model-type", required=True, help="as config.json has it: mixtral")
+    parser.add_argument(
+        "--model-type", required=True, help="as in config.json, for example mixtral"
+    )
     parser.add_argument(
         "--config",
         metavar="FOLDER",
-        help="a folder with config.json, for a class or widths that are not the default ones",
+        help="a folder with config.json, if the class or the sizes are not the defaults",
     )
     parser.add_argument("-o", dest="output", metavar="FILE", help="default: standard output")
     options = parser.parse_args(arguments)

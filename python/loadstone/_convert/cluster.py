@@ -146,5 +146,5 @@ def plain_source(source: Any) -> str | list[str]:
         return absolute(os.fsdecode(source))
     if isinstance(source, Sequence):
         return [absolute(os.fsdecode(path)) for path in source]
-    message = "the tasks of a cluster open the checkpoint: pass its path, not a catalog"
+    message = "the tasks of a cluster open the checkpoint themselves: pass its path, not a catalog"
     raise new_error("plan.options", message, field="source")

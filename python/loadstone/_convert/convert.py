@@ -202,7 +202,8 @@ def _convert_in_parts(
     if part is not None or finish or (parts is not None and parts < 1):
         raise new_error(
             "plan.options",
-            "a cluster runs and finishes all parts: pass no part=, finish= or parts below 1",
+            "a cluster runs and finishes all parts: omit part= and finish=, and pass parts of 1 "
+            "or more",
             field="cluster",
         )
     arguments |= {

@@ -94,7 +94,7 @@ def dequantize(
     if min(extents, default=1) < 0 or row % elements or data.numel() != blocks * size:
         raise new_error(
             "plan.shape",
-            f"{data.numel()} bytes of {encoding.upper()} do not decode to this shape",
+            f"{data.numel()} bytes of {encoding.upper()} cannot be decoded to this shape",
             found=str(list(extents)),
             expected=f"rows of whole blocks, {elements} values in {size} bytes",
         )

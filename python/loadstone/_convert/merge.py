@@ -104,7 +104,9 @@ def merge(
     sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
     target = path_text("target", target)
     if not sources:
-        raise new_error("plan.options", "a merge begins with a model", field="models")
+        raise new_error(
+            "plan.options", "the first checkpoint of a merge must be a model", field="models"
+        )
     core_arguments = options.core_arguments(sources[0][0], target)
     merge_options = _core.merge_options(
         [weight for _, weight in sources],

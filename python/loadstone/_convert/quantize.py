@@ -238,10 +238,13 @@ def _check_options(
     if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
         raise new_error(
-            "q.group_size", "no such block size", found=str(block_size), expected=expected
+            "q.group_size",
+            "this block size is not supported",
+            found=str(block_size),
+            expected=expected,
         )
     if nested and encoding not in ("nf4", "fp4"):
-        raise new_error("plan.options", f"{encoding} has no nested statistics")
+        raise new_error("plan.options", f"{encoding} does not support nested statistics")
     if nested_offset is not None and not nested:
         raise new_error(
             "plan.options", "nested_offset requires nested=True", expected="nested=True"
@@ -280,7 +283,7 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
     value = numbers.view(-1)[place].item()
     index = [int(position) for position in torch.unravel_index(torch.tensor(place), numbers.shape)]
-    fault = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
+    fault = "infinite in F16, to which int8 rounds first" if math.isfinite(value) else "not finite"
     reason = f"{encoding} has no code for it"
     if encoding in BNB_ENCODINGS:
         reason = f"{encoding} would damage all values that share its scale"
@@ -302,7 +305,11 @@ def _nest(
     target, nested_absmax = parts["absmax"], bytes_of(parts["nested_absmax"])
     _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
     if not torch.isfinite(parts["nested_absmax"]).all():
-        raise new_error("q.nan", "nested_offset is too far from the scales", found=str(rounded))
+        raise new_error(
+            "q.nan",
+            "the difference between nested_offset and the scales is too large",
+            found=str(rounded),
+        )
     return parts
 
 

@@ -70,7 +70,7 @@ def _check_parts(
     names = [name for name, _, _ in rows]
     for name in parts:
         if name not in names:
-            message = "the encoding has no such component"
+            message = "the encoding has no component of this name"
             raise new_error("q.scale_unused", message, expected=", ".join(names), found=name)
     components = {}
     for name, extents, dtype in rows:
@@ -133,6 +133,6 @@ def _check_magnitudes(
                 "plan.options",
                 "an amax value is invalid",
                 found=str(value),
-                expected="finite, from 0 on",
+                expected="finite, 0 or more",
             )
     return [float(value) for value in values]

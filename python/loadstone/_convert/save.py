@@ -77,14 +77,14 @@ class Serialized:
         """
         name = os.fsdecode(filename)
         if _core.is_remote(name):
-            raise new_error("io.remote", "loadstone writes to this machine only", path=name)
+            raise new_error("io.remote", "loadstone can write only to this machine", path=name)
         try:
             path = os.path.realpath(name)
             if name.endswith(os.sep):
                 raise new_error("io.not_regular", "the target is a folder", path=name)
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise new_error(
-                    "io.not_regular", "only regular files are replaced", path=str(filename)
+                    "io.not_regular", "loadstone replaces only regular files", path=str(filename)
                 )
             with _replacing(path) as descriptor:
                 for chunk in self.chunks():
@@ -159,8 +159,9 @@ def _require_writable(
     if shared:
         groups = "; ".join(", ".join(group) for group in shared)
         message = (
-            "some tensors share memory, and would be written twice and loaded apart; save_model() "
-            "keeps one of each group"
+            "some tensors share memory: they would be written twice and loaded separately; "
+            "save_model() "
+            "writes one of each group"
         )
         raise new_error("save.shared", message, found=groups)
     for name, tensor in tensors.items():
@@ -177,7 +178,9 @@ def _require_plain(name: str, tensor: torch.Tensor) -> None:
         message = "Cannot copy out of meta tensor; it has no data"
         raise new_error("save.layout", message, tensor=name)
     if tensor.is_conj() or tensor.is_neg():
-        message = "the tensor is a view that conjugates or negates; call .clone() before saving it"
+        message = (
+            "the tensor is a view that conjugates or negates; call .clone() before you save it"
+        )
         raise new_error("save.layout", message, tensor=name)
 
 

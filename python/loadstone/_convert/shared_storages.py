@@ -68,7 +68,7 @@ def find_duplicates(
         if not complete:
             raise new_error(
                 "save.shared",
-                "these tensors share memory, and none covers all of it; clone them",
+                "these tensors share memory, and none of them covers all of it; clone them",
                 found=", ".join(group),
             )
         kept = next((name for name in complete if name in preferred), complete[0])

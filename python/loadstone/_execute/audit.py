@@ -26,7 +26,7 @@ from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
-_AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
+_AFTER_THE_LOAD = "Make the objects that refer to them (an optimizer, a closure) after the load"
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Audit:
             names = ", ".join(map(self._named, self.unlisted[:5]))
             since += f", {len(self.unlisted)} not in the receipt: {names}"
         if self.held_elsewhere:
-            since += "; held elsewhere: " + ", ".join(map(self._named, self.held_elsewhere))
+            since += "; other objects refer to: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
-            return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
+            return f"ok: all {len(self.provenance)} tensors have a known origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
             f"({origins}): " + ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))
@@ -289,9 +289,13 @@ def _warn_of_holders(result: Audit) -> None:
     if not names:
         return
     named = listed(names, format_item=result._named)
-    count = counted(len(names), "tensor of the model has a holder", "tensors have holders")
+    count = counted(
+        len(names),
+        "tensor of the model is",
+        "tensors of the model are",
+    )
     warn(
-        f"{count} without the loaded value: {named}. {_AFTER_THE_LOAD}",
+        f"{count} also used by objects that lack the loaded value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )
@@ -314,7 +318,7 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
     report = report or (loads[""].report if "" in loads else None)
     if report is None or report.receipt is None:
-        raise new_error("plan.options", "the load was made without receipt=", field="receipt")
+        raise new_error("plan.options", "the model was loaded without receipt=", field="receipt")
     return report.receipt
 
 

@@ -176,8 +176,8 @@ def _require_modules(plan: PlannedLoad) -> None:
         if target.encoding and target.name not in extended:
             raise new_error(
                 "plan.options",
-                "this plan quantizes, and was read from a file, which the command line carries "
-                "out; for a model make a new plan with quantize=",
+                "this plan quantizes and was read from a file; only the command line can carry "
+                "out such a plan; for a model make a new plan with quantize=",
                 tensor=target.name,
                 found=target.encoding,
             )
@@ -432,7 +432,7 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
     count = counted(len(targets), "tensor of the model is", "tensors of the model are")
     warn(
         f"{count} not in the checkpoint and got values of another origin ({origins}; {size}): "
-        f"{named}. loadstone.audit(model) and the report name all",
+        f"{named}. For the complete list see loadstone.audit(model) or the report",
         FilledWarning,
         stacklevel=users_level(),
     )

@@ -102,7 +102,7 @@ def _warn_of_unexpected(checked: Plan) -> None:
     count = counted(len(names), "tensor of the checkpoint is", "tensors of the checkpoint are")
     warn(
         f"{count} not needed by the model: {listed(names)}. "
-        "Pass unexpected='ignore' if that is meant",
+        "Pass unexpected='ignore' if that is intended",
         UserWarning,
         stacklevel=users_level(),
     )
@@ -113,7 +113,7 @@ def _warn_of_nothing(checked: Plan) -> None:
     if any(target.origin == "checkpoint" for target in checked.targets):
         return
     warn(
-        "no name of the checkpoint matches the model, so nothing is loaded: see the plan's "
+        "no name of the checkpoint matches the model, so no tensor can be loaded: see the plan's "
         "findings, and pass rules= or strip_prefix=",
         UserWarning,
         stacklevel=users_level(),

@@ -32,12 +32,14 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
         changed.sort(key=lambda row: row not in present)
         name, shape, (begin, groups) = changed[0]
         of = f"each of {list(groups)} groups" if groups else "the whole"
-        place = f" at {list(begin)} of {of}: another rank's plan?" if begin else ""
+        place = f" at {list(begin)} of {of}; is this the plan of another rank?" if begin else ""
         raise new_error(
             "plan.model_changed",
-            f"the model is not the planned one: {len(changed)} tensors differ",
+            f"the model differs from the planned one in {len(changed)} tensors",
             tensor=name,
-            found=f"{name} {list(shape)}{place}" if changed[0] in present else "no such tensor",
+            found=f"{name} {list(shape)}{place}"
+            if changed[0] in present
+            else "no tensor of this name",
         )
     _require_whole_shapes(plan, slots)
     _require_kinds(plan, slots)
@@ -55,7 +57,7 @@ def _slice_position(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _changed(change: str, slot: TensorSlot, found: str, expected: str) -> Exception:
-    message = f"the model is not the planned one: {change}"
+    message = f"the model differs from the planned one: {change}"
     return new_error(
         "plan.model_changed", message, tensor=slot.name, found=found, expected=expected
     )
@@ -67,7 +69,7 @@ def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
             found, expected = (f"a slice of {list(shape)}" for shape in (slot.shape, planned))
-            raise _changed("a slice belongs to another tensor", slot, found, expected)
+            raise _changed("a slice belongs to a different tensor", slot, found, expected)
 
 
 def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -75,7 +77,7 @@ def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
             found, expected = (kind.replace("_", " ") for kind in (slot.kind, target.kind))
-            raise _changed("a tensor has another kind", slot, found, expected)
+            raise _changed("a tensor has a different kind", slot, found, expected)
 
 
 def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -83,7 +85,8 @@ def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if target.origin == "kept" and slot.tensor.is_meta:
             raise new_error(
                 "plan.model_changed",
-                "the plan keeps the value of a tensor that is on meta in this model",
+                "the plan keeps the model's value of a tensor, but in this model the tensor is on "
+                "meta",
                 tensor=target.name,
                 found="a tensor on meta",
             )
@@ -111,7 +114,9 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
             found, expected = (f"tied to {name}" if name else separate for name in (root, tie_of))
             raise _changed("a tie was added or removed", slot, found, expected)
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
-            raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))
+            raise _changed(
+                "a tensor has a different dtype", slot, str(slot.tensor.dtype), str(dtype)
+            )
 
 
 def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -127,4 +132,4 @@ def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if found == planned or is_cast or target.encoding or target.origin == "tie":
             continue
         if target.origin != "checkpoint" or trains:
-            raise _changed("the plan has another dtype", slot, str(found), str(planned))
+            raise _changed("the plan has a different dtype", slot, str(found), str(planned))

@@ -99,7 +99,7 @@ def _agree_on_slices(
     for rank, (terms, _) in zip(peers.ranks, answers, strict=True):
         for name, term in terms.items():
             if term != answers[0][0][name]:
-                message = f"rank {rank} loads another plan: {name} differ"
+                message = f"rank {rank} has a different plan: {name} differ"
                 raise new_error("plan.ranks", message, expected=f"those of rank {peers.ranks[0]}")
     return [rank_slices for _, rank_slices in answers]
 

@@ -114,7 +114,8 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
     if different:
         named = ", ".join(f"{name} (tied to {untied[name]})" for name in different)
         warn(
-            f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
+            "the checkpoint contains different values for tied tensors, so loadstone unties "
+            f"them: {named}",
             UserWarning,
             stacklevel=users_level(),
         )

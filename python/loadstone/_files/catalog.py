@@ -158,7 +158,7 @@ def inspect(
     """
     if isinstance(path, Mapping):
         message = (
-            "expected a path, found tensors in memory: pass them to load_state_dict of the model"
+            "expected a path, found tensors in memory: pass them to the model's load_state_dict"
         )
         raise new_error("plan.options", message, field="checkpoint", found=type(path).__name__)
     names = [hub.resolve_hub_id(name) for name in path_list("checkpoint", path)]

@@ -28,7 +28,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
         return {"key": key, **value, "value": json_value(value.get("value"))}
     raise new_error(
         "plan.options",
-        "the GGUF type of a number or list must be named",
+        "the GGUF type of a number or list must be specified",
         field=f"metadata[{key!r}]",
         found=type(value).__name__,
         expected="{'type': 'u32', 'value': 7}",

@@ -89,7 +89,10 @@ class TensorReader:
             path = shards[0] if len(shards) == 1 else self.catalog._core.root
             for codes, row in self._quantized.items():
                 if name in row.components.values():
-                    message = f"the tensor belongs to the codes of {codes!r} and is read with them"
+                    message = (
+                        f"the tensor belongs to the codes of {codes!r} and can be read only with "
+                        "them"
+                    )
                     raise new_error("open.name", message, path=path, tensor=name) from None
             raise _unknown_name(str(name), list(self.entries), path) from None
 
@@ -200,7 +203,7 @@ class TensorReader:
         except Error as error:
             if error.code != "plan.recipe":
                 raise
-            message = "no cast exists between these"
+            message = "loadstone has no cast between these dtypes"
             found = entry.dtype if not entry.is_decoded else f"values of {entry.encoding}"
             raise new_error(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
@@ -262,12 +265,12 @@ def device_argument(device: Any) -> str:
     except (RuntimeError, AssertionError, TypeError, ValueError) as reason:
         text = str(reason).partition("\n")[0]
         raise new_error(
-            "plan.options", f"no such device: {text}", field="device", found=str(device)
+            "plan.options", f"this device does not exist: {text}", field="device", found=str(device)
         ) from None
     if resolved.type == "meta":
         raise new_error(
             "plan.options",
-            "tensors on meta hold no values; shapes and dtypes are those of the lazy tensors",
+            "tensors on meta have no values; the lazy tensors have shapes and dtypes",
             field="device",
             found="meta",
         )

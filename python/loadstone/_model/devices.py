@@ -27,7 +27,7 @@ def require(device: str) -> None:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        message = f"this machine has no such device: {reason}"
+        message = f"this machine does not have this device: {reason}"
         raise new_error("plan.device_map", message, field="device_map", found=device) from error
 
 

@@ -96,7 +96,7 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
     raise new_error(
         "audit.unaccounted",
         f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
-        f"by a load that failed: {quoted}. Load a checkpoint that has them",
+        f"by a load that failed: {quoted}. Load a checkpoint that contains them",
         tensor=names[0],
     )
 

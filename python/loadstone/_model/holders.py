@@ -65,8 +65,8 @@ class Holder:
 
     def __str__(self) -> str:
         if self.is_replaced:
-            return f"the load had to replace it, and {self.what} still holds the old tensor"
-        return f"also held by {self.what}"
+            return f"the load had to replace it, but {self.what} still refers to the old tensor"
+        return f"{self.what} also refers to it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,19 +78,19 @@ class LocalShard:
 
         mesh, placements = self.owner.device_mesh, self.owner.placements
         if any(placement.is_partial() for placement in placements):
-            return "it is a partial sum over ranks, which is in no checkpoint"
+            return "it is a partial sum over ranks, which no checkpoint contains"
         if mesh.get_coordinate() is None:
-            return "this rank is not in its mesh"
+            return "this rank is not in the tensor's device mesh"
         shape, begin = compute_local_shape_and_global_offset(self.shape, mesh, placements)
         if tuple(shape) != tuple(self.local.shape):
             actual, expected = list(self.local.shape), list(shape)
-            return f"this rank holds {actual} of it, where its placements specify {expected}"
+            return f"this rank has the shape {actual} of it, but its placements specify {expected}"
         self.begin = tuple(begin)
         if _is_in_one_piece(self.shape, mesh.shape, placements):
             return ""
         position = _even_groups(self.shape, mesh.shape, placements, mesh.get_coordinate(), begin)
         if position is None:
-            return "what this rank holds of it is neither one slice nor the same of equal groups"
+            return "this rank's part of it is neither one slice nor the same slice of equal groups"
         self.groups, self.begin = position
         return ""
 

@@ -41,20 +41,20 @@ def require_supported_class(cls: type, owner: str) -> None:
         raise new_error(
             "plan.tensor_class",
             f"a parameter of {owner} is a {class_name(cls)}, a tensor subclass that loadstone does "
-            "not know",
+            "not support",
             expected=ADVICE,
         )
 
 
 def find_obstacle(tensor: torch.Tensor) -> str:
     if not _is_supported_class(type(tensor)):
-        return f"{class_name(type(tensor))} is a tensor subclass that loadstone does not know"
+        return f"{class_name(type(tensor))} is a tensor subclass that loadstone does not support"
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}".replace("torch.", "")
     if tensor.is_nested:
         return "it is a nested tensor"
     if tensor.is_conj() or tensor.is_neg():
-        return "it is a conjugated or negated view, whose memory holds other numbers"
+        return "it is a conjugated or negated view, whose memory contains different values"
     if not has_name(tensor.dtype):
-        return f"no checkpoint holds its dtype ({tensor.dtype})"
+        return f"no checkpoint format supports its dtype ({tensor.dtype})"
     return ""

@@ -131,7 +131,10 @@ class LoadHookTracer:
         try:
             copy = stand_in(self.model, lambda slot: OwnSymbol(self.trace, slot, self.copied))
         except Exception as error:
-            reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
+            reason = (
+                f"loadstone cannot copy the model to examine the code ({type(error).__name__}: "
+                f"{error})"
+            )
             return refusal("", self.model, reason)
         self.filled_prefixes = self._prepare(copy)
         modules = dict(copy.named_modules())
@@ -148,10 +151,10 @@ class LoadHookTracer:
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
             if _attributes(module) != attributes.get(path):
-                return self._make_finding(path, "it would change the model itself")
+                return self._make_finding(path, "the code would change the model itself")
         for path, module in modules.items():
             if _attributes(module) != before[path]:
-                return self._make_finding(path, "it would change the module")
+                return self._make_finding(path, "the code would change the module")
         if failure is not None:
             return failure
         self._note_unused(keys)
@@ -193,7 +196,7 @@ class LoadHookTracer:
             prefix = frames.tb_frame.f_locals.get("prefix")
             path = prefix.rstrip(".") if isinstance(prefix, str) else path
             frames = frames.tb_next
-        reason = f"it cannot be carried out without values ({type(error).__name__}: {error})"
+        reason = f"the code cannot run without values ({type(error).__name__}: {error})"
         return self._make_finding(path, reason)
 
     def _make_finding(self, path: str, reason: str) -> _core.Finding:
@@ -233,7 +236,7 @@ class LoadHookTracer:
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
             raise new_error(
-                LOAD_HOOK, "it writes to a tensor that is not in the state dict", tensor=name
+                LOAD_HOOK, "the code writes to a tensor that is not in the state dict", tensor=name
             )
         for name, names in groups.items():
             if name.startswith(self.filled_prefixes):
@@ -264,7 +267,7 @@ class LoadHookTracer:
             if read.isdisjoint(self.symbols.sources_of(symbol)):
                 continue
             if isinstance(symbol, WholeSymbol):
-                message = "it uses one of the several tensors that this one is made from"
+                message = "the code uses one of the several tensors from which this one is made"
                 raise new_error(LOAD_HOOK, message, tensor=name)
             shared[name] = symbol
         return shared
@@ -284,11 +287,11 @@ class LoadHookTracer:
                 return False
             raise new_error(
                 LOAD_HOOK,
-                f"it assigns the model's own value of '{value.slot.name}'",
+                f"the code assigns the model's own value of '{value.slot.name}'",
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
-            message = f"it assigns {value!r}, which is not a tensor of the checkpoint"
+            message = f"the code assigns {value!r}, which is not a tensor of the checkpoint"
             raise new_error(LOAD_HOOK, message, tensor=name)
         return True
 
@@ -304,11 +307,11 @@ class LoadHookTracer:
             source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
             problem = ""
             if name in self.symbols.objects:
-                problem = "is not a tensor in the checkpoint, and cannot be loaded"
+                problem = "cannot be loaded, because it is not a tensor in the checkpoint"
             elif source is not None:
                 extra[path] = source
             elif state is not None:
-                problem = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
+                problem = "cannot be loaded, because a hook makes it from tensors of the checkpoint"
             elif name in self.missing and policies_of([name], missing, {})[name] == "error":
                 problem = "is not in the checkpoint"
             if problem:

@@ -56,8 +56,9 @@ class ModelTargets:
         real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
         if in_place and real:
             message = (
-                f"the memory of {len(real)} parameters and buffers is written in place; if the "
-                "load fails they are left half-written"
+                f"the load writes into the memory of {len(real)} parameters and buffers in place; "
+                "if the "
+                "load fails, they are half-written"
             )
             findings.append(_core.Finding("info", "plan.in_place", real[0].name, [], message))
         return findings

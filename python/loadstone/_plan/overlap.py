@@ -151,12 +151,12 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
             return None  # a view sees the new value of its tensor; on meta it is recomputed
         message = (
             f"{names} share memory; '{written[0].name}' gets its own memory, "
-            f"and '{kept[0].name}' keeps the value that it has"
+            f"but '{kept[0].name}' keeps its current value"
         )
         return _core.Finding("warning", "plan.in_place", kept[0].name, [], message)
     if one.space[0] == "meta":
-        message = f"{names} share memory in the model; after the load each has its own memory"
-        advice = "make them one parameter, if a change of one is to be a change of the other"
+        message = f"{names} share memory in the model, but after the load each has its own memory"
+        advice = "if a change of one must also change the other, make them one parameter"
         return _core.Finding("warning", "plan.tie", name, [], message, advice)
     message = f"{names} share memory, so the value of one would be written over the other's"
     advice = "build the model under loadstone.skeleton(), or make them one parameter"

@@ -141,7 +141,7 @@ def require_paths(
         if path in known and path not in modules and str(device) == "disk":
             raise new_error(
                 "plan.device_map",
-                "no hook loads a tensor without its module: name the module",
+                "no hook can load a tensor without its module: place the whole module",
                 field="device_map",
                 found=repr(full),
             )

@@ -62,5 +62,5 @@ class Provenance:
         tensor = slot.tensor
         dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
         form = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
-        reason = slot.obstacle or "it is not in the model's tree of modules"
+        reason = slot.obstacle or "the tensor is not in the model's tree of modules"
         return cls(slot.name, "kept", slot.kind, "none", (), *form, reason=reason)

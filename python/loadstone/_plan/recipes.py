@@ -88,9 +88,9 @@ class LibraryRecipes:
                 "plan.unexpected",
                 name,
                 [source],
-                f"nothing in the model is made of {source!r}"
+                f"no tensor of the model is made from {source!r}"
                 + (f" ({name!r} in the model's names)" if name != source else ""),
-                f"the model misses {self.pairs[name]!r}, of the same shape"
+                f"the checkpoint lacks {self.pairs[name]!r}, of the same shape"
                 if name in self.pairs
                 else "",
             )

@@ -20,7 +20,7 @@ _IGNORED = (
     "loadstone._model.half_written",
 )
 LOAD_HOOK = "plan.load_hook"
-_HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
+_HINT = "write rules for the names, convert the checkpoint, or load it with load_state_dict"
 
 
 def is_own(module: _Module, method: str) -> bool:

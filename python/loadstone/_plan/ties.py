@@ -29,7 +29,10 @@ def findings(
             continue
         if target.origin in ("kept", "constructor", "excluded"):
             continue
-        message = f"'{slot.name}' and '{owner.name}' are one module, which cannot hold two values"
+        message = (
+            f"'{slot.name}' and '{owner.name}' are names of one module, which cannot have two "
+            "values"
+        )
         advice = 'tie="keep" changes both names'
         yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
 
@@ -39,7 +42,7 @@ _BOTH = "both are loaded, and equal values are tied again"
 
 
 def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
-    message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
+    message = "'{}' is tied to '{}', and the checkpoint contains both: " + _BOTH
     return [
         _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
         for name, root in untied.items()

@@ -82,7 +82,9 @@ class TensorDerivation:
         """Return a storage in the layout of the build, with the current values of parameters."""
         loaded = self._loaded_parameters(history)
         if not loaded:
-            raise new_error("skeleton.not_replayable", "the module with the parameters is gone")
+            raise new_error(
+                "skeleton.not_replayable", "the module with the parameters no longer exists"
+            )
         if len(loaded) == 1 and _same_layout(*loaded[0]):
             return loaded[0][1].untyped_storage()
         storage = allocate(history.nbytes, loaded[0][1].device)

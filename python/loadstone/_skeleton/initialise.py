@@ -39,7 +39,10 @@ def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding
 
 
 def _slice_finding(name: str) -> _core.Finding:
-    message = f"'{name}' is missing, and this rank holds a slice: initialisers make whole tensors"
+    message = (
+        f"'{name}' is missing, and this rank has only a slice of it, but initialisers can fill "
+        "only whole tensors"
+    )
     hint = "choose missing='zeros', and initialise this tensor after the load"
     return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 

@@ -284,7 +284,9 @@ class OpLog:
         random = history.tainted
         for neighbour in {history, *(neighbour for op in ops for neighbour in op.touched)}:
             if neighbour.lost:
-                raise UnreplayableError("it depends on a parameter's value that is not kept")
+                raise UnreplayableError(
+                    "it depends on a parameter's value, which is no longer available"
+                )
             source = neighbour.real if neighbour.real is not None else neighbour.initial
             if source is not None:
                 storages[neighbour] = source.clone()

@@ -107,13 +107,16 @@ class SkeletonRecord:
 
 # Severity and message for each Fact.code.
 _FACTS = {
-    "derived": ("info", "follows from {}: recomputed after a load"),
-    "not_replayable": ("error", "the constructor's value cannot be had: {}"),
+    "derived": ("info", "the tensor is computed from {}; loadstone computes it again after a load"),
+    "not_replayable": ("error", "the constructor's value is not available: {}"),
     "random": (
         "warning",
-        "drawn at random by the constructor: another construction gives other values",
+        "the constructor drew it at random: another construction gives different values",
     ),
-    "uninitialised": ("warning", "memory that the constructor never wrote to: it holds no value"),
+    "uninitialised": (
+        "warning",
+        "the constructor left this memory uninitialized, so the tensor has no value",
+    ),
 }
 
 

@@ -34,7 +34,7 @@ class WriteGuard(DispatchMode):
         for tensor in schema_of(func).written_tensors(args, kwargs):
             key = storage_key(tensor)
             if key is not None and key in self._protected:
-                error = WriteError(f"it writes into '{self._protected[key]}' of the model itself")
+                error = WriteError(f"it writes into '{self._protected[key]}' of the real model")
                 self.refused.append(error)
                 raise error
         return func(*args, **kwargs)

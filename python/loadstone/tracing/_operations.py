@@ -177,7 +177,7 @@ def _flip(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
 
 def _index_select(builder: RecipeBuilder, args: Any, result: Any) -> Values:
     if isinstance(args.index, Symbol):
-        raise _UnsupportedError("picks elements by the values of a tensor of the checkpoint")
+        raise _UnsupportedError("selects elements by the values of a tensor of the checkpoint")
     indices = args.index.reshape(-1).tolist()
     return _gather(builder, args.self.value, args.dim % args.self.dim(), indices)
 
@@ -185,7 +185,7 @@ def _index_select(builder: RecipeBuilder, args: Any, result: Any) -> Values:
 def _index(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
     indexed = [(dim, index) for dim, index in enumerate(args.indices) if index is not None]
     if len(indexed) != 1 or isinstance(indexed[0][1], Symbol):
-        raise _UnsupportedError("picks elements by more than one index, or by values")
+        raise _UnsupportedError("selects elements by more than one index, or by values")
     if not isinstance(args.self, Symbol):
         raise _UnsupportedError("looks values up in a table")
     dim, index = indexed[0]
@@ -206,7 +206,7 @@ def _require_in_bounds(index: int, dim: int, size: int) -> int:
 def _gather(builder: RecipeBuilder, value: int, dim: int, indices: list[int]) -> int:
     """Reorder slices along one dimension; consecutive indices become one slice."""
     if not indices or len(indices) > GATHERED_MAX:
-        raise _UnsupportedError("picks too many elements one by one, or none")
+        raise _UnsupportedError("selects too many single elements, or none")
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][0] + runs[-1][1]:
@@ -263,7 +263,9 @@ def _values(builder: RecipeBuilder, parts: Any, dtype: torch.dtype) -> list[int]
     values = []
     for part in parts:
         if not isinstance(part, Symbol):
-            raise _UnsupportedError("joins tensors of the checkpoint with values made by the code")
+            raise _UnsupportedError(
+                "joins tensors of the checkpoint with values that the code computes"
+            )
         is_same = part.dtype == dtype
         values.append(part.value if is_same else builder.cast(part.value, dtype_name(dtype)))
     return values

@@ -224,8 +224,8 @@ def sources_of(symbols: list[Symbol], limit: int | None = None) -> list[str]:
 
 def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> Error:
     reasons = {
-        "plan.data_dependent": "looks at values, and a plan is made before a value is read",
-        "plan.untraceable": "does more than move elements about",
+        "plan.data_dependent": "needs values, but a plan is made before any value is read",
+        "plan.untraceable": "changes values, but a plan can only move elements",
     }
     sources = sources_of(symbols, NAMES_MAX)
     message = (

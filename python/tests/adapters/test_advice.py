@@ -192,7 +192,9 @@ def a_cluster(file: Path) -> None:
 
     refused(lambda: run(loadstone.inspect(file)), "pass its path, not a catalog")
     for wrong in ({"part": (0, 2)}, {"finish": True}, {"parts": 0}):
-        refused(lambda wrong=wrong: run(**wrong), "pass no part=, finish= or parts below 1")
+        refused(
+            lambda wrong=wrong: run(**wrong), "omit part= and finish=, and pass parts of 1 or more"
+        )
     run(parts=2, shard_size="1GB")
     model = skeleton()
     loadstone.load(model, file.parent / "parts")
@@ -295,7 +297,7 @@ def a_tensor_on_disk_by_its_own_name(file: Path) -> None:
         options = {"device_map": {"": "cpu", place: "disk"}, "offload_folder": file.parent / "off"}
         return loadstone.diffusers.from_pretrained(cls, file.parent / "m", **options)
 
-    refused(lambda: load("conv_out.weight"), "name the module")
+    refused(lambda: load("conv_out.weight"), "place the whole module")
     assert loadstone.audit(load("conv_out")).not_held.keys() == {"conv_out.weight", "conv_out.bias"}
 
 
@@ -316,7 +318,8 @@ def options_of_servers(file: Path) -> None:
     from loadstone._adapters.serving.options import Options
 
     refused(
-        lambda: Options.from_mapping({"receipt": "r", "quantize": "fp8"}), "convert the folder with"
+        lambda: Options.from_mapping({"receipt": "r", "quantize": "fp8"}),
+        "convert the folder first, with",
     )
     loadstone.convert(file, file.parent / "out", receipt="xxh3-128")
     model = skeleton()
@@ -337,21 +340,21 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass its path, not a catalog": a_cluster,
     "a cluster runs and finishes all parts": a_cluster,
     "into the checkpoint, or choose missing='zeros'": an_initialiser_that_is_not_there,
-    "write rules for the names or convert": a_hook_that_reads_values,
+    "write rules for the names, convert": a_hook_that_reads_values,
     "load this model with load_state_dict": an_extra_state_that_is_no_tensor,
     "build the model under loadstone.skeleton(), or make": parameters_that_overlap,
-    "make them one parameter, if a change": parameters_that_overlap,
-    "no hook loads a tensor without its module": a_tensor_on_disk_by_its_own_name,
+    "must also change the other, make them one parameter": parameters_that_overlap,
+    "no hook can load a tensor without its module": a_tensor_on_disk_by_its_own_name,
     "Or use save_model(..., force_contiguous=True)": strides_of_a_saved_model,
-    "a receipt cannot be made of converted weights": options_of_servers,
-    "Make what holds them (an optimizer": "test_held_elsewhere.py::"
+    "loadstone cannot write a receipt of weights": options_of_servers,
+    "Make the objects that refer to them": "test_held_elsewhere.py::"
     "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
     "this file names; pass trust_code=True": "test_llama_cpp.py::"
     "test_code_of_the_folder_is_not_run",
     "install a tested release or a newer loadstone": "test_sites.py::"
     "test_which_releases_are_untried",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
-    "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
+    "first call the model's state_dict()": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
     "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
     "test_a_direct_call_is_refused_and_its_advice_works",
@@ -361,7 +364,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_what_needs_an_offloaded_weight_is_refused_by_name",
     "call the model's own load_adapter()": "test_adapters.py::"
     "test_a_peft_model_over_a_disk_is_refused_by_name",
-    "block around it, in no_split_module_classes": "test_accelerate_patch.py::"
+    "block around it, to no_split_module_classes": "test_accelerate_patch.py::"
     "test_a_map_that_no_hook_can_serve_is_refused",
     "call heal() before it is moved": "test_bitsandbytes_offload.py::"
     "test_scales_that_are_gone_are_refused_by_name_and_nothing_is_changed",
@@ -375,11 +378,11 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_format_that_cannot_be_written_is_refused_by_name",
     "in place; set deferred to false": "test_serving_deferred.py::"
     "test_changes_where_they_stand_are_refused_by_name",
-    "dispatch the model first, and put wrappers around": "test_checkpoint_wrapper.py::"
+    "dispatch the model first, and wrap modules": "test_checkpoint_wrapper.py::"
     "test_a_dispatched_model_may_be_wrapped",
     "Leave the whole model on meta on all ranks": "test_ranks_accelerate.py::"
     "test_a_first_rank_that_lacks_values_is_named_on_all",
-    "place its module in memory, or leave experts": "test_bitsandbytes_loading.py::"
+    "place its module in memory, or do not quantize": "test_bitsandbytes_loading.py::"
     "test_experts_are_not_put_on_disk",
     "not supported: call the class's own function": "test_diffusers_patch.py::"
     "test_torch_files_are_left_to_the_library",
@@ -398,7 +401,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_changes_where_they_stand_are_refused_by_name",
     "pass converter= (on the command line --converter)": "test_llama_cpp.py::"
     "test_without_a_converter_one_error_says_how_to_get_it",
-    "pass them to load_state_dict of the model": "test_failures.py::"
+    "pass them to the model's load_state_dict": "test_failures.py::"
     "test_a_state_dict_is_no_checkpoint",
     "pass infer_config=True": "test_diffusers_diagnosis.py::test_known_config_in_a_folder",
     "_adapters/diffusers/config_mismatch.py: pass {}": (
@@ -408,7 +411,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "require the catalog that they were traced": traced_rules,
     "a pipeline has several models: load the model": an_adapter_of_a_pipeline,
     "while it is served: convert it first": a_gguf_file_that_a_server_quantizes,
-    "or give them the numbers that they lack": a_gap_in_a_series,
+    "or rename them so that the numbers have no gaps": a_gap_in_a_series,
 }
 
 # Texts that only look like advice.

@@ -99,7 +99,7 @@ def test_adapters_whose_files_have_one_name_are_measured(run, tmp_path):
 
 def test_for_people(run, model):
     text = run("bench", model, "--seconds", 0, status=0).stdout
-    assert text.startswith("a load from the page cache comes to ")
+    assert text.startswith("a load from the page cache reaches ")
     for title in ("new memory", "copy from memory to memory", "page cache to new memory", "loads"):
         assert f"\n{title}" in text
 
@@ -121,7 +121,7 @@ def test_other_machines_are_refused(run, model):
         done = run("bench", server.url("/a.safetensors"), status=2)
     finally:
         server.close()
-    assert "files of this machine" in done.stderr
+    assert "files on this machine" in done.stderr
 
 
 def test_ctrl_c_ends_it(command, model):

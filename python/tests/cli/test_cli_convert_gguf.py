@@ -251,7 +251,7 @@ def test_a_mix_of_types(run, tmp_path, write_safetensors):
     options = ["--metadata", extra, "--quantize", "q4_k_m"]
     plan = run("convert", path, target, *options, "--dry-run", status=0).stdout
     assert "q6_k" in plan
-    assert "do not fill whole blocks of Q4_K" in plan
+    assert "do not consist of whole blocks of Q4_K" in plan
     run("convert", path, target, *options, status=0)
     types = {name: each[0] for name, each in tensors_of(target).items()}
     assert types["token_embd.weight"] == "Q4_K"

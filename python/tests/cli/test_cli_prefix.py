@@ -57,4 +57,4 @@ def test_rules_of_literal_prefixes(run: Any, skeleton: Path, tmp_path: Path) -> 
     )
     rules.write_text(json.dumps({"op": "rename", "sources": "a", "targets": "b"}))
     done = run("plan", path, "--skeleton", skeleton, "--rules", rules)
-    assert done.returncode == 1 and "rules are a list" in done.stderr
+    assert done.returncode == 1 and "rules must be a list" in done.stderr

@@ -93,9 +93,9 @@ def test_quiet_shows_no_progress(command, big):
 @pytest.mark.parametrize(
     ("target", "more", "hint"),
     [
-        ("out", [], "begun with --resume, a conversion keeps its finished shards"),
-        ("out", ["--resume"], "the same command continues with the others"),
-        ("out.safetensors", [], "nothing is left of the output"),
+        ("out", [], "to keep finished shards, run the conversion with --resume"),
+        ("out", ["--resume"], "run the same command again to continue"),
+        ("out.safetensors", [], "the unfinished output was removed"),
     ],
 )
 def test_an_interrupted_conversion_hints_at_resume(command, big, tmp_path, target, more, hint):

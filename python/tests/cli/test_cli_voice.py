@@ -19,12 +19,12 @@ def surplus(small, write_skeleton):
 
 def test_plan_begins_with_the_verdict(run, small, incomplete, surplus):
     text = run("plan", small, "--skeleton", incomplete, status=1).stdout
-    assert text.startswith("2 errors: this plan cannot be carried out\nNothing was read. Fix")
+    assert text.startswith("2 errors: this plan cannot be executed\nNothing was read. Fix")
     order = ["cannot be", "plan     ", "bytes    ", "2 errors  plan.missing", "target  "]
     places = [text.find(word) for word in order]
     assert places == sorted(places) and -1 not in places
     assert "planned: peak" in text
-    assert run("plan", small, status=0).stdout.startswith("OK: every target has an origin\n")
+    assert run("plan", small, status=0).stdout.startswith("OK: every target has a known origin\n")
     warned = run("plan", *surplus, status=0).stdout.splitlines()
     assert warned[1] == "1 warning below. The load can begin."
 
@@ -44,18 +44,19 @@ def test_plan_suggests_a_rule_that_can_be_copied(run, tmp_path, write_safetensor
 def test_load_begins_with_the_verdict(run, small, incomplete, tmp_path):
     first, second, *rest = run("load", small, status=0).stdout.splitlines()
     assert first.startswith("OK: loaded 36 B in ")
-    assert second == "Every target has a value, and an origin for it."
+    assert second == "Every target has a value and a known origin."
     skeleton = tmp_path / "skeleton.json"
     buffer = {"name": "made", "shape": [4], "dtype": "F32", "kind": "non_persistent_buffer"}
     skeleton.write_text(json.dumps({"targets": [buffer]}))
     _, second, *_ = run("load", small, "--skeleton", skeleton, status=0).stdout.splitlines()
-    assert (
-        second == "Every target has a value and an origin, except 1 target without one on purpose."
+    assert second == (
+        "Every target has a value and a known origin, "
+        "except 1 target intentionally without a value."
     )
     [memory] = [line for line in rest if line.startswith("memory")]
     assert re.search(r"planned peak .*; process used .* at its peak \(", memory)
     refused = run("load", small, "--skeleton", incomplete, status=1)
-    assert "2 errors: this plan cannot be carried out; nothing was read" in refused.stderr
+    assert "2 errors: this plan cannot be executed; nothing was read" in refused.stderr
 
 
 def test_memory_of_a_conversion(run, small, tmp_path):

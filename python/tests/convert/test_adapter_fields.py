@@ -51,7 +51,7 @@ DOORS = [by_merge, by_load, by_command, by_strict_command, by_saved_plan]
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
     """peft also warns about each unknown field."""
-    is_told = "sets 'use_newer': unknown to this version, and ignored" in door(
+    is_told = "sets 'use_newer', which this version of loadstone does not know and ignores" in door(
         *files(tmp_path, use_newer=value)
     )
     assert is_told is bool(value)
@@ -81,7 +81,7 @@ def test_a_module_with_two_alphas(
     """peft takes the first key that matches, and sorts the keys of an adapter when saving it."""
     base, adapter = files(tmp_path, alpha_pattern=patterns)
     text = door(base, adapter)
-    assert ("gives 1 module two alphas by alpha_pattern" in text) == warns
+    assert ("gives 1 module two alphas in alpha_pattern" in text) == warns
     if warns:
         first, other = patterns
         assert f"'first': 3 by '{first}', 16 by '{other}'" in text
@@ -102,7 +102,7 @@ def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> No
     assert loaded.base_model.model.first.scaling == {"default": 1.5}
     out = tmp_path / "out.safetensors"
     report = loadstone.merge(base, out, lora=tmp_path / "trained")
-    assert "two alphas by alpha_pattern" in str(report.findings)
+    assert "two alphas in alpha_pattern" in str(report.findings)
     assert torch.equal(load_file(out)["first.weight"], torch.full((6, 4), 2 * 1.5))
 
 

@@ -264,7 +264,7 @@ def test_nothing_of_a_quantized_tensor_is_renamed_alone(tmp_path: Path, alone: s
     companions = {f"{Q}.input_scale": scalar(), f"{Q}.comfy_quant": marker(**FP8)}
     save_file(FP8_CODES | companions, source)
     rules = [rename(rf"blocks\.0\.attn\.q\.{alone}", f"other.{alone}")]
-    with pytest.raises(loadstone.Error, match="does not go with them") as caught:
+    with pytest.raises(loadstone.Error, match="would not stay with them") as caught:
         loadstone.convert(source, target, rules=rules)
     assert caught.value.code == "plan.encoding"
 

@@ -91,7 +91,7 @@ def test_metadata_from_a_file(source, tmp_path):
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {"a": [1]}, {"a": None}, {"a": 0.5}])
 def test_numbers_say_their_type(source, tmp_path, metadata):
-    with pytest.raises(loadstone.Error, match="must be named"):
+    with pytest.raises(loadstone.Error, match="must be specified"):
         loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
 
 

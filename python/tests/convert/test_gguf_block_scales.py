@@ -120,7 +120,7 @@ def test_numbers_of_an_output(
     kind: Kind, options: dict[str, Any], suffix: str, door: str, tmp_path: Path
 ) -> None:
     if door == "merge" and "dequantize" in options:
-        pytest.skip("a merge makes numbers")
+        pytest.skip("a merge always decodes")
     source, out = write(tmp_path / "a.gguf", kind), tmp_path / f"b.{suffix}"
     expected = numbers(source)
     DOORS[door](source, out, **options)
@@ -163,7 +163,7 @@ def test_rules_move_both_or_neither(tmp_path: Path) -> None:
     found = stored(out)
     for name, each in stored(source).items():
         assert found[name.replace("blk.", "layer.")] == each
-    with pytest.raises(loadstone.Error, match="does not go with them") as caught:
+    with pytest.raises(loadstone.Error, match="would not stay with them") as caught:
         loadstone.convert(source, tmp_path / "c.gguf", rules=[rename(rf"{UP}\.weight", "x.weight")])
     assert caught.value.code == "plan.encoding"
     # Plain values need no scale, regardless of their name.

@@ -203,7 +203,7 @@ def test_runs_of_zeros_in_iq3_s_stay_where_decoders_look_for_them(oracle: Any) -
 
 @pytest.mark.parametrize("name", NEED_IMPORTANCE)
 def test_some_formats_need_an_importance(name: str) -> None:
-    with pytest.raises(loadstone.Error, match="it needs an importance matrix") as caught:
+    with pytest.raises(loadstone.Error, match="this encoding needs an importance matrix") as caught:
         encoded(name, np.ones((1, COLUMNS), np.float32))
     assert caught.value.expected == "--imatrix"
 

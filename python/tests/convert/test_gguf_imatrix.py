@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused(
     entries = {"blk.0.attn_q.weight": (sums, counts), "other": (sums, counts)}
     for write in imatrix_files.WRITERS.values():
         bad = write(tmp_path / "bad", entries)
-        with pytest.raises(loadstone.Error, match="255 numbers, and the tensor 256 columns"):
+        with pytest.raises(loadstone.Error, match="255 numbers, but the tensor has 256 columns"):
             loadstone.convert(
                 small, out, metadata=llama_quantize.METADATA, quantize="q4_k_m", imatrix=bad
             )

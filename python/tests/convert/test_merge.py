@@ -243,7 +243,7 @@ class TestDoors:
 
     def test_the_command_says_what_is_missing(self, folder: Path, tmp_path: Path) -> None:
         said = output("merge", folder / "a.safetensors", "-o", tmp_path / "x.safetensors", status=2)
-        assert "nothing to merge" in said
+        assert "only one model" in said
         assert "--output" in output("merge", folder / "a.safetensors", status=2)
 
     def test_parts_and_what_is_resumed(self, folder: Path, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ class TestRefused:
             save_file({"w": torch.randn(4, 4)}, file)
         pairs = list(zip(files[1:], weights, strict=True))
         sources = pairs if method == "linear" else [files[0], *pairs]
-        with pytest.raises(loadstone.Error, match="normalise off") as caught:
+        with pytest.raises(loadstone.Error, match="normalise disabled") as caught:
             loadstone.merge(sources, tmp_path / "x.safetensors", method=method, normalise=True)
         assert (caught.value.code, caught.value.field) == ("plan.options", "normalise")
         loadstone.merge(sources, tmp_path / "x.safetensors", method=method, normalise=False)

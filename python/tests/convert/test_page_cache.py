@@ -112,6 +112,6 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
 
 
 def test_another_word_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(loadstone.Error, match="no such choice for the page cache") as caught:
+    with pytest.raises(loadstone.Error, match="this is not a choice for the page cache") as caught:
         loadstone.convert(source, tmp_path / "out.safetensors", page_cache="drop")
     assert caught.value.code == "plan.options"

@@ -235,7 +235,7 @@ def test_a_skeleton_file_is_planned_without_a_model(file, tmp_path):
     plan = loadstone.plan(tmp_path / "skeleton.json", file)
     assert plan.ok
     reasons = {t.name: t.reason for t in plan.targets if t.origin == "excluded"}
-    assert "not in a skeleton file" in reasons["blocks.0.angles"]
+    assert "a skeleton file does not contain" in reasons["blocks.0.angles"]
 
 
 def test_a_plan_edited_to_write_out_of_bounds_is_refused(file, tmp_path):

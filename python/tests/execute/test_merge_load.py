@@ -305,7 +305,7 @@ class TestSaved:
         same_bits(dict(found.state_dict()), dict(expected.state_dict()))
         loaded = json.loads(output("load", *roots, "--plan", tmp_path / "plan.json", "--json"))
         assert loaded["audit"]["ok"]
-        with pytest.raises(loadstone.Error, match="more roots"):
+        with pytest.raises(loadstone.Error, match="more checkpoints were passed"):
             loadstone.Plan.load(tmp_path / "plan.json", root=[*roots, there])
         with pytest.raises(loadstone.LoadError) as caught:  # adapters swapped
             loadstone.Plan.load(tmp_path / "plan.json", root=[roots[0], roots[0], roots[2]])

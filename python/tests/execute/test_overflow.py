@@ -138,7 +138,7 @@ def test_a_conversion_refuses_what_becomes_infinite(
         convert(path, out, name_of(target), False)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
     largest = tensor[tensor.double().isfinite()].double().abs().max().item()
-    assert f"2 of 4096 numbers are too large for {loaded_name(target)}" in str(caught.value)
+    assert f"2 of 4096 values are too large for {loaded_name(target)}" in str(caught.value)
     assert float(str(caught.value).split("the largest is ")[1].split(";")[0]) == largest
     assert not out.exists()
     convert(path, out, name_of(target), True)
@@ -194,7 +194,7 @@ def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> No
     numbers = quantized_file(path, kind, 30000.0)
     count = int((numbers.half().isinf()).sum())
     assert count > 0
-    with pytest.raises(loadstone.Error, match=f"{count} of 4096 numbers are too large") as caught:
+    with pytest.raises(loadstone.Error, match=f"{count} of 4096 values are too large") as caught:
         loadstone.convert(path, tmp_path / file, **options)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
     loadstone.convert(path, tmp_path / file, **options, allow_non_finite=True)
@@ -243,7 +243,7 @@ def test_a_scale_that_is_not_finite_spoils_its_codes(
     path, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
     count = spoiled_file(path, kind, scale)
     options: dict[str, Any] = {"dtype": dtype, "dequantize": True}
-    sentence = f"{count} of [0-9]+ numbers are NaN or infinite because of a scale"
+    sentence = f"{count} of [0-9]+ values are NaN or infinite because of a scale"
     with pytest.raises(loadstone.Error, match=sentence) as caught:
         loadstone.convert(path, out, **options)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
@@ -278,7 +278,7 @@ def test_types_of_gguf(quantize: Any, tmp_path: Path) -> None:
     written(path, x_weight=values(torch.bfloat16, 70000.0), y_weight=other)
     if quantize == "f16":
         del options["dtype"]
-    with pytest.raises(loadstone.Error, match="1 of 4096 numbers is too large for F16") as caught:
+    with pytest.raises(loadstone.Error, match="1 of 4096 values is too large for F16") as caught:
         loadstone.convert(path, out, **options)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
     written(path, x_weight=values(torch.bfloat16, 7000.0), y_weight=other)
@@ -291,7 +291,7 @@ def test_a_merge_follows_the_rule(file: str, tmp_path: Path) -> None:
     path, out = tmp_path / "a.safetensors", tmp_path / file
     finite = values(torch.bfloat16, 70000.0).nan_to_num(nan=0, posinf=0, neginf=0)
     written(path, x_weight=finite)
-    with pytest.raises(loadstone.Error, match="1 of 4096 numbers is too large for F16") as caught:
+    with pytest.raises(loadstone.Error, match="1 of 4096 values is too large for F16") as caught:
         merge(path, out, "float16", False)
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
     assert not out.exists()
@@ -348,7 +348,7 @@ def test_a_load_warns_once(
     save_file(tensors, path)
     model, found, told = loads(path, target, threads=threads)
     assert found == ["x.weight", "y.weight"] and len(told) == 1
-    assert f"'x.weight': 1 of 4096 numbers is too large for {loaded_name(target)}" in told[0]
+    assert f"'x.weight': 1 of 4096 values is too large for {loaded_name(target)}" in told[0]
     assert "1 more tensor" in told[0]
     for name, tensor in tensors.items():
         assert same(model.get_parameter(name).data, tensor.to(target))
@@ -391,7 +391,7 @@ def test_saved_plans_and_the_command(tmp_path: Path) -> None:
         loadstone.plan(skeleton(torch.float16), path).save(plan)
         for how in ([path, "--dtype", "f16"], ["--plan", plan]):
             told = output("load", *how)
-            assert ("1 of 4096 numbers is too large for F16" in told) == (status == 3)
+            assert ("1 of 4096 values is too large for F16" in told) == (status == 3)
             output("load", *how, "--strict", status=status)
 
 
@@ -405,7 +405,7 @@ def test_an_adapter_in_a_load_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     ones = {"x.lora_up.weight": torch.ones(64, 1), "x.lora_down.weight": torch.ones(1, 64) * 1e4}
     save_file(ones, tmp_path / "lora" / "a.safetensors")
-    with pytest.raises(loadstone.Error, match="4096 of 4096 numbers are too large") as caught:
+    with pytest.raises(loadstone.Error, match="4096 of 4096 values are too large") as caught:
         loads(path, torch.float16, lora=tmp_path / "lora")
     assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
     model, found, told = loads(path, torch.float16, lora=tmp_path / "lora", allow_non_finite=True)
@@ -455,7 +455,7 @@ def test_verify_compares_across_dtypes(
     written(second, x_weight=tensor.to(target))
     status, report = verified(first, second)
     assert (status, report["differences"][0]["kind"]) == (1, "values")
-    assert "1 of the numbers is too large" in report["differences"][0]["found"]
+    assert "1 of the values is too large" in report["differences"][0]["found"]
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -264,7 +264,9 @@ def test_initialisers_make_no_slices(tmp_path: Path) -> None:
         plan = loadstone.plan(
             model, tmp_path / "m.safetensors", missing="initialise", unexpected="ignore"
         )
-        with pytest.raises(loadstone.PlanError, match="initialisers make whole tensors") as caught:
+        with pytest.raises(
+            loadstone.PlanError, match="initialisers can fill only whole tensors"
+        ) as caught:
             plan.execute()
         assert "choose missing='zeros', and initialise this tensor" in str(caught.value)
         zeros = loadstone.plan(
@@ -356,7 +358,9 @@ def test_slices_are_not_placed_on_disk(matrix, tmp_path: Path) -> None:
     file, whole = matrix
     with rank(1, (4,)) as mesh:
         model = spread_matrix(whole, 1, mesh)
-        with pytest.raises(loadstone.PlanError, match="offload folder holds whole") as caught:
+        with pytest.raises(
+            loadstone.PlanError, match="offload folder can contain only whole"
+        ) as caught:
             loadstone.load(model, file, device_map={"": "disk"}, offload_folder=tmp_path / "off")
     assert caught.value.code == "plan.slice"
 

@@ -163,7 +163,9 @@ def test_a_rank_outside_of_the_mesh_is_told(file: Path) -> None:
             stride=(COLUMNS, 1),
         )
         model.a.weight = torch.nn.Parameter(spread_over)
-        with pytest.raises(loadstone.PlanError, match="this rank is not in its mesh") as caught:
+        with pytest.raises(
+            loadstone.PlanError, match="this rank is not in the tensor's device mesh"
+        ) as caught:
             loadstone.load(model, file)
         assert caught.value.code == "plan.tensor_class"
 

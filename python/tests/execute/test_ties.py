@@ -142,7 +142,7 @@ def test_saved_checks_are_not_believed(tmp_path: Path) -> None:
         changed = json.loads(text)
         changed["tie_checks"][0][key] = value
         path.write_text(json.dumps(changed))
-        with pytest.raises(loadstone.PlanError, match=r"no such target|two shapes"):
+        with pytest.raises(loadstone.PlanError, match=r"unknown target|two shapes"):
             loadstone.Plan.load(path)
     changed = json.loads(text)
     del changed["tie_checks"]
@@ -221,7 +221,7 @@ def test_a_tie_of_a_tie_has_its_root(only: str, order: str, tmp_path: Path) -> N
 def test_a_ring_of_ties_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(3, 2)}, tmp_path / "m.safetensors")
     (tmp_path / "s.json").write_text(chained(["a", "b", "c"], {"a": "c", "c": "b", "b": "a"}))
-    with pytest.raises(loadstone.Error, match="its own tie"):
+    with pytest.raises(loadstone.Error, match="tied to itself"):
         loadstone.plan(tmp_path / "s.json", tmp_path / "m.safetensors")
 
 

@@ -31,11 +31,11 @@ HEALED = {
 }
 NAMED = {
     "whole file": (Fault("whole", BEYOND), "io.remote", "whole file"),
-    "whole file at first": (Fault("whole"), "io.remote", "does not serve ranges"),
-    "another range": (Fault("other", BEYOND), "io.remote", "another range"),
-    "another range at first": (Fault("other"), "io.remote", "another range"),
-    "short": (Fault("short", BEYOND), "io.remote", "another range"),
-    "long": (Fault("long", BEYOND), "io.remote", "another range"),
+    "whole file at first": (Fault("whole"), "io.remote", "does not support range requests"),
+    "another range": (Fault("other", BEYOND), "io.remote", "a different range"),
+    "another range at first": (Fault("other"), "io.remote", "a different range"),
+    "short": (Fault("short", BEYOND), "io.remote", "a different range"),
+    "long": (Fault("long", BEYOND), "io.remote", "a different range"),
     "total": (Fault("total", BEYOND), "io.changed", "bytes"),
     "etag": (Fault("etag", BEYOND), "io.changed", '"2"'),
     "no etag": (Fault("no_etag", BEYOND), "io.changed", "no version"),
@@ -46,7 +46,7 @@ NAMED = {
     "429 for ever": (
         Fault("status", BEYOND, 99, 429, {"Retry-After": "0"}),
         "io.remote",
-        "goes on to refuse",
+        "still rejects",
     ),
     "429 for an hour": (
         Fault("status", BEYOND, 99, 429, {"Retry-After": "3600"}),
@@ -59,12 +59,16 @@ NAMED = {
         "429",
     ),
     "weak etag": (Fault("weak", BEYOND), "io.changed", "W/"),
-    "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's answer"),
-    "a wrong length": (Fault("wrong_range", BEYOND), "io.remote", "another range"),
+    "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's response"),
+    "a wrong length": (Fault("wrong_range", BEYOND), "io.remote", "a different range"),
     "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
     "to nothing": (Fault("redirect"), "io.redirect", "other than https"),
     "to a file": (Fault("redirect", location="file:///etc/passwd"), "io.redirect", "file:"),
-    "round and round": (Fault("redirect", times=99, location=FILE), "io.redirect", "again"),
+    "round and round": (
+        Fault("redirect", times=99, location=FILE),
+        "io.redirect",
+        "too many times",
+    ),
 }
 
 

@@ -116,7 +116,7 @@ def test_an_oversized_header_names_host_and_file(server: Server, folder: Path) -
         for begins in (0, 1):  # the first request, and one for data
             server.faults = [fault]
             fault.begins = begins
-            with pytest.raises(loadstone.Error, match="header of the host's answer") as raised:
+            with pytest.raises(loadstone.Error, match="header of the host's response") as raised:
                 loadstone.load_file(server.url(FILE) + "?signature=S3CR3T")
             assert raised.value.code == "io.remote"
             assert raised.value.path == server.url(FILE)

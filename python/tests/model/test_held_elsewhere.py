@@ -104,7 +104,7 @@ def test_a_holder_sees_the_loaded_value(how, path):
 def test_where_torch_refuses_the_audit_names_the_holder(how, why, path):
     model = skeleton(how)
     kept = FORBIDS[why](model.w)
-    with pytest.raises(loadstone.AuditError, match="still holds the old tensor") as caught:
+    with pytest.raises(loadstone.AuditError, match="still refers to the old tensor") as caught:
         loadstone.load(model, path)
     assert caught.value.code == "audit.on_meta" and caught.value.tensor == "w"
     assert not model.w.is_meta and held(model, how).is_meta and kept is not None
@@ -127,7 +127,7 @@ def test_what_nobody_holds_is_replaced_without_a_word(why, path):
 def test_a_holder_of_an_offloaded_tensor_is_a_fault(how, path, tmp_path):
     model = skeleton(how)
     places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
-    with pytest.raises(loadstone.AuditError, match="also held by"):
+    with pytest.raises(loadstone.AuditError, match="also refers to it"):
         loadstone.load(model, path, **places)
     model.held = None
     audit = loadstone.audit(model)
@@ -140,10 +140,10 @@ def test_an_optimizer_of_an_offloaded_tensor_is_named(path, tmp_path):
     model = skeleton()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
-    with pytest.warns(UserWarning, match=r"w \(also held by list in SGD\)"):
+    with pytest.warns(UserWarning, match=r"w \(list in SGD also refers to it\)"):
         loadstone.load(model, path, **places)
     audit = loadstone.audit(model)
-    assert audit.ok and audit.held_elsewhere == {"w": "also held by list in SGD"}
+    assert audit.ok and audit.held_elsewhere == {"w": "list in SGD also refers to it"}
     assert "SGD" in str(audit) and optimizer is not None
 
 
@@ -241,7 +241,7 @@ def test_a_weight_that_is_quantized_is_another_object_and_its_holder_is_named(tm
             loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
             assert loadstone.audit(model).ok
             continue
-        with pytest.raises(loadstone.AuditError, match="set in Sequential still holds"):
+        with pytest.raises(loadstone.AuditError, match="set in Sequential still refers to"):
             loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
 
 
@@ -270,7 +270,9 @@ def test_holders_in_a_model_of_transformers(tied, patched, tmp_path):
             return Held.from_pretrained(tmp_path)
 
     if tied:  # the library replaces the head's object, which the partial does not see
-        with pytest.raises(loadstone.AuditError, match=r"lm_head\.weight.* partial still holds"):
+        with pytest.raises(
+            loadstone.AuditError, match=r"lm_head\.weight.* partial still refers to"
+        ):
             load()
         return
     model = load()
@@ -389,7 +391,7 @@ def test_control_a_replaced_parameter_is_not_trained_and_a_warning_names_it(
     kind, way, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("loadstone._execute.destinations.accepts_data", lambda slot, value: False)
-    with pytest.warns(UserWarning, match="SGD still holds the old tensor") as caught:
+    with pytest.warns(UserWarning, match="SGD still refers to the old tensor") as caught:
         kept = stale(kind, way, torch.float64, False, tmp_path)
     found = [str(each.message) for each in caught if "after the load" in str(each.message)]
     assert len(found) == 1 and kept and all(name in found[0] for name in kept)
@@ -399,7 +401,7 @@ def test_a_parameter_of_inference_mode_cannot_stay_and_the_load_warns(path):
     with torch.inference_mode():
         model = Holding("set")
     kept = weakref.ref(model.w)
-    with pytest.warns(UserWarning, match=r"1 tensor .*: w \(.* set in Holding still holds"):
+    with pytest.warns(UserWarning, match=r"1 tensor .*: w \(.* set in Holding still refers to"):
         loadstone.load(model, path)
     assert kept() is not model.w and loadstone.audit(model).held_elsewhere.keys() == {"w"}
 

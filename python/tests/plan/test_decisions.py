@@ -93,7 +93,7 @@ def test_patterns_are_re2(option: str, state: dict[str, torch.Tensor], tmp_path:
         "quantize": {"(?=a)b": "nf4"},
         "rules": [{"op": "rename", "sources": ["(?=a)b"], "targets": ["c"]}],
     }
-    with pytest.raises(loadstone.Error, match="not a regular expression") as caught:
+    with pytest.raises(loadstone.Error, match="not a valid regular expression") as caught:
         loadstone.plan(skeleton(), tmp_path / "m", **{option: values[option]})
     assert caught.value.code in ("plan.options", "plan.rules")
 

@@ -114,7 +114,7 @@ def test_a_mistyped_module_is_an_error_and_one_without_tensors_is_not(tmp_path: 
     def planned(device_map: dict[str, str]) -> loadstone.Plan:
         return loadstone.plan(tower(), tmp_path, device_map=device_map)
 
-    with pytest.raises(loadstone.PlanError, match=r"'bloks\.1' names no module") as raised:
+    with pytest.raises(loadstone.PlanError, match=r"'bloks\.1' is not a module") as raised:
         planned({"": "cpu", "bloks.1": "cpu"}).require_ok()
     assert raised.value.code == "plan.device_map"
     planned({"": "cpu", "blocks.0.act": "cpu", "blocks.1": "cpu"}).require_ok()

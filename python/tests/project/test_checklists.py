@@ -151,7 +151,8 @@ def manifest() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def codes() -> set[str]:
-    return set(re.findall(r'^    \{"([\w.]+)"', read(ROOT / "src/base/codes.cpp"), re.MULTILINE))
+    tables = "".join(map(read, ROOT.glob("src/base/codes*")))
+    return set(re.findall(r'^    \{"([\w.]+)"', tables, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")

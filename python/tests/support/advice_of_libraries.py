@@ -69,7 +69,7 @@ def a_gap_in_a_series(file: Path) -> None:
     def load() -> Any:
         return loadstone.transformers.from_pretrained(type(model), folder)
 
-    refused(load, "remove these tensors from the checkpoint, or give them the numbers")
+    refused(load, "remove these tensors from the checkpoint, or rename them so that the numbers")
     save_file(good, path, {"format": "pt"})
     for name, each in load().state_dict().items():
         assert torch.equal(each, model.state_dict()[name]), name

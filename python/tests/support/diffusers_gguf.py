@@ -214,7 +214,7 @@ def differences(found: Any, expected: Any) -> list[str]:
         if slot.kind == "parameter" and not isinstance(slot.tensor, torch.nn.Parameter):
             lines.append(f"{slot.name}: not a parameter")
         if block_format(slot.tensor) != block_format(theirs.get(slot.name)):
-            lines.append(f"{slot.name}: another block format")
+            lines.append(f"{slot.name}: different block format")
     return lines
 
 

@@ -23,10 +23,11 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   const Shape codes({form.rows, form.columns / word_outputs});
   const Shape zeros({form.groups, form.columns / word_outputs});
   if (form.columns % word_outputs != 0 || request.parts[0].shape != codes || form.has_order) {
-    return Problem{"the words hold other numbers", request.parts[0].shape.text(), codes.text()};
+    return Problem{"the number of words does not fit the shape", request.parts[0].shape.text(),
+                   codes.text()};
   }
   if (request.parts[2].shape != zeros) {
-    return Problem{"scales and zero points differ in number", request.parts[2].shape.text(),
+    return Problem{"the numbers of scales and zero points differ", request.parts[2].shape.text(),
                    zeros.text()};
   }
   words::finish(form, made);
@@ -59,11 +60,12 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   if (claim.method == "gptq") {
-    return mismatch("is packed as AWQ, and the config declares GPTQ", "awq", "gptq");
+    return mismatch("is packed as AWQ, but the config declares GPTQ", "awq", "gptq");
   }
   if (!is_of_gemm(claim.layout)) {
-    refuse(made, "plan.encoding", "is packed in a layout that this version does not decode",
-           {codes.name}, claim.layout, "gemm");
+    refuse(made, "plan.encoding",
+           "is packed in a layout that this version of loadstone does not decode", {codes.name},
+           claim.layout, "gemm");
     return made;
   }
   if (claim.bits && *claim.bits != 4) {

@@ -27,8 +27,8 @@ void check_weight_format(const TensorTable& table, QuantizedTensor& made, std::u
   std::string text(1, '\1');
   if (table[format].byte_count() <= bytes_max) text = table.bytes_of(format);
   if (std::ranges::all_of(text, [](char byte) { return byte == 0; })) return;
-  refuse(made, "q.weight_format", "is kept in the tiles of an old GPU", {table[format].name},
-         std::to_string(static_cast<unsigned char>(text.front())), "0, rows");
+  refuse(made, "q.weight_format", "is stored in the tile layout of an old GPU",
+         {table[format].name}, std::to_string(static_cast<unsigned char>(text.front())), "0, rows");
 }
 
 std::optional<QuantizedTensor> recognise_rows(const TensorTable& table, std::uint32_t tensor) {
@@ -73,7 +73,7 @@ std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
     if (table.find(each) != none) return std::nullopt;
   }
   QuantizedTensor made = quantized_tensor(name, tensor, {});
-  refuse(made, "q.scale_missing", "is packed and lacks the state that describes it",
+  refuse(made, "q.scale_missing", "is packed, but lacks the quant_state tensor that describes it",
          std::move(wanted));
   return made;
 }
@@ -96,13 +96,13 @@ bool has_sizes(const TensorTable& table, QuantizedTensor& made, const Decoding& 
   const TensorInfo& absmax = table[decoding.sources[1]];
   const std::uint64_t elements = decoding.shape.numel().value_or(0);
   if (data.byte_count() != ceil_div(elements, 2)) {
-    refuse(made, "q.shape", "has other bytes than its shape asks for", {data.name},
+    refuse(made, "q.shape", "has a number of bytes that does not fit its shape", {data.name},
            human_bytes(data.byte_count()), decoding.shape.text());
     return false;
   }
   if (absmax.shape.numel() != ceil_div(elements, block_size)) {
-    refuse(made, "q.scale_shape", "has other scales than its shape asks for", {absmax.name},
-           absmax.shape.text(), std::to_string(ceil_div(elements, block_size)));
+    refuse(made, "q.scale_shape", "has a number of scales that does not fit its shape",
+           {absmax.name}, absmax.shape.text(), std::to_string(ceil_div(elements, block_size)));
     return false;
   }
   return true;
@@ -155,7 +155,7 @@ std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::ui
     made.states.push_back(other);
   }
   if (made.states.size() > 1) {
-    refuse(made, "q.quant_state", "has two states, and only one can be right",
+    refuse(made, "q.quant_state", "has two quant_state tensors, but only one can be right",
            {name, table[made.states[1]].name});
     return made;
   }

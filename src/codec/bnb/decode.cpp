@@ -103,7 +103,7 @@ std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
   for (std::size_t i = 0; i < request.parts.size(); ++i) {
     const DecodePart& part = request.parts[i];
     if (!part.encoding.is_dtype()) {
-      return Problem{"a part is of a block format", std::string(part.encoding.name())};
+      return Problem{"a component is in a block format of GGUF", std::string(part.encoding.name())};
     }
     checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
@@ -120,11 +120,13 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   const bool nested = request.parts.size() == 4;
   if (request.parts.size() != 2 && (!nested || by_rows)) {
     return Problem{
-        "the kernel takes packed bytes and absmax, or these, nested_absmax and nested_code",
+        "the kernel needs packed bytes and absmax, and for nested scales also nested_absmax and "
+        "nested_code",
         std::to_string(request.parts.size()) + " tensors", "2 or 4 tensors"};
   }
   if (!nested && request.offset != 0) {
-    return Problem{"an offset of scales that are not nested", std::to_string(request.offset), "0"};
+    return Problem{"an offset was passed, but the scales are not nested",
+                   std::to_string(request.offset), "0"};
   }
   const auto block_size =
       by_rows ? 64 : block_size_of(made.elements, request.parts[1].shape.numel().value_or(0));

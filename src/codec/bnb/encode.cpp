@@ -21,9 +21,9 @@ void set_dialect(const Quantization& quantization, QuantizedLayout& form) {
 std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
                                   QuantizedLayout& form) {
   set_dialect(quantization, form);
-  if (quantization.nested) return Problem{"int8 has no nested scales"};
+  if (quantization.nested) return Problem{"int8 does not support nested scales"};
   if (shape.rank() != 2) {
-    return Problem{"int8 takes matrices", shape.text(), "[rows, columns]"};
+    return Problem{"int8 quantizes only matrices", shape.text(), "[rows, columns]"};
   }
   form.computed_in = Dtype::f16;
   form.rows = shape[0];
@@ -38,7 +38,7 @@ std::optional<Problem> write_blocks(const Quantization& quantization, const Shap
                                     QuantizedLayout& form) {
   set_dialect(quantization, form);
   if (!is_bnb_block_size(quantization.block_size)) {
-    return Problem{"no such block size", fmt::format("{}", quantization.block_size),
+    return Problem{"this block size is not supported", fmt::format("{}", quantization.block_size),
                    "32, 64, 128 ... 4096"};
   }
   form.bnb4.code = code;

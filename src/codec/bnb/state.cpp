@@ -30,7 +30,8 @@ BnbState parse(std::string_view text, const std::string& name) {
   BnbState state;
   const std::string type(reader.string(fields.required("quant_type"), fields.at("quant_type")));
   if (!name.ends_with("bitsandbytes__" + type)) {
-    refuse(name, "a different quant type than the name", "quant_type", printable(type));
+    refuse(name, "the quant type differs from the one in the tensor's name", "quant_type",
+           printable(type));
   }
   std::vector<std::uint64_t> extents;
   const JsonPlace shape_place = fields.at("shape");
@@ -41,12 +42,12 @@ BnbState parse(std::string_view text, const std::string& name) {
   const std::string dtype(reader.string(fields.required("dtype"), fields.at("dtype")));
   const auto known = parse_dtype(dtype);
   if (!known || (*known != Dtype::bf16 && *known != Dtype::f16 && *known != Dtype::f32)) {
-    refuse(name, "not a dtype to decode to", "dtype", printable(dtype));
+    refuse(name, "loadstone cannot decode to this dtype", "dtype", printable(dtype));
   }
   state.dtype = *known;
   state.block_size = reader.unsigned_number(fields.required("blocksize"), fields.at("blocksize"));
   if (!is_bnb_block_size(state.block_size)) {
-    throw Error("q.group_size", "not a block size of bitsandbytes",
+    throw Error("q.group_size", "bitsandbytes does not support this block size",
                 {.tensor = name,
                  .field = "blocksize",
                  .found = std::to_string(state.block_size),
@@ -60,13 +61,13 @@ BnbState parse(std::string_view text, const std::string& name) {
   }
   state.nested_offset = static_cast<float>(offset);
   if (!std::isfinite(*state.nested_offset)) {
-    refuse(name, "the offset of nested scales is beyond F32", "nested_offset",
+    refuse(name, "the offset of nested scales is too large for F32", "nested_offset",
            fmt::format("{}", offset));
   }
   const auto size =
       reader.unsigned_number(fields.required("nested_blocksize"), fields.at("nested_blocksize"));
   if (size != bnb_nested_block_size) {
-    refuse(name, "nested scales in blocks that are not read", "nested_blocksize",
+    refuse(name, "loadstone does not support this block size of nested scales", "nested_blocksize",
            std::to_string(size));
   }
   return state;
@@ -75,7 +76,7 @@ BnbState parse(std::string_view text, const std::string& name) {
 void require_table(const TensorInfo& tensor, std::string_view bytes, std::size_t size) {
   const bool fits = tensor.encoding == Encoding(Dtype::f32) && tensor.shape == Shape({size});
   if (fits && bytes.size() == size * sizeof(float)) return;
-  throw Error("q.scale_shape", "not a table of codes",
+  throw Error("q.scale_shape", "the tensor is not a table of codes",
               {.tensor = tensor.name,
                .found = fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                .expected = fmt::format("F32 [{}]", size)});

@@ -94,12 +94,13 @@ class BlockBytes final : public Decoder {
 
 std::optional<Problem> check_bytes(const DecodeRequest& request, std::size_t parts) {
   if (request.parts.size() != parts) {
-    return Problem{"another number of tensors than the kernel takes",
+    return Problem{"the number of tensors is wrong for this decoder",
                    std::to_string(request.parts.size()) + " tensors",
                    std::to_string(parts) + " tensors"};
   }
   if (request.dtype != Dtype::u8) {
-    return Problem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
+    return Problem{"the tensor of bytes has the wrong dtype", std::string(name(request.dtype)),
+                   "U8"};
   }
   return std::nullopt;
 }
@@ -126,7 +127,7 @@ std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDeco
       request.shape.rank() > 0 && request.shape.extents().back() % block_bytes == 0;
   if (!is_whole || !is_in_rows || !is_byte(request.parts[0].encoding) ||
       !is_byte(request.parts[1].encoding)) {
-    return Problem{"codes and scales do not fill whole blocks of MXFP4",
+    return Problem{"the codes and scales do not fill whole MXFP4 blocks",
                    request.parts[0].shape.text() + " and " + request.parts[1].shape.text(),
                    "bytes of blocks " + request.shape.text()};
   }
@@ -139,13 +140,14 @@ std::optional<Problem> prepare_part(const DecodeRequest& request, PreparedDecode
   if (auto wrong = check_bytes(request, 1)) return wrong;
   const DecodePart& blocks = request.parts[0];
   if (blocks.encoding != Encoding(BlockFormat::mxfp4)) {
-    return Problem{"the tensor is of another block format", std::string(blocks.encoding.name()),
+    return Problem{"the tensor has a different block format", std::string(blocks.encoding.name()),
                    "MXFP4"};
   }
   const std::uint64_t columns = blocks.shape.extents().back();
   const Shape expected = with_columns(blocks.shape, columns / block_elements * made_bytes(part));
   if (request.shape != expected) {
-    return Problem{"the kernel gives another shape", request.shape.text(), expected.text()};
+    return Problem{"the decoded values have a different shape", request.shape.text(),
+                   expected.text()};
   }
   made.decoder = std::make_shared<const BlockBytes<part>>();
   return std::nullopt;

@@ -67,27 +67,29 @@ Shape ungrouped(const Shape& shape) {
 // GPT-OSS stores blocks as U8 [..., groups, 16] and scales as U8 [..., groups].
 std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecoder& made) {
   if (request.parts.size() != 2) {
-    return Problem{"the kernel takes weights and scales",
+    return Problem{"the decoder needs a weight and its scales",
                    std::to_string(request.parts.size()) + " tensors", "2 tensors"};
   }
   const DecodePart& blocks = request.parts[0];
   const DecodePart& scales = request.parts[1];
   if (!scaled::is_one_of(blocks.encoding, {Dtype::u8})) {
-    return Problem{"weights of a dtype that the kernel does not know",
+    return Problem{"the decoder does not support the dtype of the weight",
                    std::string(blocks.encoding.name()), "U8"};
   }
   auto groups = blocks.shape.extents();
   if (groups.size() < 2 || groups.back() != mxfp4_block_bytes) {
-    return Problem{"no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]"};
+    return Problem{"the tensor does not consist of blocks of 16 bytes", blocks.shape.text(),
+                   "[..., groups, 16]"};
   }
   if (const Shape shape = ungrouped(blocks.shape); shape != request.shape) {
-    return Problem{"the kernel gives another shape", request.shape.text(), shape.text()};
+    return Problem{"the decoded values have a different shape", request.shape.text(), shape.text()};
   }
   Layout form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
   if (auto wrong = scaled::set_scale_dtype(scales, {Dtype::u8}, "U8", form)) return wrong;
   groups.pop_back();
   if (scales.shape.extents() != groups) {
-    return Problem{"blocks and scales differ in number", scales.shape.text(), Shape(groups).text()};
+    return Problem{"the numbers of blocks and scales differ", scales.shape.text(),
+                   Shape(groups).text()};
   }
   form.elements = made.elements;
   form.matrix_elements = form.elements;
@@ -154,7 +156,8 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
   }
   const auto bits = table.claim().bits;
   if (bits && *bits != 4 && !table.claim().has_exceptions) {
-    refuse(made, "plan.encoding", "has codes of a size that this version does not decode",
+    refuse(made, "plan.encoding",
+           "has codes of a size that this version of loadstone does not decode",
            {table[made.data].name, table[scale].name}, fmt::format("{} bits in the config", *bits),
            "4 bits");
     return;
@@ -166,7 +169,7 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
   } else if (is_dtype(table[scale], {Dtype::u8, Dtype::f8_e8m0})) {
     const Shape expected = in_blocks(shape, mx_block);
     if (table[scale].shape != expected) {
-      refuse(made, "q.scale_shape", "has other scales than one for 32 numbers of a row",
+      refuse(made, "q.scale_shape", "does not have one scale for each 32 values of a row",
              {table[scale].name}, table[scale].shape.text(), expected.text());
       return;
     }
@@ -197,10 +200,10 @@ QuantizedTensor recognise_blocks(const TensorTable& table, std::uint32_t tensor)
   QuantizedTensor made = quantized_tensor(name, tensor, {scale});
   const std::size_t rank = blocks.shape.rank();
   if (scale == none) {
-    refuse(made, "q.scale_missing", "has blocks and no scales", {name + "_scales"});
+    refuse(made, "q.scale_missing", "has blocks, but no scales", {name + "_scales"});
   } else if (rank < 2 || blocks.shape[rank - 1] != mxfp4_block_bytes) {
-    refuse(made, "q.block", "has blocks of another size", {blocks.name}, blocks.shape.text(),
-           "16 bytes a block");
+    refuse(made, "q.block", "has blocks of the wrong size", {blocks.name}, blocks.shape.text(),
+           "16 bytes in each block");
   } else {
     const Shape shape = ungrouped(blocks.shape);
     set_decoding(table, made, "mxfp4", {"mxfp4", {tensor, scale}, shape, Dtype::bf16});
@@ -247,7 +250,7 @@ std::optional<Problem> write_mxfp4(const Quantization& quantization, const Shape
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.columns % mx_block != 0) {
     return Problem{"a row does not fill whole blocks of 32 values", shape.text(),
-                   "columns a multiple of 32"};
+                   "a number of columns that is a multiple of 32"};
   }
   form.window_elements = mx_block;
   form.parts = {{"data", with_last(shape, 1, {form.columns / 2}), Dtype::u8},

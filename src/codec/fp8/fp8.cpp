@@ -71,8 +71,8 @@ class Recogniser {
   QuantizedTensor run() && {
     const std::size_t rank = weight_.shape.rank();
     if (rank < 2) {
-      refuse(made_, "q.shape", "is FP8 with scales, but no matrix", {weight_.name, scales_.name},
-             weight_.shape.text());
+      refuse(made_, "q.shape", "is FP8 with scales, but is not a matrix",
+             {weight_.name, scales_.name}, weight_.shape.text());
       return std::move(made_);
     }
     rows_ = weight_.shape[rank - 2];

@@ -112,17 +112,19 @@ class ScaledBlockDecoder final : public Decoder {
 
 std::optional<Problem> check_part(const DecodeRequest& request, std::size_t count = 1) {
   if (request.parts.size() != count) {
-    return Problem{count == 1 ? "the kernel takes blocks" : "the kernel takes blocks and a scale",
+    return Problem{count == 1 ? "the decoder needs a tensor of blocks"
+                              : "the decoder needs a tensor of blocks and a scale",
                    std::to_string(request.parts.size()) + " tensors",
                    std::to_string(count) + (count == 1 ? " tensor" : " tensors")};
   }
   if (!request.parts[0].encoding.is_dtype()) return std::nullopt;
-  return Problem{"the tensor is of no block format", std::string(request.parts[0].encoding.name())};
+  return Problem{"the tensor is not in a block format of GGUF",
+                 std::string(request.parts[0].encoding.name())};
 }
 
 std::optional<Problem> check_shape(const DecodeRequest& request, const Shape& made) {
   if (made == request.shape) return std::nullopt;
-  return Problem{"the kernel gives another shape", request.shape.text(), made.text()};
+  return Problem{"the decoded values have a different shape", request.shape.text(), made.text()};
 }
 
 template <GgufMode mode>
@@ -132,7 +134,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   const BlockLayout block = layout(part.encoding.block_format());
   const auto decode = gguf_decoder(part.encoding.block_format(), request.dtype, mode);
   if (decode == nullptr || block.elements * element_bytes(request.dtype) > block_result_bytes_max) {
-    return Problem{"the kernel does not decode this format to this dtype",
+    return Problem{"loadstone does not decode this block format to this dtype",
                    std::string(part.encoding.name()) + " to " + std::string(name(request.dtype))};
   }
   if (auto wrong = check_shape(request, part.shape)) return wrong;
@@ -148,14 +150,15 @@ std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDeco
   const BlockFormat format = part.encoding.block_format();
   const auto decode = gguf_decoder(format, Dtype::f32, GgufMode::exact);
   if (decode == nullptr) {
-    return Problem{"the kernel does not decode this format", std::string(part.encoding.name())};
+    return Problem{"loadstone does not decode this block format",
+                   std::string(part.encoding.name())};
   }
   if (auto wrong = check_shape(request, part.shape)) return wrong;
   const bool is_stack = part.shape.rank() == 3;
   const std::uint64_t matrices = is_stack ? part.shape[0] : 1;
   const std::uint64_t count = scale.shape.numel().value_or(0);
   if (scale.encoding != Encoding(Dtype::f32) || (count != 1 && count != matrices)) {
-    return Problem{"the scale does not fit the blocks",
+    return Problem{"the shape of the scale does not fit the tensor of blocks",
                    std::string(scale.encoding.name()) + " " + scale.shape.text(),
                    is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
   }
@@ -167,7 +170,8 @@ std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDeco
 std::optional<Problem> prepare_bytes(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request)) return wrong;
   if (request.dtype != Dtype::u8) {
-    return Problem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
+    return Problem{"the tensor of blocks has the wrong dtype", std::string(name(request.dtype)),
+                   "U8"};
   }
   const DecodePart& part = request.parts[0];
   if (auto wrong = check_shape(request, shape_of_bytes(part.encoding, part.shape))) return wrong;

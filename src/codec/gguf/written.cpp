@@ -20,18 +20,18 @@ std::optional<Problem> check_importance(const Quantization& quantization,
                                         const QuantizedLayout& form, BlockFormat format) {
   if (quantization.importance == nullptr) {
     if (!needs_importance(format)) return std::nullopt;
-    return Problem{"it needs an importance matrix", "none", "--imatrix"};
+    return Problem{"this encoding needs an importance matrix", "none", "--imatrix"};
   }
   const std::vector<float>& all = *quantization.importance;
   if (all.size() != form.columns && all.size() != form.columns * form.stack) {
-    return Problem{"an importance for another number of columns", fmt::format("{}", all.size()),
-                   fmt::format("{}", form.columns)};
+    return Problem{"the importance matrix has a different number of columns",
+                   fmt::format("{}", all.size()), fmt::format("{}", form.columns)};
   }
   const auto is_wrong = [](float each) { return !(std::isfinite(each) && each >= 0); };
   const auto wrong = std::ranges::find_if(all, is_wrong);
   if (wrong == all.end()) return std::nullopt;
-  return Problem{"an importance that is negative or not finite", fmt::format("{}", *wrong),
-                 "numbers of 0 and more"};
+  return Problem{"the importance matrix has a value that is negative or not finite",
+                 fmt::format("{}", *wrong), "finite values of 0 or more"};
 }
 
 template <BlockFormat format>
@@ -40,8 +40,9 @@ std::optional<Problem> prepare_block_format(const Quantization& quantization, co
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const BlockLayout block = layout(format);
   if (form.columns % block.elements != 0) {
-    return Problem{fmt::format("rows do not fill whole blocks of {}", block.elements), shape.text(),
-                   fmt::format("a multiple of {} columns", block.elements)};
+    return Problem{
+        fmt::format("a row does not consist of whole blocks of {} values", block.elements),
+        shape.text(), fmt::format("a multiple of {} columns", block.elements)};
   }
   if (auto problem = check_importance(quantization, form, format)) return problem;
   form.block = format;

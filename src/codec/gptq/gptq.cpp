@@ -30,11 +30,12 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   form.bits = static_cast<unsigned>(codes[0] * word_bits / form.rows);
   const bool fits = codes[1] == form.columns && codes[0] * word_bits == form.rows * form.bits;
   if (!fits || !is_width(form.bits)) {
-    return Problem{"the words hold other numbers", codes.text(), request.shape.text()};
+    return Problem{"the number of words does not fit the shape", codes.text(),
+                   request.shape.text()};
   }
   const Shape zeros({form.groups, ceil_div(form.columns * form.bits, word_bits)});
   if (request.parts[2].shape != zeros) {
-    return Problem{"scales and zero points differ in number", request.parts[2].shape.text(),
+    return Problem{"the numbers of scales and zero points differ", request.parts[2].shape.text(),
                    zeros.text()};
   }
   words::finish(form, made);
@@ -83,28 +84,28 @@ class Recogniser {
                   scales.shape.text(), table_[module_.codes].shape.text());
     }
     if (claim.method == "awq") {
-      return mismatch("is packed as GPTQ, and the config declares AWQ", "gptq", "awq");
+      return mismatch("is packed as GPTQ, but the config declares AWQ", "gptq", "awq");
     }
     const std::string& layout = claim.layout;
     const bool is_second = layout == "gptq_v2";
     if (!is_second && !layout.empty() && layout != "gptq" && layout != "auto_round:auto_gptq") {
-      return fail("plan.encoding", "is packed in a layout that this version does not decode",
+      return fail("plan.encoding",
+                  "is packed in a layout that this version of loadstone does not decode",
                   {table_[module_.codes].name}, layout, "gptq or gptq_v2");
     }
     is_first_ = !is_second;
     if (claim.is_made && claim.method.empty() && layout.empty()) {
       return fail(
           "plan.config_mismatch",
-          "is packed as GPTQ, and the config next to it is unreadable or does not mention it",
+          "is packed as GPTQ, but the config next to it is unreadable or does not mention GPTQ",
           {table_[module_.codes].name}, "no quant_method", "gptq");
     }
     if (layout.empty()) {
       table_.note({.severity = Severity::info,
                    .code = "q.version_assumed",
                    .sources = {table_[module_.codes].name},
-                   .message =
-                       "no config specifies the checkpoint's version of GPTQ: assuming the first, "
-                       "whose zero points are stored minus one"});
+                   .message = "no config specifies the checkpoint's version of GPTQ; loadstone "
+                              "assumes the first version, which stores each zero point minus 1"});
     }
     return true;
   }
@@ -126,16 +127,16 @@ class Recogniser {
                   {scales.name, zeros.name}, scales.shape.text(), codes.shape.text());
     }
     if (claim.bits && !is_width(*claim.bits)) {
-      return fail("q.bits", "has codes of a width that GPTQ does not have", {codes.name},
-                  fmt::format("{} bits", *claim.bits), "2, 3, 4 or 8 bits");
+      return fail("q.bits", "has codes with a number of bits that GPTQ does not define",
+                  {codes.name}, fmt::format("{} bits", *claim.bits), "2, 3, 4 or 8 bits");
     }
     if (claim.bits && *claim.bits != bits && !claim.has_exceptions) {
       return mismatch("has a different number of bits than the config declares",
                       std::to_string(bits), std::to_string(*claim.bits));
     }
     if (!is_width(bits) || codes.shape[0] * word_bits % bits != 0) {
-      return fail("plan.encoding", "has codes of a width that is not decoded", {codes.name},
-                  fmt::format("{} bits", bits), "2, 3, 4 or 8 bits");
+      return fail("plan.encoding", "has codes with a number of bits that loadstone does not decode",
+                  {codes.name}, fmt::format("{} bits", bits), "2, 3, 4 or 8 bits");
     }
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;
@@ -150,7 +151,7 @@ class Recogniser {
     }
     if (!claim.group_size) return true;
     const std::uint64_t claimed = std::min(*claim.group_size, inputs_);
-    if (claimed == 0) return fail("q.group_size", "has groups of no inputs", {codes.name}, "0");
+    if (claimed == 0) return fail("q.group_size", "has groups of 0 inputs", {codes.name}, "0");
     if (ceil_div(inputs_, claimed) == groups) {
       group_size_ = claimed;
     } else if (!claim.has_exceptions) {
@@ -166,13 +167,14 @@ class Recogniser {
     const QuantizationClaim& claim = table_.claim();
     if (module_.order == TensorTable::none) {
       if (!claim.is_reordered.value_or(false)) return true;
-      return fail("q.scale_missing", "has reordered groups, and lacks their order",
+      return fail("q.scale_missing",
+                  "has reordered groups, but lacks the tensor with their order (g_idx)",
                   {module_.name + ".g_idx"});
     }
     const TensorInfo& tensor = table_[module_.order];
     if (!is_dtype(tensor, {Dtype::i32}) || tensor.shape != Shape({inputs_})) {
-      return fail("q.scale_shape", "has an order of other inputs", {tensor.name},
-                  fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
+      return fail("q.scale_shape", "has an order of groups (g_idx) of the wrong size",
+                  {tensor.name}, fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                   fmt::format("I32 [{}]", inputs_));
     }
     const std::vector<std::int64_t> order =
@@ -186,7 +188,7 @@ class Recogniser {
       has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;
     }
     if (has_order_ && claim.is_reordered == false && !claim.has_exceptions) {
-      return mismatch("has reordered groups, which contradicts the config", "g_idx",
+      return mismatch("has reordered groups, but the config declares desc_act false", "g_idx",
                       "desc_act: true");
     }
     if (!has_order_) made_.unneeded.push_back(module_.order);
@@ -219,8 +221,8 @@ class Recogniser {
         if (words::field_at(reinterpret_cast<const std::byte*>(words.data()) + i * row_words * 4, 1,
                             column * bits_, bits_) == 2 * half - 1) {
           return fail("q.zero_point",
-                      fmt::format("stores a zero point of all ones (group {}, output {}), which is "
-                                  "0 to some readers and {} to others",
+                      fmt::format("stores a zero point whose bits are all ones (group {}, output "
+                                  "{}): some programs read it as 0, others as {}",
                                   i, column, 2 * half),
                       {name});
         }

@@ -37,17 +37,18 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                        : scaled::set_scale_dtype(scales, {Dtype::f32}, "F32", form);
   if (wrong) return wrong;
   const Shape& shape = request.shape;
-  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
+  if (shape.rank() < 2)
+    return Problem{"the weight is not a matrix or a stack of matrices", shape.text()};
   auto expected = shape.extents();
   const std::uint64_t columns = expected.back();
   const std::uint64_t matrix = expected[expected.size() - 2] * columns;
   if ((is_flat ? matrix : columns) % block != 0) {
-    return Problem{"the weights do not fill whole blocks of 128", shape.text()};
+    return Problem{"the weight does not fill whole blocks of 128 values", shape.text()};
   }
   expected.back() = is_flat ? 1 : columns / block;
   if (is_flat) expected[expected.size() - 2] = matrix / block;
   if (scales.shape != Shape(expected)) {
-    return Problem{"blocks and scales differ in number", scales.shape.text(),
+    return Problem{"the numbers of blocks and scales differ", scales.shape.text(),
                    Shape(std::move(expected)).text()};
   }
   form.elements = made.elements;
@@ -117,8 +118,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   const bool is_said = said == "int4" || said == "int4-awq";
   QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
   if (shapes.blocks && may_be_pairs && !is_said) {
-    refuse(made, "q.scale_shape", "may be int4 or int4-awq: its scales fit both", {scales.name},
-           scales.shape.text());
+    refuse(made, "q.scale_shape", "can be int4 or int4-awq: its scales fit both encodings",
+           {scales.name}, scales.shape.text());
   } else if (shapes.blocks && (!may_be_pairs || said == "int4")) {
     set_decoding(table, made, "int4",
                  {"int4_blocks", {tensor, scale}, *shapes.blocks, Dtype::bf16});
@@ -135,7 +136,7 @@ std::optional<Problem> write_flat(const Quantization& quantization, const Shape&
                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.matrix_elements() % block != 0 || form.columns % 2 != 0) {
-    return Problem{"a matrix does not fill whole blocks of 128 values", shape.text(),
+    return Problem{"the matrix does not fill whole blocks of 128 values", shape.text(),
                    "an even number of columns, and rows * columns a multiple of 128"};
   }
   form.window_elements = block;
@@ -149,8 +150,9 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
                                        QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
-    return Problem{"a matrix does not fill pairs of rows of blocks of 128 values", shape.text(),
-                   "an even number of rows, and columns a multiple of 128"};
+    return Problem{
+        "the matrix does not have an even number of rows and whole blocks of 128 values in each",
+        shape.text(), "an even number of rows, and columns a multiple of 128"};
   }
   form.window_elements = 2 * form.columns;
   form.parts = {

@@ -77,8 +77,9 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   if (zero != none && table.claim().is_symmetric == true) {
-    refuse(made, "plan.config_mismatch", "has zero points, and the config declares none",
-           {table[zero].name}, "zero points", "symmetric: true");
+    refuse(made, "plan.config_mismatch",
+           "has zero points, but the config declares symmetric quantization", {table[zero].name},
+           "zero points", "symmetric: true");
     return made;
   }
   if (zero == none && table.claim().is_symmetric == false) {

@@ -29,11 +29,12 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
     return Problem{message, std::move(found), std::move(expected)};
   };
   if (parts.size() < 2 || parts.size() > 4) {
-    return refuse("the kernel takes words, scales, zero points and an order",
-                  fmt::format("{} tensors", parts.size()), "2 to 4 tensors");
+    return refuse(
+        "the decoder needs words and scales, and optionally zero points and an order of groups",
+        fmt::format("{} tensors", parts.size()), "2 to 4 tensors");
   }
   if (request.shape.rank() != 2)
-    return refuse("the weights are not a matrix", request.shape.text(), {});
+    return refuse("the weight is not a matrix", request.shape.text(), {});
   words::Packing form = {.layout = words::Layout::across,
                          .bits = bits,
                          .rows = request.shape[0],
@@ -42,21 +43,22 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                          .dtype = request.dtype};
   const Shape codes({form.rows, ceil_div(form.columns * bits, word_bits)});
   if (!scaled::is_one_of(parts[0].encoding, {Dtype::i32}) || parts[0].shape != codes) {
-    return refuse("the words hold other numbers", parts[0].shape.text(), codes.text());
+    return refuse("the number of words does not fit the shape", parts[0].shape.text(),
+                  codes.text());
   }
   if (!scaled::is_one_of(parts[1].encoding, {Dtype::f32, Dtype::f16, Dtype::bf16})) {
-    return refuse("scales of a dtype that the kernel does not know",
+    return refuse("the decoder does not support the dtype of the scales",
                   std::string(parts[1].encoding.name()), "F32, F16 or BF16");
   }
   form.scale = parts[1].encoding.dtype();
   const Shape& scales = parts[1].shape;
-  if (form.group_size == 0) return refuse("groups of no columns", "0", "1 or more");
+  if (form.group_size == 0) return refuse("the group size is 0", "0", "1 or more");
   form.groups = ceil_div(form.columns, form.group_size);
   const Shape per_group({form.rows, form.groups});
   form.has_one_scale =
       scales.numel() == 1u && form.group_size == form.columns && scales != per_group;
   if (!form.has_one_scale && scales != per_group) {
-    return refuse("groups and scales differ in number", scales.text(), per_group.text());
+    return refuse("the numbers of groups and scales differ", scales.text(), per_group.text());
   }
   for (std::size_t i = 2; i < parts.size(); ++i) {
     const bool is_words = scaled::is_one_of(parts[i].encoding, {Dtype::i32});
@@ -69,7 +71,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                parts[i].shape.numel() == 1u && form.has_one_scale) {
       form.has_zeros = form.has_plain_zero = true;
     } else {
-      return refuse("zero points, or an order, of another matrix",
+      return refuse("the zero points or the order of groups do not fit the matrix",
                     fmt::format("{} {}", parts[i].encoding.name(), parts[i].shape.text()),
                     fmt::format("I32 {} or I32 [{}]", zeros.text(), form.columns));
     }
@@ -127,7 +129,8 @@ class Recogniser {
     if (zero_ == none && symmetric == false) lacks.push_back(name_ + "_zero_point");
     if (!lacks.empty()) return fail("q.scale_missing", "lacks components", std::move(lacks));
     if (zero_ != none && symmetric == true) {
-      return fail("plan.config_mismatch", "has zero points, and the config declares none",
+      return fail("plan.config_mismatch",
+                  "has zero points, but the config declares symmetric quantization",
                   {table_[zero_].name}, "zero points", "symmetric: true");
     }
     return true;
@@ -151,17 +154,18 @@ class Recogniser {
     };
     const auto& claimed = table_.claim().bits;
     if (claimed && *claimed != 4 && *claimed != 8 && fits(*claimed)) {
-      return fail("plan.encoding", "has codes of a width that is not decoded", {words_.name},
-                  fmt::format("{} bits", *claimed), "4 or 8 bits");
+      return fail("plan.encoding", "has codes with a number of bits that loadstone does not decode",
+                  {words_.name}, fmt::format("{} bits", *claimed), "4 or 8 bits");
     }
     if (!claimed && fits(4) && fits(8)) {
-      return fail("q.shape", "has so few columns that its words may hold 4 or 8 bits",
+      return fail("q.shape", "has so few columns that its codes can have 4 or 8 bits",
                   {words_.name}, words_.shape.text(), "num_bits in the config");
     }
     bits_ = claimed == 8u && fits(8) ? 8 : fits(4) ? 4 : 8;
     if (!fits(bits_)) {
-      return fail("q.shape", "has other words than its shape asks for", {words_.name, tensor.name},
-                  words_.shape.text(), fmt::format("[{}, {}] numbers", rows_, columns_));
+      return fail("q.shape", "has a number of words that does not fit its shape",
+                  {words_.name, tensor.name}, words_.shape.text(),
+                  fmt::format("[{}, {}] codes", rows_, columns_));
     }
     if (claimed && *claimed != bits_) {
       return fail("plan.config_mismatch", "has a different number of bits than the config declares",
@@ -175,8 +179,8 @@ class Recogniser {
     const std::size_t rank = scales.shape.rank();
     const bool is_one = scales.shape.numel() == 1u;
     if (!is_one && (rank != 2 || scales.shape[0] != rows_ || scales.shape[1] == 0)) {
-      return fail("q.scale_shape", "has scales of other rows", {scales.name}, scales.shape.text(),
-                  fmt::format("[{}, groups]", rows_));
+      return fail("q.scale_shape", "has scales for a different number of rows", {scales.name},
+                  scales.shape.text(), fmt::format("[{}, groups]", rows_));
     }
     const std::uint64_t groups = is_one ? 1 : scales.shape[1];
     group_size_ = ceil_div(columns_, groups);
@@ -201,13 +205,14 @@ class Recogniser {
   bool find_order() {
     if (order_ == none) {
       if (table_.claim().is_reordered != true) return true;
-      return fail("q.scale_missing", "has reordered groups, and lacks their order",
+      return fail("q.scale_missing",
+                  "has reordered groups, but lacks the tensor with their order (weight_g_idx)",
                   {name_ + "_g_idx"});
     }
     const TensorInfo& tensor = table_[order_];
     if (!is_dtype(tensor, {Dtype::i32}) || tensor.shape != Shape({columns_})) {
-      return fail("q.scale_shape", "has an order of other columns", {tensor.name},
-                  tensor.shape.text(), Shape({columns_}).text());
+      return fail("q.scale_shape", "has an order of groups for a different number of columns",
+                  {tensor.name}, tensor.shape.text(), Shape({columns_}).text());
     }
     const auto order = table_.integers_of(order_, words::order_bytes_max);
     if (std::ranges::all_of(order, [](std::int64_t group) { return group == -1; })) return true;

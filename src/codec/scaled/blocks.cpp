@@ -56,7 +56,7 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
   const Block grid = grid_of(scales.shape);
   const auto claimed = claimed_block(table.claim(), matrix, grid);
   if (claimed && (*claimed)[0] == 0) {
-    refuse(made, "plan.encoding", "has blocks, and the config gives several sizes of them",
+    refuse(made, "plan.encoding", "has blocks, but the config gives several block sizes",
            {codes.name, scales.name});
     return;
   }
@@ -66,16 +66,19 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
   const bool is_one_for_several = grid == Block{1, 1} && !has_blocks;
   if (is_one_for_several || (!has_blocks && (claimed || !has_usual_extents(grid, matrix)))) {
     refuse(made, "q.scale_shape",
-           is_one_for_several ? "has one scale for several blocks"
-           : claimed          ? "has other scales than the config's blocks ask for"
-                     : "has other scales than blocks of 128 by 128, and no config gives a size",
+           is_one_for_several ? "has only one scale, but several blocks"
+           : claimed          ? "has a number of scales that does not fit the config's block size"
+                     : "has scales that do not fit blocks of 128 by 128, and no config gives a "
+                       "different block size",
            {scales.name}, scales.shape.text(), Shape({wanted[0], wanted[1]}).text());
     return;
   }
   if (has_blocks && size == usual && scales.shape.rank() == codes.shape.rank()) {
     decoding.kernel = codec.by_128;
   } else if (claimed && (matrix[0] % size[0] != 0 || matrix[1] % size[1] != 0)) {
-    refuse(made, "plan.encoding", "has cut blocks of a size that is not decoded",
+    refuse(made, "plan.encoding",
+           "has incomplete blocks at its edges, of a block size for which loadstone does not "
+           "support this",
            {codes.name, scales.name}, fmt::format("{} by {}", size[0], size[1]));
     return;
   }

@@ -19,10 +19,10 @@ std::optional<Problem> begin_encoding(const Quantization& quantization, const Sh
                                       QuantizedLayout& form) {
   form.dialect = dialect_of(quantization.dialect);
   if (quantization.nested) {
-    return Problem{quantization.encoding + " has no nested scales"};
+    return Problem{quantization.encoding + " does not support nested scales"};
   }
   if (shape.rank() == 0 || form.elements == 0) {
-    return Problem{"a matrix has no rows", shape.text(), "[..., rows, columns]"};
+    return Problem{"the matrix has no rows", shape.text(), "[..., rows, columns]"};
   }
   form.columns = shape[shape.rank() - 1];
   form.rows = shape.rank() > 1 ? shape[shape.rank() - 2] : 1;
@@ -34,7 +34,7 @@ std::optional<Problem> begin_matrices(const Quantization& quantization, const Sh
                                       QuantizedLayout& form) {
   if (auto problem = begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() > 1) return std::nullopt;
-  return Problem{"it takes matrices", shape.text(), "[..., rows, columns]"};
+  return Problem{"this encoding quantizes only matrices", shape.text(), "[..., rows, columns]"};
 }
 
 Shape with_last(const Shape& shape, std::size_t taken,

@@ -37,27 +37,27 @@ std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t par
                                    std::initializer_list<Dtype> dtypes, const char* expected,
                                    std::uint64_t per_byte, std::size_t from_end) {
   if (request.parts.size() != parts) {
-    return Problem{parts == 3 ? "the kernel takes weights, scales and a global scale"
-                              : "the kernel takes weights and scales",
+    return Problem{parts == 3 ? "the decoder needs a weight, its scales and a global scale"
+                              : "the decoder needs a weight and its scales",
                    fmt::format("{} tensors", request.parts.size()),
                    fmt::format("{} tensors", parts)};
   }
   const DecodePart& codes = request.parts[0];
   if (!is_one_of(codes.encoding, dtypes)) {
-    return Problem{"weights of a dtype that the kernel does not know",
+    return Problem{"the decoder does not support the dtype of the weight",
                    std::string(codes.encoding.name()), expected};
   }
   const auto made = widened(codes.shape, per_byte, from_end);
   if (!made) return Problem{"the size does not fit 64 bits", codes.shape.text()};
   if (*made == request.shape) return std::nullopt;
-  return Problem{"the kernel gives another shape", request.shape.text(), made->text()};
+  return Problem{"the decoded values have a different shape", request.shape.text(), made->text()};
 }
 
 std::optional<Problem> set_scale_dtype(const DecodePart& scales,
                                        std::initializer_list<Dtype> dtypes, const char* expected,
                                        Layout& form) {
   if (!is_one_of(scales.encoding, dtypes)) {
-    return Problem{"scales of a dtype that the kernel does not know",
+    return Problem{"the decoder does not support the dtype of the scales",
                    std::string(scales.encoding.name()), expected};
   }
   form.scale = scales.encoding.dtype();
@@ -72,7 +72,8 @@ std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form) {
 std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
+  if (shape.rank() < 2)
+    return Problem{"the weight is not a matrix or a stack of matrices", shape.text()};
   start(request, form);
   const std::size_t rank = scales.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
@@ -82,7 +83,7 @@ std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   form.scale_columns = rank < 2 ? 1 : scales[rank - 1];
   form.scale_count = scales.numel().value_or(0);
   if (form.scale_count == 0 || rows % scale_rows != 0 || form.columns % form.scale_columns != 0) {
-    return Problem{"the weights do not fall into blocks of one scale each", scales.text(),
+    return Problem{"the shape of the scales does not divide the weight into blocks", scales.text(),
                    "scales that divide " + shape.text()};
   }
   form.block_rows = rows / scale_rows;
@@ -91,7 +92,7 @@ std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const std::uint64_t matrices = form.elements / form.matrix_elements;
   const std::uint64_t scale_matrices = form.scale_count / per_matrix;
   if (scale_matrices != 1 && scale_matrices != matrices) {
-    return Problem{"another number of matrices has scales than weights", scales.text(),
+    return Problem{"the weight and its scales have different numbers of matrices", scales.text(),
                    "scales for " + shape.text()};
   }
   form.matrix_scales = scale_matrices == 1 ? 0 : per_matrix;
@@ -102,7 +103,8 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
                               std::uint64_t block_columns, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
+  if (shape.rank() < 2)
+    return Problem{"the weight is not a matrix or a stack of matrices", shape.text()};
   start(request, form);
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];
@@ -122,7 +124,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   expected.insert(expected.end(), {1, form.scale_columns, 1});
   const bool is_spread = block_rows > 1 && scales == Shape(std::move(expected));
   if (is_vector || is_spread || scales == whole) return std::nullopt;
-  return Problem{"blocks and scales differ in number", scales.text(), whole.text()};
+  return Problem{"the numbers of blocks and scales differ", scales.text(), whole.text()};
 }
 
 std::optional<Problem> set_global(const DecodeRequest& request, Global global, Layout& form) {
@@ -131,10 +133,11 @@ std::optional<Problem> set_global(const DecodeRequest& request, Global global, L
   form.global_count = part.shape.numel().value_or(0);
   const std::uint64_t matrices = form.elements / form.matrix_elements;
   if (!is_one_of(part.encoding, {Dtype::f32})) {
-    return Problem{"a global scale of another dtype", std::string(part.encoding.name()), "F32"};
+    return Problem{"the global scale has the wrong dtype", std::string(part.encoding.name()),
+                   "F32"};
   }
   if (form.global_count == 1 || form.global_count == matrices) return std::nullopt;
-  return Problem{"another number of global scales than matrices", part.shape.text(),
+  return Problem{"the numbers of global scales and matrices differ", part.shape.text(),
                  std::to_string(matrices)};
 }
 
@@ -142,10 +145,10 @@ std::optional<Problem> set_zeros(const DecodeRequest& request, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.has_zeros = true;
   if (!is_one_of(part.encoding, {Dtype::i8})) {
-    return Problem{"zero points of another dtype", std::string(part.encoding.name()), "I8"};
+    return Problem{"the zero points have the wrong dtype", std::string(part.encoding.name()), "I8"};
   }
   if (part.shape == request.parts[1].shape) return std::nullopt;
-  return Problem{"scales and zero points differ in number", part.shape.text(),
+  return Problem{"the numbers of scales and zero points differ", part.shape.text(),
                  request.parts[1].shape.text()};
 }
 

@@ -129,13 +129,14 @@ void refuse_layout(const TensorTable& table, QuantizedTensor& quantized) {
   for (const std::uint32_t companion : quantized.companions()) {
     sources.push_back(table[companion].name);
   }
-  refuse(quantized, "plan.encoding", "is quantized in a layout that this version does not decode",
+  refuse(quantized, "plan.encoding",
+         "is quantized in a layout that this version of loadstone does not decode",
          std::move(sources));
 }
 
 void refuse_without_scales(const TensorTable& table, QuantizedTensor& quantized) {
   const std::string& name = table[quantized.data].name;
-  refuse(quantized, "q.scale_missing", "has no scales, and its numbers mean nothing without",
+  refuse(quantized, "q.scale_missing", "has no scales, and its values have no meaning without them",
          {name + "_scale", name + "_scale_inv"});
 }
 

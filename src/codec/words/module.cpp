@@ -44,22 +44,24 @@ std::optional<Problem> check_module(const DecodeRequest& request, Packing& form)
     return Problem{message, std::move(found), std::move(expected)};
   };
   if (parts.size() != 3 && parts.size() != 4) {
-    return refuse("the kernel takes words, scales, zero points and an order",
-                  fmt::format("{} tensors", parts.size()), "3 or 4 tensors");
+    return refuse(
+        "the decoder needs words, scales and zero points, and optionally an order of groups",
+        fmt::format("{} tensors", parts.size()), "3 or 4 tensors");
   }
   for (const std::size_t part : {std::size_t{0}, std::size_t{2}}) {
     if (!scaled::is_one_of(parts[part].encoding, {Dtype::i32})) {
-      return refuse("words of another dtype", std::string(parts[part].encoding.name()), "I32");
+      return refuse("the words have the wrong dtype", std::string(parts[part].encoding.name()),
+                    "I32");
     }
   }
   if (!scaled::is_one_of(parts[1].encoding, {Dtype::f32, Dtype::f16, Dtype::bf16})) {
-    return refuse("scales of a dtype that the kernel does not know",
+    return refuse("the decoder does not support the dtype of the scales",
                   std::string(parts[1].encoding.name()), "F32, F16 or BF16");
   }
   const Shape& scales = parts[1].shape;
   if (request.shape.rank() != 2 || parts[0].shape.rank() != 2 || scales.rank() != 2 ||
       parts[2].shape.rank() != 2) {
-    return refuse("the weights are not matrices", request.shape.text(), {});
+    return refuse("the weight is not a matrix or a stack of matrices", request.shape.text(), {});
   }
   form.dtype = request.dtype;
   form.scale = parts[1].encoding.dtype();
@@ -71,15 +73,16 @@ std::optional<Problem> check_module(const DecodeRequest& request, Packing& form)
   const bool fits = form.group_size > 0 && scales[1] == form.columns &&
                     ceil_div(form.rows, form.group_size) == form.groups;
   if (!fits) {
-    return refuse("groups and scales differ in number", scales.text(),
-                  fmt::format("groups of {} of {}", form.group_size, request.shape.text()));
+    return refuse("the numbers of groups and scales differ", scales.text(),
+                  fmt::format("groups of size {} in {}", form.group_size, request.shape.text()));
   }
   form.has_order = parts.size() == 4;
   if (!form.has_order) return std::nullopt;
   if (scaled::is_one_of(parts[3].encoding, {Dtype::i32}) && parts[3].shape == Shape({form.rows})) {
     return std::nullopt;
   }
-  return refuse("an order of other rows", parts[3].shape.text(), Shape({form.rows}).text());
+  return refuse("the order of groups does not fit the number of rows", parts[3].shape.text(),
+                Shape({form.rows}).text());
 }
 
 }  // namespace loadstone::words

@@ -125,9 +125,9 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
        .code = "convert.left_alone",
        .target = recipe.target,
        .message = fmt::format("'{}' {} belongs to a Conv1D layer, whose {} codes bitsandbytes "
-                              "stores transposed, which a merge does not do",
+                              "stores transposed; a merge cannot write transposed codes",
                               printable(recipe.target), recipe.shape.text(), encoding),
-       .suggestion = "write the merged model without --quantize, and convert it"});
+       .suggestion = "write the merged model without --quantize, then quantize it with convert"});
 }
 
 // Returns true if readers of the style find the components by their names. Also returns true for
@@ -208,12 +208,13 @@ class Choosing {
   void report_misfits() {
     for (const auto& [key, tensors] : misfits_) {
       const auto& [folded, shape, encoding, message] = key;
-      findings_.push_back({.severity = Severity::warning,
-                           .code = "convert.left_alone",
-                           .target = tensors.first,
-                           .message = fmt::format("{} {} stays as it is: {} cannot take it, {}",
-                                                  tensors.text(), shape, encoding, message),
-                           .suggestion = "choose another encoding for it, or --exclude it"});
+      findings_.push_back(
+          {.severity = Severity::warning,
+           .code = "convert.left_alone",
+           .target = tensors.first,
+           .message = fmt::format("{} {} is not quantized: {} does not support it: {}",
+                                  tensors.text(), shape, encoding, message),
+           .suggestion = "choose another encoding for it, or exclude it (--exclude)"});
     }
   }
 
@@ -226,20 +227,19 @@ class Choosing {
          .code = "plan.options",
          .target = stacks_.front(),
          .message =
-             fmt::format("{} of several matrices, which the style {} has no layout for: {}",
+             fmt::format("{} with several matrices, for which the style {} has no layout: {}",
                          counted(stacks_.size(), "tensor"), name(style_), name_list(stacks_)),
-         .suggestion = fmt::format("{}ask for the style {}, or --exclude them",
-                                   has_known_layout ? "take the experts apart first (convert "
-                                                      "--experts separate), "
-                                                    : "",
-                                   name(QuantizeStyle::unified))});
+         .suggestion = fmt::format(
+             "{}choose the style {}, or exclude the tensors (--exclude)",
+             has_known_layout ? "first separate the experts (convert --experts separate), " : "",
+             name(QuantizeStyle::unified))});
   }
 
   void report_unread() {
     for (auto& [reason, unread] : unread_) {
       auto& [advice, names] = unread;
       std::string message =
-          fmt::format("{} would become codes that libraries do not read as such ({}): {}",
+          fmt::format("libraries would not read the codes of {} as codes ({}): {}",
                       counted(names.size(), "tensor"), reason, name_list(names));
       warn_unread(std::move(names), std::move(message), advice);
     }
@@ -256,7 +256,7 @@ class Choosing {
     }
     for (auto& [rule, names] : lost) {
       std::string message =
-          fmt::format("{} would not be read next to codes ({}): {}",
+          fmt::format("libraries would not read {} in a quantized checkpoint ({}): {}",
                       counted(names.size(), "plain tensor"), rule->reason, name_list(names));
       warn_unread(std::move(names), std::move(message), rule->advice);
     }
@@ -281,8 +281,8 @@ class Choosing {
     }
     if (names.empty()) return;
     std::string message = fmt::format(
-        "{} would have experts in several encodings ({}), and libraries read those of "
-        "a layer as one: {}",
+        "{} would have experts in several encodings ({}), but libraries need one encoding for all "
+        "experts of a layer: {}",
         counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
     warn_unread(std::move(names), std::move(message),
                 "give all experts of a layer the same encoding");
@@ -291,7 +291,7 @@ class Choosing {
   // Returns the reason to keep the tensor unchanged; nullopt if it gets an encoding.
   std::optional<std::string_view> choose(TargetRecipe& recipe) {
     Chooser::Format* const format = chooser_.encoding_for(recipe.target);
-    if (format == nullptr) return "no format is for it";
+    if (format == nullptr) return "no requested format applies";
     Quantization quantization = *format->quantization;
     const WrittenEncoding* const written = find_written_encoding(quantization.encoding);
     const TargetRecipe before = recipe;
@@ -302,12 +302,12 @@ class Choosing {
       if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
       if (is_conv1d) transpose_conv1d(recipe, quantization.encoding, findings_);
     } else if (is_conv1d) {
-      constexpr std::string_view why = "of transformers' Conv1D, not of nn.Linear";
+      constexpr std::string_view why = "weight of transformers' Conv1D, not of nn.Linear";
       if (!chooser_.is_included(recipe.target)) return why;
       unread = why;
     }
     if (written != nullptr && !names_components(naming_style(*written, style_), recipe)) {
-      constexpr std::string_view why = "files name the components of a '.weight' only";
+      constexpr std::string_view why = "files can name the components only of a '.weight'";
       add_misfit(recipe, quantization, why);
       return why;
     }
@@ -315,7 +315,7 @@ class Choosing {
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
     const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
     if (!problem && recipe.shape.extents().back() % block != 0) {
-      problem = Problem{fmt::format("rows do not fill whole blocks of {}", block)};
+      problem = Problem{fmt::format("its rows do not consist of whole blocks of {} values", block)};
     }
     if (problem) {
       recipe = before;
@@ -343,7 +343,7 @@ class Choosing {
                       std::optional<std::string_view>& unread) {
     if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
       unread = "diffusers has no quantizer for them";
-      unread_[*unread].advice = "ask for nf4, fp4 or int8, or open the folder by loadstone.load()";
+      unread_[*unread].advice = "choose nf4, fp4 or int8, or open the folder with loadstone.load()";
     }
     const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;
@@ -390,7 +390,7 @@ std::vector<std::string> names_of(const Recipes& recipes) {
 }
 
 std::string Alike::text() const {
-  const std::string others = count > 1 ? fmt::format(" and {} like it", count - 1) : "";
+  const std::string others = count > 1 ? fmt::format(" and {} similar ones", count - 1) : "";
   return fmt::format("'{}'{}", printable(first), others);
 }
 
@@ -424,8 +424,8 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
       findings);
   if (cut > 0 && options.experts == ExpertLayout::fused) {
     refuse_option("experts",
-                  "quantized experts are stored one by one in files: --exclude them, or leave "
-                  "--experts out",
+                  "files store quantized experts separately: exclude them (--exclude), or do not "
+                  "pass --experts",
                   "fused", "separate");
   }
   Choosing(options, chooser, choices, findings).run(recipes);

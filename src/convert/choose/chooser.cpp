@@ -14,7 +14,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t patterns_max = 10'000;
-constexpr std::string_view no_weight = "no weight of a linear layer";
+constexpr std::string_view no_weight = "not the weight of a linear layer";
 
 Pattern compile_rule(std::string_view text, const char* field, std::int64_t memory_max) {
   return compile_pattern(text, "plan.options", field, memory_max);
@@ -74,12 +74,12 @@ bool Chooser::is_included(const std::string& name) const { return finds_any(incl
 std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe) {
   if (recipe.constant != nullptr) return "constant";
   if (recipe.shape.numel() == 0) return "no elements";
-  if (!is_encodable(recipe.dtype)) return "its numbers are no F32, F16 or BF16";
+  if (!is_encodable(recipe.dtype)) return "dtype other than F32, F16 or BF16";
   return std::nullopt;
 }
 
 std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) const {
-  if (recipe.shape.rank() < 2) return "no matrix";
+  if (recipe.shape.rank() < 2) return "not a matrix";
   if (const auto why = reason_of_value(recipe)) return why;
   const std::string& name = recipe.target;
   if (is_excluded(name)) return "excluded";
@@ -88,7 +88,7 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   if (!is_in(*weight_, name)) return no_weight;
   if (!is_in(*layer_, name)) return "outside the decoder layers";
   if (is_beyond(name)) return "layer of the multi-token prediction";
-  if (recipe.shape.rank() > 3) return "more than three dims";
+  if (recipe.shape.rank() > 3) return "more than three dimensions";
   return std::nullopt;
 }
 
@@ -96,11 +96,11 @@ std::optional<std::string_view> Chooser::reason_in_bnb(
     const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const {
   constexpr std::string_view output = "out_proj.weight";
   const std::string& name = recipe.target;
-  if (recipe.shape.rank() != 2) return "bitsandbytes has layers for matrices only";
+  if (recipe.shape.rank() != 2) return "bitsandbytes has layers only for matrices";
   if (is_included(name)) return std::nullopt;
   if (name.ends_with(output) &&
       has(name.substr(0, name.size() - output.size()) + "in_proj_weight")) {
-    return "of nn.MultiheadAttention, which reads the weight without calling its layer";
+    return "weight of nn.MultiheadAttention, which reads it without calling its layer";
   }
   if (const PlainRule* const rule = first_rule(RuleUse::bnb, name)) return rule->reason;
   return std::nullopt;
@@ -164,15 +164,16 @@ void Chooser::report_format(const Format& format, bool finds_name,
       .code = finds_name ? "convert.left_alone" : "plan.options",
       .found = pattern};
   if (!finds_name) {
-    finding.message = fmt::format("'{}' (quantize) finds no tensor", pattern);
+    finding.message = fmt::format("the pattern '{}' (quantize) matches no tensor", pattern);
   } else if (is_usual) {
-    finding.message = fmt::format("nothing is left to become {}", encoding);
+    finding.message = fmt::format("no tensor would be quantized to {}", encoding);
   } else {
     finding.message =
-        fmt::format("'{}' (quantize) finds nothing that becomes {}", pattern, encoding);
+        fmt::format("the pattern '{}' (quantize) matches no tensor that would be quantized to {}",
+                    pattern, encoding);
   }
   if (finds_name && include_.empty()) {
-    finding.suggestion = "--include adds tensors to those that are chosen";
+    finding.suggestion = "to quantize more tensors than loadstone chooses, pass --include";
   }
   findings.push_back(std::move(finding));
 }
@@ -201,19 +202,20 @@ void Chooser::report(const std::vector<std::string>& names,
         {.severity = Severity::error,
          .code = first == names.end() ? "plan.options" : "convert.left_alone",
          .message = first == names.end()
-                        ? fmt::format("'{}' (include) finds no tensor", text)
-                        : fmt::format("'{}' (include) finds nothing that may be quantized: '{}' "
-                                      "stays as it is",
+                        ? fmt::format("the pattern '{}' (include) matches no tensor", text)
+                        : fmt::format("the pattern '{}' (include) matches no tensor that can be "
+                                      "quantized: '{}' stays unchanged",
                                       text, printable(*first)),
          .found = text});
   }
   for (const Pattern& pattern : exclude_) {
     if (found_by(pattern) != names.end()) continue;
     const std::string text = printable(pattern->pattern());
-    findings.push_back({.severity = Severity::warning,
-                        .code = "plan.options",
-                        .message = fmt::format("'{}' (exclude) finds no tensor", text),
-                        .found = text});
+    findings.push_back(
+        {.severity = Severity::warning,
+         .code = "plan.options",
+         .message = fmt::format("the pattern '{}' (exclude) matches no tensor", text),
+         .found = text});
   }
 }
 

@@ -60,7 +60,7 @@ std::optional<Encoding> asked_type(const std::string& name) {
   const WrittenEncoding* const encoding = find_written_encoding(name);
   if (const auto block = encoding != nullptr ? block_format_of(*encoding) : std::nullopt)
     return *block;
-  refuse_option("quantize", "a GGUF file does not hold that", printable(name),
+  refuse_option("quantize", "a GGUF file cannot store this encoding", printable(name),
                 "a block format such as q8_0, bf16, f16 or f32");
 }
 
@@ -142,19 +142,22 @@ class Importances {
     for (const auto& [type, tensors] : needing_) {
       Finding& made = findings.emplace_back(finding(
           Severity::error, tensors.first,
-          fmt::format("{} would become {}, which needs an importance matrix{}", others_of(tensors),
-                      type, matrix_ == nullptr ? "" : ", and this one has no entry for that")));
-      made.suggestion =
-          matrix_ == nullptr
-              ? "--imatrix FILE (imatrix= in Python), as llama-imatrix writes it; or more bits"
-              : "measure it with this model, or give these tensors more bits by a pattern";
+          fmt::format(
+              "{} would be quantized to {}, which needs an importance matrix{}", others_of(tensors),
+              type,
+              matrix_ == nullptr ? "" : ", but the one that was passed has no entry for it")));
+      made.suggestion = matrix_ == nullptr
+                            ? "pass a file of llama-imatrix (--imatrix FILE, imatrix= in Python), "
+                              "or choose a type with more bits"
+                            : "measure the importance matrix with this model, or choose a type "
+                              "with more bits for these tensors with a pattern";
       made.found = type;
     }
     for (const auto& [sizes, tensors] : misfits_) {
       const auto& [numbers, expected] = sizes;
       Finding& made = findings.emplace_back(finding(
           Severity::error, tensors.first,
-          fmt::format("{} in '{}': the entry has {}, and the tensor {}", others_of(tensors),
+          fmt::format("{} in '{}': the entry has {}, but the tensor has {}", others_of(tensors),
                       printable(matrix_->path, 400), counted(numbers, "number"), expected)));
       made.suggestion = "measure the importance matrix with this model";
       made.found = std::to_string(numbers);
@@ -195,15 +198,16 @@ class Importances {
     if (unused.count > 0) {
       findings.push_back(finding(
           Severity::warning, {},
-          fmt::format("{} of {} entries in '{}' fit the name of no tensor: {}", unused.count,
+          fmt::format("{} of {} entries in '{}' have names that no tensor has: {}", unused.count,
                       matrix_->entries.size(), printable(matrix_->path, 400), others_of(unused))));
       findings.back().suggestion = "check that the importance matrix was measured with this model";
     }
     if (without_.count == 0) return;
     findings.push_back(finding(
         Severity::info, without_.first,
-        fmt::format("the importance matrix has no entry for {}, so their numbers alone decide",
-                    others_of(without_))));
+        fmt::format(
+            "the importance matrix has no entry for {}; loadstone quantizes them without weights",
+            others_of(without_))));
   }
 
   const ImportanceMatrix* matrix_;
@@ -234,12 +238,11 @@ class BlockChooser {
       mix_ = find_mix(name);
       if (!has_mixes()) mix_ = nullptr;
       if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
-        refuse_option(
-            "quantize",
-            "a mix of types is for language models under llama.cpp's names and models of images "
-            "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
-            "general.architecture is not one of those",
-            printable(name), "a block format such as q8_0");
+        refuse_option("quantize",
+                      "a mix of types needs a language model with llama.cpp's names, or an image "
+                      "model that ComfyUI-GGUF supports: the metadata has no number of layers "
+                      "(block_count), and general.architecture is not such an image model",
+                      printable(name), "a block format such as q8_0");
       }
       if (!mix_) static_cast<void>(asked_type(name));
     }
@@ -259,7 +262,7 @@ class BlockChooser {
       if (format != nullptr) ++format->made;
       const bool is_usual = format != nullptr && format->pattern == nullptr;
       if (format == nullptr || format->quantization->encoding == no_encoding) {
-        choices_.plain.emplace(recipe.target, "no format is for it");
+        choices_.plain.emplace(recipe.target, "no requested format applies");
         continue;
       }
       MixTensor& tensor = tensors.emplace_back(MixTensor{recipe.target, &recipe.shape, {}});
@@ -293,13 +296,13 @@ class BlockChooser {
   // Returns the reason to keep the tensor unchanged; nullopt if it gets a type.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const {
     if (!has_mixes()) return chooser_.reason(recipe);
-    if (recipe.shape.rank() < 2) return "no matrix";
+    if (recipe.shape.rank() < 2) return "not a matrix";
     if (const auto why = reason_of_value(recipe)) return why;
     if (chooser_.is_excluded(recipe.target)) return "excluded";
     if (chooser_.is_included(recipe.target)) return std::nullopt;
     if (image_ != nullptr) {
       if (is_image_mixed(*image_, recipe.target, recipe.shape)) return std::nullopt;
-      return "models of images keep it";
+      return "image models keep it unchanged";
     }
     if (is_mixed(recipe.target, recipe.shape, model_->architecture)) return std::nullopt;
     return "llama.cpp does not quantize it";
@@ -351,10 +354,11 @@ class BlockChooser {
     }
     const WrittenEncoding* const encoding = encoding_of(type.block_format());
     if (encoding == nullptr) {
-      refuse_option("quantize",
-                    fmt::format("this version does not write {}, which '{}' would get", type.name(),
-                                printable(recipe.target)),
-                    printable(usual_), "another format");
+      refuse_option(
+          "quantize",
+          fmt::format("'{}' would get the type {}, which this version of loadstone does not write",
+                      type.name(), printable(recipe.target)),
+          printable(usual_), "another format");
     }
     // F32 keeps the exact values that the source's blocks decode to.
     if (source) {
@@ -374,8 +378,9 @@ class BlockChooser {
           {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
            .code = "convert.fallback",
            .target = tensors.first,
-           .message = fmt::format("{} {} becomes {}: its rows do not fill whole blocks of {}",
-                                  tensors.text(), shape, type, wanted),
+           .message =
+               fmt::format("{} {} gets the type {}: its rows do not consist of whole blocks of {}",
+                           tensors.text(), shape, type, wanted),
            .found = std::string(type),
            .expected = std::string(wanted)});
     }
@@ -386,7 +391,7 @@ class BlockChooser {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "convert.requantized",
-         .message = fmt::format("{} already {} blocks, whose values are rounded again",
+         .message = fmt::format("{} already {} quantized to blocks, whose values are rounded again",
                                 rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
          .suggestion = "quantize the original checkpoint, if there is one"});
   }

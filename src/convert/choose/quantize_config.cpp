@@ -315,7 +315,8 @@ const ComponentName& component_of(const WrittenEncoding& encoding, QuantizeStyle
   const ComponentName* const found =
       find_component(encoding, naming_style(encoding, style), component);
   if (found == nullptr) {
-    throw Error("internal", "a part has no name in this style", {.found = std::string(component)});
+    throw Error("internal", "a component has no name in this style",
+                {.found = std::string(component)});
   }
   return *found;
 }
@@ -344,7 +345,7 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
       std::vector<std::string> known = written_encoding_names();
       known.emplace_back("none");
       if (find_mix(quantization.encoding) != nullptr) {
-        refuse_option("quantize", "a mix of types is for a TARGET that ends in .gguf",
+        refuse_option("quantize", "a mix of types needs a TARGET that ends in .gguf",
                       printable(text), either(known));
       }
       if (format == FileFormat::gguf) {
@@ -353,7 +354,8 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
       refuse_option("quantize", unknown_word("encoding", quantization.encoding, known));
     }
     if (mode != QuantizeMode::exact && is_format) {
-      refuse_option("mode", "GGUF files have no bytes of ModelOpt", printable(name(mode)), "exact");
+      refuse_option("mode", "a mode with ModelOpt's exact bytes is not available for GGUF files",
+                    printable(name(mode)), "exact");
     }
     if (colon != std::string_view::npos) {
       const std::string_view digits = text.substr(colon + 1);
@@ -361,16 +363,18 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
           std::from_chars(digits.data(), digits.data() + digits.size(), quantization.block_size);
       const bool has_blocks = encoding != nullptr && encoding->takes_block_size;
       if (problem != std::errc() || end != digits.data() + digits.size() || !has_blocks) {
-        refuse_option("quantize", "no block size that the encoding takes", printable(text),
+        refuse_option("quantize", "the encoding does not support this block size", printable(text),
                       "nf4:64");
       }
     }
     if (mode == QuantizeMode::exact || encoding == nullptr) return quantization;
     if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
-      refuse_option("mode",
-                    fmt::format("{} is {} and has no bytes of ModelOpt", quantization.encoding,
-                                encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
-                    printable(name(mode)), "exact");
+      refuse_option(
+          "mode",
+          fmt::format("{} is {} own encoding, for which a mode with ModelOpt's exact bytes is not "
+                      "available",
+                      quantization.encoding, encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
+          printable(name(mode)), "exact");
     }
     quantization.dialect = encoding->exported_dialect;
     return quantization;
@@ -384,7 +388,7 @@ void check_style(const QuantizeOptions& options) {
     const WrittenEncoding* const blocks = find_written_encoding(format.quantization.encoding);
     if (blocks != nullptr && blocks->is_gguf()) {
       refuse_option("quantize",
-                    "GGUF blocks are stored in GGUF files: name a TARGET that ends in .gguf",
+                    "only GGUF files can store GGUF blocks: pass a TARGET that ends in .gguf",
                     printable(blocks->name), "NAME.gguf");
     }
     QuantizedLayout form;
@@ -396,26 +400,29 @@ void check_style(const QuantizeOptions& options) {
     }
     const WrittenEncoding& encoding = written_encoding(format.quantization);
     if (format.quantization.nested) {
-      refuse_option("quantize", "nested scales are not written to files", printable(encoding.name));
+      refuse_option("quantize", "loadstone cannot write nested scales to files",
+                    printable(encoding.name));
     }
     const QuantizeStyle style = options.style.value_or(QuantizeStyle::unified);
     if (options.style && encoding.is_bitsandbytes()) {
-      refuse_option("quantize",
-                    fmt::format("{} has no style {}, only that of bitsandbytes: name no style",
-                                encoding.name, name(style)),
-                    printable(name(style)), fmt::format("no style for {}", encoding.name));
+      refuse_option(
+          "quantize",
+          fmt::format("{} does not support the style {}, only that of bitsandbytes: omit the style",
+                      encoding.name, name(style)),
+          printable(name(style)), fmt::format("no style for {}", encoding.name));
     }
     const auto holds = [&](QuantizeStyle known) {
       return !encoding.names(naming_style(encoding, known)).empty();
     };
     if (!holds(style)) {
-      refuse_option("quantize",
-                    fmt::format("files of the style {} do not hold {}", name(style), encoding.name),
-                    printable(encoding.name), "style " + either(names_of<QuantizeStyle>(holds)));
+      refuse_option(
+          "quantize",
+          fmt::format("files of the style {} cannot store {}", name(style), encoding.name),
+          printable(encoding.name), "style " + either(names_of<QuantizeStyle>(holds)));
     }
     if (first == nullptr) first = &encoding;
     if (first != &encoding && (encoding.is_bitsandbytes() || first->is_bitsandbytes())) {
-      refuse_option("quantize", "a config of bitsandbytes knows one encoding",
+      refuse_option("quantize", "a bitsandbytes config can declare only one encoding",
                     printable(encoding.name), std::string(first->name));
     }
   }

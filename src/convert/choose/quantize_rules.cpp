@@ -5,7 +5,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view is_subclass =
-    "of a subclass of nn.Linear, which transformers does not replace by a layer of bitsandbytes";
+    "weight of a subclass of nn.Linear, which transformers does not replace with a bitsandbytes "
+    "layer";
 constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
 constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
@@ -51,19 +52,19 @@ constexpr PlainRule layer_rules[] = {
      "layer of the multi-token prediction",
      {}},
     {RuleUse::plain, R"(\.kv_b_proj(\.|$))",
-     "absorbed into the attention by servers, which read it as plain numbers",
+     "weight that servers absorb into the attention and need unquantized",
      "deepseek_v2|deepseek_v3|deepseek_v32|kimi_k2|glm_moe_dsa|glm4_moe_lite|longcat_flash"},
     {RuleUse::plain, R"(\.indexer\.)", "indexer of the sparse attention", {}},
     {RuleUse::plain,
      R"(\.DenseReluDense\.wo(\.|$)|\.(self_)?attn\.compressor\.)",
-     "transformers keeps it in F32, and so never quantized",
+     "transformers keeps it in F32 and does not quantize it",
      {}},
     {RuleUse::plain, R"(lora_[AB](\.|$)|\.lora_\w+(\.|$))", "adapter", {}},
     {RuleUse::plain, R"(\.(per_layer_\w+|altup|laurel)\b)", "small projection of this model",
      "gemma3n\\w*|gemma4\\w*"},
     {RuleUse::plain,
      R"(weight\.(.*\.)?weight$)",
-     "transformers takes the end of its module's name, 'weight', for that of the tensor",
+     "module name that ends in 'weight', which transformers confuses with the tensor's name",
      {},
      false},
 
@@ -72,7 +73,7 @@ constexpr PlainRule layer_rules[] = {
 
     {RuleUse::joined, single_expert, PlainRule::is_read, sequential_types},
     {RuleUse::joined, single_expert, is_joined, ".+", true,
-     "transformers reads fp8 and fp8-channel in the style compressed-tensors"},
+     "transformers reads fp8 and fp8-channel only in the style compressed-tensors"},
 
     {RuleUse::split,
      R"((qkv|\bw(_qkv|12|13_dn)|shared_w13_weight|(qkv|att|ff|gate_up|up_gate|in)_proj|weights_in))"
@@ -80,17 +81,16 @@ constexpr PlainRule layer_rules[] = {
      "layers that transformers splits without their scales",
      "dinov2\\w*|gradium_phonon_tts|gte|hrm_text|inkling_mm_model|jina_embeddings_v3|"
      "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*",
-     true, "keep the numbers of this model"},
-    {RuleUse::split, "", "layers that transformers renames, unlike their names in the config",
-     "inkling_mm_model|rf_detr", true, "keep the numbers of this model"},
-    {RuleUse::split, "",
-     "layers that transformers joins or renames, unlike their names in the config", "minimax_m3_vl",
-     true, "keep the numbers of this model"},
+     true, "do not quantize this model"},
+    {RuleUse::split, "", "layers that transformers renames, but not in the config",
+     "inkling_mm_model|rf_detr", true, "do not quantize this model"},
+    {RuleUse::split, "", "layers that transformers joins or renames, but not in the config",
+     "minimax_m3_vl", true, "do not quantize this model"},
     {RuleUse::split, single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|qwen3_vl_moe"},
 
     {RuleUse::lost, R"(\.experts\.(gate_up|down)_proj$)",
-     "stacks of experts, which transformers replaces by random single ones", sequential_types, true,
-     "take the experts apart (--experts separate)"},
+     "stacks of experts, which transformers replaces with single experts of random values",
+     sequential_types, true, "separate the experts (--experts separate)"},
 };
 
 }  // namespace

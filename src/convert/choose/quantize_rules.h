@@ -37,7 +37,7 @@ struct PlainRule {
   std::string_view model_types;  // pattern for "model_type" in config.json; empty: any type
   bool is_linear = true;  // true if readers may replace the layer by a quantized linear layer
   // Suggestion if a matching tensor is quantized.
-  std::string_view advice = "--exclude leaves them as numbers";
+  std::string_view advice = "to keep them unquantized, pass --exclude";
 };
 
 // Servers load weights as one matrix, with one scale, if their names agree in the first group and

@@ -15,7 +15,7 @@ const Container& container_of(FileFormat format) {
   for (const Container* const each : containers()) {
     if (each->format() == format) return *each;
   }
-  refuse_option("format", "this version does not write files of that format");
+  refuse_option("format", "this version of loadstone does not write files of this format");
 }
 
 std::span<const Container* const> containers() noexcept {
@@ -32,9 +32,9 @@ void report_left_out(std::vector<std::string> keys, std::string_view reason,
                      std::vector<Finding>& findings) {
   if (keys.empty()) return;
   std::ranges::stable_partition(keys, is_of_model);
-  std::string message =
-      fmt::format("{} of metadata {} and {} left out: {}", counted(keys.size(), "value"), reason,
-                  keys.size() == 1 ? "is" : "are", name_list(keys));
+  std::string message = fmt::format("{} of metadata {} and {} omitted from the output: {}",
+                                    counted(keys.size(), "value"), reason,
+                                    keys.size() == 1 ? "is" : "are", name_list(keys));
   const Severity severity = is_of_model(keys.front()) ? Severity::warning : Severity::info;
   findings.push_back({.severity = severity,
                       .code = "convert.metadata",

@@ -42,15 +42,15 @@ std::shared_ptr<ByteSource> source_of(const ExtraFile& extra, WritableStorage& s
   if (extra.copy_of.empty() || extra.source) return extra.source;
   std::shared_ptr<ByteSource> file;
   const int problem = storage.open(extra.copy_of, file);
-  if (problem == ELOOP) refuse_extra(extra.copy_of, "a link is not copied");
+  if (problem == ELOOP) refuse_extra(extra.copy_of, "loadstone does not copy links");
   if (problem == ENXIO || problem == EISDIR) {
-    refuse_extra(extra.copy_of, "only regular files are copied");
+    refuse_extra(extra.copy_of, "loadstone copies only regular files");
   }
   if (problem == 0) return file;
   const char* const code = problem == ENOENT   ? "io.not_found"
                            : problem == EACCES ? "io.denied"
                                                : "io.open";
-  throw Error(code, "cannot open the file that is to be copied",
+  throw Error(code, "the system cannot open the file to copy",
               {.path = extra.copy_of, .system_error = problem});
 }
 
@@ -58,7 +58,7 @@ std::uint64_t bytes_of(const ExtraFile& extra, WritableStorage& storage) {
   const auto source = source_of(extra, storage);
   const std::uint64_t bytes = source ? source->identity().bytes : extra.text.size();
   if (source && bytes > extra_bytes_max) {
-    refuse_extra(extra.copy_of, "too large for a companion file", human_bytes(bytes));
+    refuse_extra(extra.copy_of, "the file is too large for a companion file", human_bytes(bytes));
   }
   return bytes;
 }
@@ -102,14 +102,14 @@ void check_extras(const Conversion& conversion, WritableStorage& storage) {
            container_of(conversion.format).is_model_name(name);
   };
   if (conversion.one_file && !conversion.extras.empty()) {
-    refuse_extra({}, "a single file has no companion files: name a folder");
+    refuse_extra({}, "a single file cannot have companion files: pass a folder");
   }
   for (const ExtraFile& extra : conversion.extras) {
     if (!is_path_below(extra.name)) {
-      refuse_extra({}, "not a name for a file in the target", printable(extra.name));
+      refuse_extra({}, "this is not a valid name for a file in the target", printable(extra.name));
     }
     if (is_model(extra.name)) {
-      refuse_extra({}, "a companion file has the name of a file of the model",
+      refuse_extra({}, "a companion file has the same name as a file of the model",
                    printable(extra.name));
     }
     if (!names.insert(extra.name).second) {
@@ -120,7 +120,7 @@ void check_extras(const Conversion& conversion, WritableStorage& storage) {
   for (const ExtraFile& extra : conversion.extras) {
     for_each_folder(extra.name, [&](const std::string& folder) {
       const bool is_taken = names.contains(folder) || is_model(folder);
-      if (is_taken) refuse_extra({}, "a file and a folder have one name", printable(folder));
+      if (is_taken) refuse_extra({}, "a file and a folder have the same name", printable(folder));
     });
   }
 }
@@ -248,10 +248,10 @@ Finding unread_claim(std::string_view file, std::string_view root) {
   const std::string_view what = file == "config.json" ? "the section from it" : "the file";
   return {.severity = Severity::error,
           .code = "plan.config_mismatch",
-          .message = fmt::format("{} declares that the checkpoint is quantized, and none of its "
-                                 "tensors has a layout that this version supports",
+          .message = fmt::format("{} declares that the checkpoint is quantized, but none of its "
+                                 "tensors has a layout that this version of loadstone supports",
                                  printable(path)),
-          .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
+          .suggestion = fmt::format("if no tensor is quantized, remove {}", what)};
 }
 
 // Removes the merged adapters from `others` and returns them. Adapters in other formats stay in
@@ -305,25 +305,29 @@ void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied
                         .message = std::move(message) + ": " + name_list(names),
                         .suggestion = suggestion});
   };
-  add(folder.links, "links are not copied; the folder has " + counted(folder.links.size(), "link"),
-      "name the folder that holds the files themselves");
+  add(folder.links,
+      "loadstone does not copy links; the folder has " + counted(folder.links.size(), "link"),
+      "pass the folder that contains the files themselves");
   add(denied,
-      "the host denies access to, or lacks, " + counted(denied.size(), "file") +
+      "the host lacks, or denies access to, " + counted(denied.size(), "file") +
           " next to the model",
-      "copy them by hand where the model needs them");
-  add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
-      "convert or copy it into the output if the model needs it");
+      "if the model needs them, copy them yourself");
+  add(folder.left,
+      "modules.json or model_index.json lists modules that this conversion does not copy",
+      "if the model needs them, convert or copy them into the output");
   const bool needs_code = names_code(folder, catalog.storage().writable());
   add(folder.code,
-      needs_code ? "the model's configs name Python code, and Python files are not copied"
-                 : "Python files are not copied",
-      "--copy-code (copy_code=True) copies them; a loader may run them",
+      needs_code
+          ? "the model's configs refer to Python code, but loadstone does not copy Python files"
+          : "loadstone does not copy Python files",
+      "to copy them, pass --copy-code (copy_code=True); a program that loads the model may run "
+      "them",
       needs_code ? Severity::warning : Severity::info);
   std::vector<std::string> others = folder.others;
-  add(take_adapters(others, catalog), "adapters in the model's folder are not copied",
-      "merge them (--lora, lora=), or copy their folders if they fit the output");
-  add(others, "weights that this conversion does not read are not copied",
-      "convert or copy them into the output if the model needs them", Severity::info);
+  add(take_adapters(others, catalog), "loadstone does not copy adapters in the model's folder",
+      "merge them (--lora, lora=), or copy their folders yourself if they fit the output");
+  add(others, "this conversion neither reads nor copies these weights",
+      "if the model needs them, convert or copy them into the output", Severity::info);
 }
 
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings) {
@@ -337,8 +341,8 @@ void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings) 
   findings.push_back({.severity = Severity::info,
                       .code = "convert.not_copied",
                       .sources = names,
-                      .message = "declares the source's encoding, and the output has a different "
-                                 "one: " +
+                      .message = "loadstone does not copy files that declare the source's "
+                                 "encoding, because the output has a different one: " +
                                  name_list(names)});
 }
 

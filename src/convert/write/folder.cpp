@@ -192,7 +192,8 @@ static ModelFolder model_folder_at(Storage& storage, const std::string& root, bo
   if (!is_folder(storage, root, true)) return folder;
   std::vector<std::string> names;
   if (const int problem = storage.writable().try_list(root, names)) {
-    throw Error("io.read", "cannot read the file", {.path = root, .system_error = problem});
+    throw Error("io.read", "the system cannot read the file",
+                {.path = root, .system_error = problem});
   }
   const std::vector<std::string> modules = module_folders(config_in(storage, root, modules_name));
   add_components(storage, folder, root);
@@ -240,9 +241,8 @@ static std::vector<std::string> remote_names(Storage& storage, const std::string
   }
   if (with_code) {
     throw Error("convert.extra",
-                "which Python files there are is not known of a folder that the "
-                "host does not list",
-                {.path = folder, .expected = "no --copy-code"});
+                "the host does not list the folder, so loadstone cannot find its Python files",
+                {.path = folder, .expected = "a conversion without --copy-code"});
   }
   return names_to_request();
 }

@@ -31,8 +31,8 @@ namespace {
 constexpr const char* alignment_key = "general.alignment";
 constexpr const char* architecture_key = "general.architecture";
 constexpr const char* own_converter =
-    "for llama.cpp take its own converter: `python -m loadstone convert --converter` "
-    "(converter= in Python)";
+    "for llama.cpp, use its own converter: `python -m loadstone convert --converter` (converter= "
+    "in Python)";
 
 bool is_gguf(const Catalog& catalog) noexcept {
   return std::ranges::any_of(catalog.shards(),
@@ -64,7 +64,7 @@ std::uint64_t alignment_of(const Metadata& metadata) {
   if (found->second.type == MetadataType::u32 && number != nullptr && is_gguf_alignment(*number)) {
     return *number;
   }
-  throw Error("plan.options", "not an alignment",
+  throw Error("plan.options", "the alignment is invalid",
               {.tensor = alignment_key,
                .field = "metadata",
                .found = type_name(found->second),
@@ -199,7 +199,7 @@ void check_key_types(const Metadata& given) {
   for (const KeyType& row : key_types) {
     const auto found = given.find(std::string(row.key));
     if (found == given.end() || has_type(found->second, row)) continue;
-    throw Error("plan.options", "the key has another type in GGUF",
+    throw Error("plan.options", "the key has a different type in GGUF",
                 {.tensor = found->first,
                  .field = "metadata",
                  .found = type_name(found->second),
@@ -218,7 +218,8 @@ class GgufContainer final : public Container {
     const Metadata& given = options.metadata;
     const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
     if (of_file != given.end()) {
-      throw Error("plan.options", "the key numbers the parts of a file: loadstone sets it",
+      throw Error("plan.options",
+                  "this key numbers the parts of a split file, so only loadstone can set it",
                   {.tensor = of_file->first, .field = "metadata"});
     }
     check_key_types(given);
@@ -232,7 +233,7 @@ class GgufContainer final : public Container {
       }
       metadata.emplace(key, item);
     }
-    report_left_out(left_out, "have keys that GGUF does not take", findings);
+    report_left_out(left_out, "have keys that GGUF does not allow", findings);
     add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
     if (names_are_given(options) || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
@@ -246,29 +247,30 @@ class GgufContainer final : public Container {
                                               const ConvertOptions& options) const override {
     if (auto finding = refuse_name(tensor, options.beyond_ggml)) return finding;
     if (!gguf_type_id(tensor.encoding)) {
-      return Finding{.severity = Severity::error,
-                     .code = "plan.dtype",
-                     .target = tensor.name,
-                     .message = fmt::format("'{}' is {}, which GGUF does not have",
-                                            printable(tensor.name), tensor.encoding.name()),
-                     .suggestion = options.dequantize
-                                       ? "leave it out by a rule"
-                                       : "dequantize the quantized tensors (--dequantize); "
-                                         "for others a rule that leaves it out",
-                     .found = std::string(tensor.encoding.name())};
+      return Finding{
+          .severity = Severity::error,
+          .code = "plan.dtype",
+          .target = tensor.name,
+          .message = fmt::format("'{}' is {}, which GGUF does not support", printable(tensor.name),
+                                 tensor.encoding.name()),
+          .suggestion =
+              options.dequantize
+                  ? "drop it with a rule"
+                  : "if it is quantized, decode it (--dequantize); if not, drop it with a rule",
+          .found = std::string(tensor.encoding.name())};
     }
     if (tensor.shape.rank() <= ggml_rank_max || options.beyond_ggml) return std::nullopt;
     return Finding{
         .severity = Severity::error,
         .code = "convert.dims",
         .target = tensor.name,
-        .message = fmt::format("'{}' has {} dims, and ggml reads {}", printable(tensor.name),
-                               tensor.shape.rank(), ggml_rank_max),
+        .message = fmt::format("'{}' has {} dimensions, but ggml supports {}",
+                               printable(tensor.name), tensor.shape.rank(), ggml_rank_max),
         .suggestion =
-            "--beyond-ggml writes it for programs that read more (ComfyUI's "
-            "video models), or reshape it with a rule",
+            "reshape it with a rule, or pass --beyond-ggml for programs that support more "
+            "(ComfyUI's video models)",
         .found = tensor.shape.text(),
-        .expected = fmt::format("at most {} dims", ggml_rank_max)};
+        .expected = fmt::format("at most {} dimensions", ggml_rank_max)};
   }
 
   [[nodiscard]] bool is_format(std::string_view name) const override {
@@ -332,7 +334,7 @@ class GgufContainer final : public Container {
     const std::string* const text = find_text(catalog.metadata(), types_key);
     const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
     for (const std::string& key : failed) metadata.erase(key);
-    report_left_out(failed, "do not fit their types", findings);
+    report_left_out(failed, "do not fit in their types", findings);
   }
 
   // Sets the architecture of image and video models by their tensors, if the metadata does not
@@ -348,13 +350,14 @@ class GgufContainer final : public Container {
       metadata.emplace(architecture_key,
                        MetadataValue{.value = name, .type = MetadataType::string});
       finding.severity = Severity::info;
-      finding.message = fmt::format("general.architecture is '{}', by the names of tensors", name);
+      finding.message = fmt::format(
+          "loadstone sets general.architecture to '{}', because of the names of the tensors", name);
     } else {
       finding.severity = Severity::error;
-      finding.message = "a GGUF file needs general.architecture, which is unknown";
+      finding.message = "a GGUF file needs general.architecture, which the source does not specify";
       finding.suggestion = fmt::format(
-          "{}; else give it with --metadata FILE (metadata= in Python), such as "
-          "\"wan\" for ComfyUI",
+          "{}; for other programs set it with --metadata FILE (metadata= in Python), for example "
+          "to \"wan\" for ComfyUI",
           own_converter);
     }
     findings.push_back(std::move(finding));
@@ -369,18 +372,21 @@ class GgufContainer final : public Container {
       findings.push_back(
           {.severity = Severity::error,
            .code = "convert.architecture",
-           .message = "these are diffusers' names, which ComfyUI does not read in GGUF files",
-           .suggestion = "start from the model's own checkpoint, or rename with rules"});
+           .message =
+               "the tensors have diffusers' names, which ComfyUI does not support in GGUF files",
+           .suggestion =
+               "convert the model's original checkpoint, or rename the tensors with rules"});
       return false;
     }
     // If the metadata lacks the architecture, settle_architecture() has reported an error.
     const bool is_named = metadata.contains(architecture_key);
     if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.architecture",
-                        .message = "names and layouts stay the source's, which llama.cpp does not "
-                                   "read",
-                        .suggestion = own_converter});
+    findings.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.architecture",
+         .message =
+             "the output keeps the source's names and layouts, which llama.cpp does not read",
+         .suggestion = own_converter});
     return true;
   }
 
@@ -389,13 +395,14 @@ class GgufContainer final : public Container {
     const std::string& name = tensor.name;
     Finding finding = {.severity = Severity::error, .code = "convert.name", .target = name};
     if (name.empty() || !is_utf8(name) || name.find('\0') != std::string::npos) {
-      finding.message = fmt::format("'{}' cannot be a tensor's name in GGUF", printable(name));
+      finding.message = fmt::format("a GGUF file cannot have a tensor named '{}'", printable(name));
       finding.suggestion = "rename it with a rule";
       return finding;
     }
     if (name.size() <= ggml_name_bytes_max || beyond_ggml) return std::nullopt;
-    finding.message = fmt::format("the name '{}' is longer than ggml can keep", printable(name));
-    finding.suggestion = "rename it with a rule; --beyond-ggml writes it for other programs";
+    finding.message = fmt::format("the name '{}' is longer than ggml allows", printable(name));
+    finding.suggestion =
+        "rename it with a rule, or pass --beyond-ggml for programs that allow longer names";
     finding.found = fmt::format("{} bytes", name.size());
     finding.expected = fmt::format("at most {}", ggml_name_bytes_max);
     return finding;

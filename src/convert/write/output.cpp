@@ -142,7 +142,7 @@ class Commit {
     if (step(link, [=, this] { storage_.remove(to); })) return;
     if (problem != EEXIST) return rename(from, to, [=, this] { storage_.rename(to, from); });
     if (same_file(storage_, from, to)) return;  // an interrupted run has linked it
-    fail_write(EEXIST, "cannot give the file its name", to);
+    fail_write(EEXIST, "the system cannot rename the file to its final name", to);
   }
 
   void rename(const std::string& from, const std::string& to, std::function<void()> undo) {
@@ -375,7 +375,7 @@ void Output::require_own_files(const std::string& target) const {
   });
   if (foreign.empty()) return;
   throw Error("convert.state",
-              "the folder of the work holds files that this conversion does not write: remove them",
+              "the work folder contains files that this conversion did not write: remove them",
               {.path = work_.files(), .found = name_list(foreign)});
 }
 

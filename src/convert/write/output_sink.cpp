@@ -25,7 +25,7 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
     if (!std::isfinite(inverse) || !(inverse > 0)) {
       throw Error("q.scale_value",
                   "the weight is so small that its scale has no finite inverse: use --mode exact, "
-                  "or --exclude it",
+                  "or exclude it (--exclude)",
                   {.tensor = tensor.name,
                    .found = fmt::format("1 / {}", scale),
                    .expected = "a finite scale"});

@@ -71,7 +71,7 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
   for (std::size_t step = 0; step < step_count(number) && !stop_; ++step) {
     complete(number, step, read, goes_on);
   }
-  if (stop_) throw Error("cancelled", "the work was stopped by its caller");
+  if (stop_) throw Error("cancelled", "the caller stopped the operation");
   Receipt receipt = receipt_of(number, file.tensors);
   file.header_digest = file_digest(receipt.kind, written, 0, file.header_ranges);
   receipt.outputs.push_back(std::move(file));
@@ -81,13 +81,13 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
 // Returns a text about the first part of a file with changed bytes, or an empty string.
 static std::string changed_in(DigestKind kind, const ReceiptFile& file, ByteSource& source,
                               std::uint64_t bytes, const GoesOn& goes_on) {
-  if (bytes != file.bytes) return fmt::format("has {} bytes, not {}", bytes, file.bytes);
+  if (bytes != file.bytes) return fmt::format("now has {} bytes instead of {}", bytes, file.bytes);
   if (file_digest(kind, source, 0, file.header_ranges, goes_on) != file.header_digest) {
-    return "has other bytes in its header";
+    return "now has different bytes in its header";
   }
   for (const ReceiptTensor& tensor : file.tensors) {
     if (file_digest(kind, source, tensor.begin, ranges_of(tensor), goes_on) != tensor.digest) {
-      return fmt::format("has other bytes in tensor '{}'", printable(tensor.name));
+      return fmt::format("now has different bytes in tensor '{}'", printable(tensor.name));
     }
   }
   return {};
@@ -97,7 +97,7 @@ static std::string changed_source(const Receipt& receipt, const Catalog& catalog
                                   const GoesOn& goes_on) {
   const auto uncounted = [&](std::uint64_t) { return goes_on(0); };
   for (const ReceiptFile& file : receipt.sources) {
-    std::string changed = "is not there";
+    std::string changed = "is missing";
     for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
       const ReceiptFile now = source_file(catalog, i);
       if (now.path != file.path || now.checkpoint != file.checkpoint) continue;
@@ -108,7 +108,7 @@ static std::string changed_source(const Receipt& receipt, const Catalog& catalog
       break;
     }
     if (!changed.empty()) {
-      return fmt::format("is made of '{}', which {}", printable(file.path), changed);
+      return fmt::format("was made from '{}', which {}", printable(file.path), changed);
     }
   }
   return {};
@@ -121,17 +121,19 @@ KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::stri
   try {
     receipt = receipt_from_json(text);
   } catch (const Error&) {
-    return {{}, "has no receipt of the run that finished it"};
+    return {{}, "the earlier run's receipt for it is missing"};
   }
   if (receipt.kind != kind) {
-    return {{}, fmt::format("has digests by {}, not {}", name(receipt.kind), name(kind))};
+    return {{},
+            fmt::format("the earlier run's receipt has {} digests instead of {}",
+                        name(receipt.kind), name(kind))};
   }
   std::vector<ReceiptFile> found = receipt.outputs;
   for (ReceiptFile& file : found) {
     file.header_digest.clear();
     for (ReceiptTensor& tensor : file.tensors) tensor.digest.clear();
   }
-  if (found != std::vector{planned}) return {{}, "has the receipt of another file"};
+  if (found != std::vector{planned}) return {{}, "its receipt belongs to a different file"};
   const auto written = storage.open(path);
   std::string changed =
       changed_in(kind, receipt.outputs.front(), *written, written->identity().bytes, goes_on);

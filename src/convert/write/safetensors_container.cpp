@@ -52,7 +52,8 @@ class SafetensorsContainer final : public Container {
     if (!types.empty() && !add(types_key, {.value = types})) left_out.emplace_back(types_key);
     for (const auto& [key, item] : given) {
       if (add(key, item)) continue;
-      throw Error("plan.options", "safetensors hold short text only: no arrays, no long text",
+      throw Error("plan.options",
+                  "safetensors metadata can contain only short texts, no arrays or long texts",
                   {.tensor = printable(key), .field = "metadata", .found = type_name(item)});
     }
     metadata.try_emplace("format", MetadataValue{.value = "pt"});
@@ -66,7 +67,7 @@ class SafetensorsContainer final : public Container {
       return Finding{.severity = Severity::error,
                      .code = "convert.name",
                      .target = tensor.name,
-                     .message = fmt::format("'{}' cannot be a tensor's name in safetensors",
+                     .message = fmt::format("a safetensors file cannot have a tensor named '{}'",
                                             printable(tensor.name)),
                      .suggestion = "rename it with a rule"};
     }
@@ -74,7 +75,7 @@ class SafetensorsContainer final : public Container {
     return Finding{.severity = Severity::error,
                    .code = "plan.dtype",
                    .target = tensor.name,
-                   .message = fmt::format("'{}' is {}, which safetensors does not have",
+                   .message = fmt::format("'{}' is {}, which safetensors does not support",
                                           printable(tensor.name), tensor.encoding.name()),
                    .found = std::string(tensor.encoding.name())};
   }
@@ -116,13 +117,13 @@ class SafetensorsContainer final : public Container {
 
   [[nodiscard]] std::optional<Finding> refuse_header(const OutputFile& file) const override {
     if (file.header_bytes - 8 <= safetensors_header_bytes_max) return std::nullopt;
-    return Finding{
-        .severity = Severity::error,
-        .code = "st.header_too_large",
-        .message = fmt::format("{} tensors do not fit the header of one file", file.tensors.size()),
-        .suggestion = "write a folder with smaller shards",
-        .found = fmt::format("{} bytes", file.header_bytes),
-        .expected = fmt::format("at most {}", safetensors_header_bytes_max)};
+    return Finding{.severity = Severity::error,
+                   .code = "st.header_too_large",
+                   .message = fmt::format("{} tensors do not fit in the header of one file",
+                                          file.tensors.size()),
+                   .suggestion = "write a folder with smaller shards",
+                   .found = fmt::format("{} bytes", file.header_bytes),
+                   .expected = fmt::format("at most {}", safetensors_header_bytes_max)};
   }
 
   // model.safetensors.index.json

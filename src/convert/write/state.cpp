@@ -122,7 +122,7 @@ SourceState source_state(const Shard& shard) {
 
 [[noreturn]] void refuse_state(const std::string& folder, std::string message,
                                std::string found = {}, std::string expected = {}) {
-  message += "; finish it as it was begun, or remove the folder";
+  message += "; resume it with the same options and source, or remove the folder";
   throw Error(state_code, std::move(message),
               {.path = folder, .found = std::move(found), .expected = std::move(expected)});
 }
@@ -137,11 +137,13 @@ void require_same_sources(const WorkState& found, const WorkState& expected,
                                   : then.header_digest != now.header_digest ? "header"
                                                                             : "";
     if (what.empty()) continue;  // a copy has a different time and inode
-    refuse_state(folder, fmt::format("the work was begun with another source: '{}' has another {}",
-                                     printable(now.path), what));
+    refuse_state(
+        folder,
+        fmt::format("the conversion was started with a different source: '{}' has a different {}",
+                    printable(now.path), what));
   }
   if (found.sources.size() != expected.sources.size()) {
-    refuse_state(folder, "the work was begun with another source",
+    refuse_state(folder, "the conversion was started with a different source",
                  fmt::format("{} files then", found.sources.size()),
                  fmt::format("{} files now", expected.sources.size()));
   }
@@ -214,7 +216,7 @@ void visit_fields(Visitor& visitor, Like<WorkState> auto& state) {
   visitor.member("version", version);
   if constexpr (Visitor::is_reading) {
     if (version != state_version) {
-      visitor.refuse("version", "the work was begun by another version of loadstone");
+      visitor.refuse("version", "the conversion was started by a different version of loadstone");
     }
   }
   visitor.member("program", state.program);
@@ -246,22 +248,23 @@ WorkState work_state_from_json(std::string_view text) {
 
 void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
   if (found.program != state.program) {
-    refuse_state(folder, "the work was begun by another version of loadstone", found.program,
-                 state.program);
+    refuse_state(folder, "the conversion was started by a different version of loadstone",
+                 found.program, state.program);
   }
   require_same_sources(found, state, folder);
   const auto require = [&](const std::string& then, const std::string& now, const char* message) {
     if (then != now) refuse_state(folder, message);
   };
-  require(found.metadata, state.metadata, "the work was begun with other metadata");
+  require(found.metadata, state.metadata, "the conversion was started with different metadata");
   require(found.tensors, state.tensors,
-          "the work was begun with other options: names, shapes, dtypes or encodings of tensors "
-          "differ");
+          "the conversion was started with different options: names, shapes, dtypes or encodings "
+          "of tensors differ");
   require(found.values, state.values,
-          "the work was begun with other rules: tensors are made of others, or in another way");
+          "the conversion was started with different rules: tensors are made from different "
+          "sources, or in a different way");
   require(found.files, state.files,
-          "the work was begun with other shards: their size or names differ");
-  require(found.extras, state.extras, "the work was begun with other companion files");
+          "the conversion was started with different shards: their sizes or names differ");
+  require(found.extras, state.extras, "the conversion was started with different companion files");
   state.has_copies = found.has_copies || found.sources != state.sources;
 }
 

@@ -113,9 +113,10 @@ void compare_configs(std::string_view found, const Conversion& conversion, Targe
   place.findings.push_back(
       {.severity = Severity::warning,
        .code = "convert.config_stays",
-       .message = "the folder has a config.json that stays, and differs from the source's in " +
+       .message = "the folder keeps its config.json, which differs from the source's in " +
                   name_list(keys),
-       .suggestion = "copy the source's config.json there, or convert into a separate folder"});
+       .suggestion =
+           "copy the source's config.json into the folder, or convert into a separate folder"});
 }
 
 // If the new output keeps an older output's config, requires that it agrees with the new output on
@@ -139,33 +140,33 @@ void require_no_stale_config(WritableStorage& storage, const std::string& folder
   if (!claim.empty() && !conversion.has_codes) {
     refuse_target(folder,
                   fmt::format("the folder has a {} that declares an encoding, and the output has "
-                              "none to replace it: remove the file or its section",
+                              "no file to replace it: remove the file or its section",
                               claim));
   }
   if (claim.empty() && conversion.has_codes) {
     refuse_target(
         folder,
-        "the folder has a config.json that declares no encoding, and the output holds codes and "
-        "has none to replace it: remove the file, or convert a folder to a folder");
+        "the folder has a config.json that declares no encoding, but the output contains codes and "
+        "no config.json to replace it: remove the file, or convert a folder to a folder");
   }
   const std::string& own = conversion.config;
   const bool is_known = !own.empty() && is_json_object(beside.config);
   const auto keys = is_known ? different_members(beside.config, own) : std::vector<std::string>();
   const std::string_view section = quantization_members.front();
   if (conversion.has_codes && has_member(own, section) && std::ranges::count(keys, section) > 0) {
-    refuse_target(
-        folder,
-        "the folder has a config.json that declares another encoding than the output's, which "
-        "has none to replace it: remove the file, or convert a folder to a folder",
-        printable(object_member(beside.config, section)));
+    refuse_target(folder,
+                  "the folder has a config.json that declares a different encoding than the "
+                  "output's, and the output has no config.json to replace it: remove the file, or "
+                  "convert a folder to a folder",
+                  printable(object_member(beside.config, section)));
   }
   const auto head = untied_head(conversion.plan, beside.config);
   if (head && !conversion.has_tie) {
-    refuse_target(
-        folder,
-        "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
-        "has a tensor for each and none to replace it: remove the file, or correct it",
-        printable(*head));
+    refuse_target(folder,
+                  "the folder has a config.json that ties two names (tie_word_embeddings), but the "
+                  "output has a tensor for each name and no config.json to replace it: remove the "
+                  "file, or correct it",
+                  printable(*head));
   }
   if (is_known) compare_configs(beside.config, conversion, place);
 }
@@ -201,10 +202,10 @@ void tell_companions(const Conversion& conversion, TargetPlace& place) {
   place.findings.push_back({.severity = Severity::warning,
                             .code = "convert.config_stays",
                             .sources = names,
-                            .message = "the folder keeps files that the new model does not bring, "
-                                       "and libraries read them with it: " +
+                            .message = "the folder keeps files that do not belong to the new "
+                                       "model, and libraries read them together with it: " +
                                        name_list(names),
-                            .suggestion = "remove them, if they belong to an older model"});
+                            .suggestion = "if they belong to an older model, remove them"});
 }
 
 // Classifies the files in the target's folder. An older output is removed when the new one is
@@ -216,7 +217,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
   const std::string finished = inside + "/files/";
   std::vector<std::string> names;
   if (const int problem = storage.try_list(place.path, names)) {
-    fail_write(problem, "cannot look into the folder", place.path);
+    fail_write(problem, "the system cannot list the folder", place.path);
   }
   std::ranges::sort(names);
   bool only_files = true;
@@ -227,7 +228,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
     const bool is_folder = status && status->kind == EntryKind::folder;
     if (is_folder && is_extra_folder(conversion, storage, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
-      refuse_target(place.path, "a file has the name of a folder next to the model",
+      refuse_target(place.path, "a file has the same name as a folder next to the model",
                     printable(name));
     }
     only_files = only_files && status && status->kind == EntryKind::file;
@@ -243,7 +244,7 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
       continue;
     }
     if (is_other_model(conversion, name) && !conversion.is_split) {
-      refuse_target(place.path, "the folder holds another model already", printable(name));
+      refuse_target(place.path, "the folder already contains another model", printable(name));
     }
     if (name == "config.json" && !conversion.is_split) {
       require_no_stale_config(storage, place.path, conversion, place);
@@ -255,9 +256,9 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
     refuse_target(
         place.path,
         conversion.is_split
-            ? "files of this name are there already: remove them, or name the target otherwise"
-            : "the folder holds a model that cannot be replaced in one step: it is a "
-              "link, another disk, or holds more than files",
+            ? "files of this name already exist: remove them, or choose a different target"
+            : "the folder contains a model that cannot be replaced in one step: the folder is a "
+              "link, is on another disk, or contains subfolders",
         printable(place.older.front()));
   }
   tell_companions(conversion, place);
@@ -271,7 +272,7 @@ void check_parent(WritableStorage& storage, const Conversion& conversion, Target
   const std::string index =
       name.substr(0, name.rfind('.')) + std::string(safetensors_container.index_suffix());
   if (storage.status(place.parent + "/" + index)) {
-    refuse_target(place.path, "the folder holds another model already", index);
+    refuse_target(place.path, "the folder already contains another model", index);
   }
   require_no_stale_config(storage, place.parent, conversion, place);
 }
@@ -315,10 +316,10 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   const bool is_folder =
       storage.status(place.path, true).value_or(*status).kind == EntryKind::folder;
   if (conversion.one_file && status->kind != EntryKind::file) {
-    refuse_target(place.path, "there is something else than a file under this name");
+    refuse_target(place.path, "a folder or another object already has this name");
   }
   if (!conversion.one_file && !is_folder) {
-    refuse_target(place.path, "there is something else than a folder under this name");
+    refuse_target(place.path, "a file or another object already has this name");
   }
   if (!conversion.one_file) {
     // A link to a folder and the root of a file system cannot be replaced, so files are moved into
@@ -340,13 +341,14 @@ static void check_space(WritableStorage& storage, const TargetPlace& place,
                         std::uint64_t byte_count, std::vector<Finding>& findings) {
   const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
   if (!room || byte_count <= *room) return;
-  findings.push_back({.severity = Severity::error,
-                      .code = "io.no_space",
-                      .message = fmt::format("the disk has too little room for the target '{}'",
-                                             printable(place.path, 400)),
-                      .suggestion = "free space, or choose a target on another disk",
-                      .found = human_bytes(*room),
-                      .expected = human_bytes(byte_count)});
+  findings.push_back(
+      {.severity = Severity::error,
+       .code = "io.no_space",
+       .message = fmt::format("the disk does not have enough free space for the target '{}'",
+                              printable(place.path, 400)),
+       .suggestion = "free space, or choose a target on another disk",
+       .found = human_bytes(*room),
+       .expected = human_bytes(byte_count)});
 }
 
 std::optional<FileFormat> format_of_target(std::string_view target) {
@@ -360,8 +362,8 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
       if (!lower.ends_with(ending)) return;
       throw Error(
           "convert.target",
-          fmt::format("the target is named like a {} file, and safetensors and GGUF are "
-                      "written",
+          fmt::format("the target has the name of a {} file, but loadstone writes only safetensors "
+                      "and GGUF",
                       ending.substr(1)),
           {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
     });
@@ -384,9 +386,10 @@ static void report_lost_vocabulary(WritableStorage& storage, const Conversion& c
       {.severity = Severity::warning,
        .code = "convert.metadata",
        .sources = {key},
-       .message = "the vocabulary is lost: safetensors do not hold it, and no tokenizer's file is "
-                  "in the folder of the output",
-       .suggestion = "copy tokenizer.json or tokenizer.model of the original model there"});
+       .message = "the output lacks the vocabulary: safetensors files cannot store it, and the "
+                  "output folder has no tokenizer file",
+       .suggestion =
+           "copy tokenizer.json or tokenizer.model of the original model into the output folder"});
 }
 
 std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion& conversion,

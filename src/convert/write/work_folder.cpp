@@ -109,8 +109,7 @@ void WorkFolder::open_whole(const ConvertRun& run) {
 }
 
 void WorkFolder::refuse_nothing_done() const {
-  throw Error("convert.incomplete", "no part of this conversion has been done",
-              {.path = place_.path});
+  throw Error("convert.incomplete", "no part of this conversion has run", {.path = place_.path});
 }
 
 // Rejects work that is divided into parts: a run without `resume` never discards parts.
@@ -118,8 +117,8 @@ void WorkFolder::require_undivided() const {
   const std::uint32_t parts = known_state().parts;
   if (parts == 0) return;
   throw Error("convert.state",
-              fmt::format("a conversion in {} parts is waiting here: finish or resume it, or "
-                          "remove the folder",
+              fmt::format("the folder contains an unfinished conversion in {} parts: finish or "
+                          "resume it, or remove the folder",
                           parts),
               {.path = path_});
 }
@@ -134,7 +133,8 @@ void WorkFolder::begin() {
 }
 
 void WorkFolder::make_files() {
-  if (!storage_.make_folder(files_)) fail_write(EEXIST, "cannot make the folder", files_);
+  if (!storage_.make_folder(files_))
+    fail_write(EEXIST, "the system cannot create the folder", files_);
 }
 
 void WorkFolder::open_part(const ConvertPart& part) {
@@ -148,8 +148,10 @@ void WorkFolder::open_part(const ConvertPart& part) {
   const WorkState found = read_state();
   join_work(state_, found, path_);
   if (!is_plain_folder(storage_, files_) || storage_.status(exchange_)) {
-    throw Error("convert.state", "the target was about to get its name: finish or resume it",
-                {.path = path_});
+    throw Error(
+        "convert.state",
+        "an earlier run ended while it renamed the target: finish or resume that conversion",
+        {.path = path_});
   }
   if (found.parts != part.count) divide_anew(found.parts);
   if (found.has_copies != state_.has_copies) write_state();
@@ -162,10 +164,12 @@ void WorkFolder::open_part(const ConvertPart& part) {
 // Changes the number of parts, if no other process works on a part. Finished shards stay finished.
 void WorkFolder::divide_anew(std::uint32_t parts_before) {
   if (!locks_.exclude_parts()) {
-    throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
-                {.path = path_,
-                 .found = fmt::format("{}", parts_before),
-                 .expected = fmt::format("{}", state_.parts)});
+    throw Error(
+        "convert.state",
+        "other processes are running parts of this conversion, with a different number of parts",
+        {.path = path_,
+         .found = fmt::format("{}", parts_before),
+         .expected = fmt::format("{}", state_.parts)});
   }
   write_state();
   locks_.admit_parts();
@@ -181,7 +185,7 @@ void WorkFolder::take_over(bool finishes) {
     remove_unfinished({});
   } else if (stage_ == WorkStage::lost) {
     if (finishes) {
-      throw Error("convert.incomplete", "the finished shards are gone", {.path = path_});
+      throw Error("convert.incomplete", "the finished shards are missing", {.path = path_});
     }
     begin();
   }
@@ -210,7 +214,7 @@ void WorkFolder::check_named() {
   if (place_.named.empty()) return;
   if (all_are_named()) {
     is_begun_ = true;
-    throw Error("convert.target", "the folder holds a model that cannot be replaced in one step",
+    throw Error("convert.target", "the folder contains a model that cannot be replaced in one step",
                 {.path = place_.path, .found = printable(place_.named.front())});
   }
   for (const std::string& name : place_.named) storage_.remove(place_.path + "/" + name);
@@ -339,10 +343,10 @@ void WorkFolder::require_finished(const std::vector<bool>& left) const {
   }
   if (count == 0) return;
   std::string message =
-      fmt::format("{} of {} shards are missing, damaged or of another source: {}{}", count,
+      fmt::format("{} of {} shards are missing, damaged or from a different source: {}{}", count,
                   conversion_.files.size(), printable(first), count > 1 ? " ..." : "");
   if (state_.parts > 0) {
-    message += fmt::format("; do {} {} of {} again", missing.size() == 1 ? "part" : "parts",
+    message += fmt::format("; run {} {} of {} again", missing.size() == 1 ? "part" : "parts",
                            fmt::join(missing, ", "), state_.parts);
   }
   throw Error("convert.incomplete", std::move(message), {.path = path_});
@@ -357,7 +361,9 @@ bool WorkFolder::has_state() const { return storage_.status(path_ + "/state.json
 WorkState WorkFolder::read_state() const {
   const std::string path = path_ + "/state.json";
   const auto text = storage_.read_begin(path, state_bytes_max);
-  if (!text) throw Error("convert.state", "cannot read the state of the work", {.path = path});
+  if (!text)
+    throw Error("convert.state", "loadstone cannot read the state of the conversion",
+                {.path = path});
   try {
     return work_state_from_json(*text);
   } catch (const Error& error) {
@@ -429,7 +435,8 @@ void WorkFolder::empty_files(const WorkState& known) {
   if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
   // A later run recognises the files and can remove them.
   if (!all_went || storage_.list(files_).empty()) {
-    throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
+    throw Error("io.write", "the system cannot remove the files of the work folder",
+                {.path = files_});
   }
   storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));
 }

@@ -30,20 +30,22 @@ void WorkLocks::take(const ConvertRun& run) {
     const auto status = storage_.status(path_);
     if (!status) continue;  // the process that used it last has just removed it
     if (status->kind != EntryKind::folder) {
-      throw Error("convert.target", "the name for unfinished files is taken", {.path = path_});
+      throw Error("convert.target",
+                  "another file or folder has the name that loadstone needs for unfinished files",
+                  {.path = path_});
     }
     if (run.part && !take_state()) continue;
     auto file = storage_.open_lock(path);
     if (file == nullptr) continue;
     if (!take_lock(*file, run.part ? LockMode::shared : LockMode::exclusive)) {
-      refuse_locked(path_, run.finish ? "a part of this conversion is being done"
+      refuse_locked(path_, run.finish ? "another process is running a part of this conversion"
                                       : "another process is writing this target");
     }
     if (!file->is_named()) continue;
     folder_ = std::move(file);
     return;
   }
-  refuse_locked(path_, "other processes come and go at this target");
+  refuse_locked(path_, "other processes repeatedly create and remove this target");
 }
 
 // Takes the lock of the state. Waits for it, because parts start at the same time and hold this
@@ -64,7 +66,7 @@ void WorkLocks::take_part(const ConvertPart& part) {
   part_ = storage_.open_lock(path);
   if (part_ == nullptr) refuse_locked(path_, "another process removed the folder");
   if (!take_lock(*part_, LockMode::exclusive)) {
-    refuse_locked(path, fmt::format("another process does part {}", part.index));
+    refuse_locked(path, fmt::format("another process is running part {}", part.index));
   }
 }
 

@@ -87,9 +87,9 @@ bool is_too_long(CURLcode code) noexcept {
 }
 
 Error too_long(const HttpRequest& request) {
-  return Error("io.remote", "the header of the host's answer is too long",
+  return Error("io.remote", "the header of the host's response is too long",
                {.path = request.path,
-                .found = "an answer of " + origin_of(request.url),
+                .found = "a response of " + origin_of(request.url),
                 .expected = "at most " + human_bytes(header_bytes_max)});
 }
 
@@ -295,7 +295,7 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, const std::st
 
 void HttpClient::require_wanted() const {
   if (StopScope::is_stopped() || (options_.is_stopped && options_.is_stopped())) {
-    throw Error("cancelled", "the work was stopped by its caller");
+    throw Error("cancelled", "the caller stopped the operation");
   }
 }
 

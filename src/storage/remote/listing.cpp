@@ -36,7 +36,7 @@ class TextSink final : public BodySink {
   void begin(const HttpResponse& response) override {
     text.clear();
     if (response.status != 200 || !is_plain(response)) {
-      fail("io.remote", address_.path, "the answer is not a list of files",
+      fail("io.remote", address_.path, "the host's response is not a list of files",
            fmt::format("status {} {}", response.status, printable(response.content_encoding)),
            "status 200");
     }
@@ -65,10 +65,11 @@ class TextSink final : public BodySink {
     fail("io.remote", address.path, "the connection failed", result.problem);
   }
   if (status == 401 || status == 403) {
-    fail("io.denied", address.path, "the host does not list the folder", std::move(found));
+    fail("io.denied", address.path, "the host did not return a list of the folder",
+         std::move(found));
   }
   if (status == 404 || status == 410) {
-    fail("io.not_found", address.path, "the host has no such folder", std::move(found));
+    fail("io.not_found", address.path, "the host does not have this folder", std::move(found));
   }
   fail("io.remote", address.path, "the host refuses to list the folder", std::move(found));
 }
@@ -94,7 +95,8 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
     if (result.code == CURLE_OK && is_redirect(status)) {
       std::string to = redirected_url(url, result.response.location);
       if (origin_of(to) != origin) {
-        fail("io.redirect", address.path, "the list of the folder is redirected to another host",
+        fail("io.redirect", address.path,
+             "the host redirects the request for the folder's list to a different host",
              printable(public_location(to), shown_bytes_max));
       }
       url = std::move(to);
@@ -103,7 +105,7 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
     }
     if (!client.waits(backoff, result, false)) refuse_answer(address, result);
   }
-  fail("io.redirect", address.path, "the host redirects again and again", {},
+  fail("io.redirect", address.path, "the host redirects the request too many times", {},
        fmt::format("at most {} redirects", redirects_max));
 }
 
@@ -115,7 +117,7 @@ bool is_entry_name(std::string_view name) noexcept {
 void add(std::vector<std::string>& names, std::string name, const std::string& path) {
   if (!is_entry_name(name)) return;
   if (names.size() >= names_max) {
-    fail("io.remote", path, "the folder holds too many files", {},
+    fail("io.remote", path, "the folder contains too many files", {},
          fmt::format("at most {}", names_max));
   }
   names.push_back(std::move(name));
@@ -214,37 +216,37 @@ std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
         std::string_view path;
         if (item["type"].get(type) != simdjson::SUCCESS ||
             item["path"].get(path) != simdjson::SUCCESS) {
-          reader.refuse(place, "no type and path of a file");
+          reader.refuse(place, "an entry without the type and path of a file");
         }
         if (type != "file") continue;
         // The hub returns paths below the repository, but only for the requested folder.
         add(names, std::string(path.substr(path.rfind('/') + 1)), address.path);
       }
     } catch (const Error& error) {
-      fail("io.remote", address.path, "the answer is not a list of files", error.what());
+      fail("io.remote", address.path, "the host's response is not a list of files", error.what());
     }
     const std::string next = next_link(found.response.link);
     if (next.empty()) return sorted(std::move(names));
     url = redirected_url(url, next);
     if (origin_of(url) != origin_of(address.url)) {
-      fail("io.redirect", address.path, "the list of the folder goes on at another host",
+      fail("io.redirect", address.path, "the next page of the folder's list is on a different host",
            printable(public_location(url), shown_bytes_max));
     }
   }
-  fail("io.remote", address.path, "the list of the folder has no end");
+  fail("io.remote", address.path, "the folder's list has too many pages");
 }
 
 std::string take_s3_page(std::string_view text, std::string_view prefix, const std::string& path,
                          std::vector<std::string>& names) {
   if (text.find("<ListBucketResult") == std::string_view::npos) {
-    fail("io.remote", path, "the answer is not a list of objects");
+    fail("io.remote", path, "the host's response is not a list of objects");
   }
   std::size_t at = 0;
   while (const auto object = element(text, "Contents", at)) {
     std::size_t inner = 0;
     const auto escaped = element(*object, "Key", inner);
     const auto key = escaped ? unescaped(*escaped) : std::nullopt;
-    if (!key) fail("io.remote", path, "an object of the list has no key");
+    if (!key) fail("io.remote", path, "an object in the list has no key");
     if (key->starts_with(prefix)) add(names, key->substr(prefix.size()), path);
   }
   at = 0;
@@ -254,7 +256,7 @@ std::string take_s3_page(std::string_view text, std::string_view prefix, const s
   const auto token = element(text, "NextContinuationToken", at);
   const auto plain = token ? unescaped(*token) : std::nullopt;
   if (!plain || plain->empty()) {
-    fail("io.remote", path, "a page of the list of objects does not name the next page");
+    fail("io.remote", path, "a page of the list of objects does not specify the next page");
   }
   return *plain;
 }
@@ -272,7 +274,7 @@ std::vector<std::string> list_s3(HttpClient& client, const Address& address,
     token = take_s3_page(found.text, prefix, address.path, names);
     if (token.empty()) return sorted(std::move(names));
   }
-  fail("io.remote", address.path, "the list of the folder has no end");
+  fail("io.remote", address.path, "the folder's list has too many pages");
 }
 
 }  // namespace loadstone

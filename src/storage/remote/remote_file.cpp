@@ -70,7 +70,7 @@ class RemoteFile::ProbeSink final : public BodySink {
   void begin(const HttpResponse& response) override {
     bytes.clear();
     if (!is_plain(response)) {
-      file_.fail("io.remote", "the server sends another encoding of the file",
+      file_.fail("io.remote", "the server sends the file in a different content encoding",
                  printable(response.content_encoding), "identity");
     }
     if (response.status == 206) {
@@ -84,15 +84,17 @@ class RemoteFile::ProbeSink final : public BodySink {
     } else {
       // A response with the whole file is valid too, if the file is no longer than the range.
       if (!response.content_length || *response.content_length > probe_bytes) {
-        file_.fail("io.remote", "the server does not serve ranges of files, so only all of it",
-                   "status 200", "status 206");
+        file_.fail(
+            "io.remote",
+            "the server does not support range requests, so loadstone can read only the whole file",
+            "status 200", "status 206");
       }
       total = expected_ = *response.content_length;
     }
   }
   void take(std::span<const std::byte> more) override {
     if (more.size() > expected_ - bytes.size()) {
-      file_.fail("io.remote", "the server sends more than was asked for", {},
+      file_.fail("io.remote", "the server sends more bytes than loadstone requested", {},
                  fmt::format("{} bytes", expected_));
     }
     bytes.insert(bytes.end(), more.begin(), more.end());
@@ -117,13 +119,13 @@ class RemoteFile::RangeSink final : public BodySink {
   void begin(const HttpResponse& response) override {
     file_.require_same(response);
     if (!is_plain(response)) {
-      file_.fail("io.remote", "the server sends another encoding of the file",
+      file_.fail("io.remote", "the server sends the file in a different content encoding",
                  printable(response.content_encoding), "identity", at_);
     }
     const std::uint64_t total = file_.identity_.bytes;
     if (response.status == 200) {
       if (at_ == 0 && end_ == total && response.content_length == total) return;
-      file_.fail("io.remote", "the server answers with the whole file instead of a range",
+      file_.fail("io.remote", "the server sends the whole file instead of the requested range",
                  "status 200", "status 206", at_);
     }
     const auto& range = response.content_range;
@@ -133,7 +135,7 @@ class RemoteFile::RangeSink final : public BodySink {
   }
   void take(std::span<const std::byte> bytes) override {
     if (bytes.size() > end_ - at_) {
-      file_.fail("io.remote", "the server sends more than was asked for", {}, {}, end_);
+      file_.fail("io.remote", "the server sends more bytes than loadstone requested", {}, {}, end_);
     }
     scatter_.add(bytes);
     at_ += bytes.size();
@@ -249,35 +251,36 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
   }
   if (response.status == 401 || response.status == 403) {
     const bool has_no_query = is_http(address_.path) && address_.query.empty();
-    fail("io.denied", "the host denies access; a token or signature may be missing or too old",
+    fail("io.denied", "the host denies access; a token or signature may be missing or expired",
          status,
-         has_no_query ? "the URL with its query, if it has one; plans and pickles leave the query "
-                        "out: name the whole URL (CHECKPOINT on the command line, root= in "
-                        "Python) or open it first"
-                      : "");
+         has_no_query
+             ? "the URL with its query: plans and pickles do not store the query, so pass the "
+               "whole URL (CHECKPOINT on the command line, root= in Python) or open it first"
+             : "");
   }
   if (response.status == 404 || response.status == 410) {
-    if (is_known_) fail("io.changed", "the file has been removed meanwhile", status);
-    fail("io.not_found", "the host has no such file", status);
+    if (is_known_)
+      fail("io.changed", "the file was removed from the host after it was opened", status);
+    fail("io.not_found", "the host does not have this file", status);
   }
   if (response.status == 412 || (response.status == 416 && is_known_)) {
-    fail("io.changed", "the file has been replaced meanwhile", status);
+    fail("io.changed", "the file was replaced on the host after it was opened", status);
   }
   if (response.status == 200 || response.status == 206) {
-    fail("io.remote", "the answer ends early", status, {}, offset);
+    fail("io.remote", "the host's response ends too early", status, {}, offset);
   }
   fail("io.remote",
-       is_temporary(response.status) ? "the host goes on to refuse the request"
-                                     : "the host refuses the request",
+       is_temporary(response.status) ? "the host still rejects the request after several attempts"
+                                     : "the host rejects the request",
        status, {}, offset);
 }
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
   // Shows only these fields, because other text may contain secrets of the request.
-  std::string found = response.content_range ? response.content_range_text : "no range";
+  std::string found = response.content_range ? response.content_range_text : "no Content-Range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
-  fail("io.remote", "the server answers with another range than it was asked for", found,
+  fail("io.remote", "the server sends a different range than loadstone requested", found,
        fmt::format("bytes {}-{}/{}", begin, end - 1,
                    is_known_ ? std::to_string(identity_.bytes) : "*"),
        begin);
@@ -285,7 +288,8 @@ void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
 
 void RemoteFile::require_same(const HttpResponse& response) const {
   const auto changed = [&](const std::string& found, const std::string& expected) {
-    fail("io.changed", "the file has been replaced while it was in use", found, expected);
+    fail("io.changed", "the file was replaced on the host while loadstone read it", found,
+         expected);
   };
   if (response.version() != seen_version_) {
     changed(version_text(response.version()), version_text(seen_version_));
@@ -348,7 +352,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
     }
     url = redirect(url, response.location);
   }
-  fail("io.redirect", "the host redirects again and again", {},
+  fail("io.redirect", "the host redirects the request too many times", {},
        fmt::format("at most {} redirects", redirects_max));
 }
 
@@ -358,7 +362,7 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
       to.empty() ? "a text that is not a URL" : printable(public_location(to), shown_bytes_max);
   if (!is_http(to)) fail("io.redirect", "the host redirects to a URL other than https", shown);
   if (is_https(from) && !is_https(to)) {
-    fail("io.redirect", "the host redirects to a connection that is not secured", shown,
+    fail("io.redirect", "the host redirects from https to a connection without encryption", shown,
          "an https URL");
   }
   return to;
@@ -370,8 +374,8 @@ void RemoteFile::take_linked(const std::string& etag) {
   if (!is_known_) {
     linked_etag_ = etag;
   } else if (etag != linked_etag_) {
-    fail("io.changed", "the file has been replaced while it was in use", version_text(etag),
-         version_text(linked_etag_));
+    fail("io.changed", "the file was replaced on the host while loadstone read it",
+         version_text(etag), version_text(linked_etag_));
   }
 }
 

@@ -72,7 +72,7 @@ class RemoteStorage final : public ForwardingStorage {
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     if (!is_remote(folder)) return ForwardingStorage::list(folder);
     if (is_http(folder)) {
-      refuse_path(folder, "a folder of a web server cannot be listed", "the URL of a file");
+      refuse_path(folder, "loadstone cannot list a folder of a web server", "the URL of a file");
     }
     return only_errors([&] {
       if (is_hub(folder)) return list_hub(*client_, tree_address(pinned(parse_hub_path(folder))));
@@ -113,12 +113,13 @@ class RemoteStorage final : public ForwardingStorage {
   [[nodiscard]] static std::pair<std::string, std::string> s3_key(const std::string& path) {
     const std::string rest = path.substr(std::string_view("s3://").size());
     const std::size_t slash = std::min(rest.find('/'), rest.size());
-    if (slash == 0) refuse_path(path, "an s3 path without a bucket", "s3://BUCKET/KEY");
+    if (slash == 0) refuse_path(path, "the s3:// path has no bucket", "s3://BUCKET/KEY");
     return {rest.substr(0, slash), slash < rest.size() ? rest.substr(slash + 1) : std::string()};
   }
 
   [[nodiscard]] Address address_of(const std::string& path) {
-    if (path.find('\0') != std::string::npos) refuse_path(path, "a path cannot hold a NUL");
+    if (path.find('\0') != std::string::npos)
+      refuse_path(path, "the path contains a NUL character");
     if (is_hub(path)) return hub_address(parse_hub_path(path));
     return is_s3(path) ? s3_address(path) : url_address(path);
   }
@@ -128,7 +129,7 @@ class RemoteStorage final : public ForwardingStorage {
     const std::string whole = path.substr(0, path.find('#'));
     const std::size_t query = whole.find('?');
     if (whole.substr(0, query).size() != address.url.size()) {
-      refuse_path(path, "a URL is given without user and password");
+      refuse_path(path, "a URL must not contain a user or a password");
     }
     const std::lock_guard lock(mutex_);
     if (query != std::string::npos) queries_[address.url] = whole.substr(query);
@@ -190,7 +191,7 @@ class RemoteStorage final : public ForwardingStorage {
     }
     hub.revision = commit;
     if (!hub.is_pinned()) {
-      throw Error("io.remote", "the hub does not name the commit of the revision",
+      throw Error("io.remote", "the hub's response lacks the commit of the revision",
                   {.path = asked.text(), .field = "X-Repo-Commit", .found = printable(commit)});
     }
     return hub;

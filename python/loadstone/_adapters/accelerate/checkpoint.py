@@ -30,7 +30,7 @@ def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
     if path.is_dir():
         return _find_in_folder(path)
     if not path.is_file():
-        raise new_error("io.not_found", "no such file or folder", path=str(path))
+        raise new_error("io.not_found", "there is no such file or folder", path=str(path))
     return _shards_of(path) if path.suffix == ".json" else str(path)
 
 
@@ -72,7 +72,7 @@ def _shards_of(index: Path) -> str | list[str]:
 def reason_against(model: Any, arguments: dict[str, Any]) -> str:
     """Return why accelerate must do this load itself; "" if loadstone does it."""
     if arguments["offload_8bit_bnb"]:
-        return "offload_8bit_bnb quantizes on the way"
+        return "offload_8bit_bnb quantizes during the load"
     if arguments["device_map"] is None:
         if arguments["broadcast_from_rank0"]:
             return "broadcast_from_rank0 sends tensors to other processes"

@@ -99,7 +99,7 @@ def load_checkpoint_in_model(
         if offload_folder is None and "disk" in device_map.values():
             raise new_error(
                 "plan.offload_folder",
-                "required, as tensors are placed on disk",
+                "an offload folder is required, because the device map places tensors on disk",
                 field="offload_folder",
             )
         tied = accelerate.utils.find_tied_parameters(model)
@@ -219,7 +219,7 @@ def _name_kept(plan: PlannedLoad) -> None:
     if kept:
         some = listed(kept, 5, more=", ...")
         count = counted(len(kept), "tensor is", "tensors are")
-        _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
+        _logger.warning("%s not in the checkpoint and kept unchanged: %s", count, printable(some))
 
 
 def _warn_unexpected(

@@ -97,7 +97,7 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
         raise new_error(
             "plan.device_map",
             f"{counted(len(alone), 'parameter is', 'parameters are')} on disk without the module, "
-            "where no hook loads them; name the module's class, or that of the block around it, in "
+            "where no hook loads them; add the module's class, or that of the block around it, to "
             "no_split_module_classes",
             tensor=alone[0],
         )
@@ -138,7 +138,7 @@ def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) 
         return
     raise new_error(
         "plan.device_map",
-        f"accelerate's hooks do not find tensors inside {type(wrapper).__name__}; dispatch the "
-        "model first, and put wrappers around modules afterwards",
+        f"accelerate's hooks cannot find tensors inside {type(wrapper).__name__}; dispatch the "
+        "model first, and wrap modules afterwards",
         field="device_map",
     )

@@ -60,7 +60,7 @@ def _are_on_meta(models: list[torch.nn.Module]) -> bool:
         return True
     message = (
         "cpu_ram_efficient_loading sends the values of the first rank, where this tensor is on "
-        "meta and has none. Leave the whole model on meta on all ranks, and load it afterwards"
+        "meta and has no value. Leave the whole model on meta on all ranks, and load it afterwards"
     )
     states = ", ".join(f"rank {rank}: {state}" for rank, (state, _) in enumerate(ranks))
     found = f"parameters on meta: {states}"

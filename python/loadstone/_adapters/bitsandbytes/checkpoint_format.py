@@ -76,7 +76,11 @@ class QuantStateMetadata:
         state: dict[str, Any] = json.loads(blob)
         fields = _FIELDS if offset is None else _FIELDS | _NESTED_FIELDS
         if state.keys() != fields or state.get("nested_dtype", "float32") != "float32":
-            message, found, expected = "the state has other fields", str(state), sorted(fields)
+            message, found, expected = (
+                "the quantization state has unexpected fields",
+                str(state),
+                sorted(fields),
+            )
             raise new_error(
                 "q.quant_state", message, tensor=name, found=found, expected=str(expected)
             )

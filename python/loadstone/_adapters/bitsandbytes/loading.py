@@ -158,8 +158,8 @@ class QuantizedWeights(TargetExtension):
                 "plan.device_map",
                 target.name,
                 [],
-                f"'{target.name}' is a quantized stack of experts, which cannot be on disk",
-                "place its module in memory, or leave experts as they are",
+                f"'{target.name}' is a quantized stack of experts, which cannot be placed on disk",
+                "place its module in memory, or do not quantize experts",
             )
             for target in targets
             if target.encoding

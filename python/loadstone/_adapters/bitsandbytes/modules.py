@@ -227,9 +227,9 @@ def _keep_rowwise(module: Any) -> None:
     if layout.is_rearranged(module.weight.quant_state):
         raise new_error(
             "plan.options",
-            "a forward pass has rearranged this weight for the CPU, and a graph that is recorded "
-            "now would read other codes later; call the model's state_dict() first, which lays "
-            "it out by rows",
+            "a forward pass has rearranged this weight for the CPU, and a graph recorded "
+            "now would later read wrong codes; first call the model's state_dict(), which restores "
+            "the order by rows",
             field="weight",
             found=str(list(module.weight.quant_state.shape)),
         )

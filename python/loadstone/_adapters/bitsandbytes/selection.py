@@ -253,7 +253,7 @@ def _unfilled(model: torch.nn.Module, known: set[str]) -> list[_core.Finding]:
     for path, module in named_modules(model):
         name = join_name(path, "weight")
         if is_quantizing(module) and module.weight.is_meta and name not in known:
-            message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
+            message = f"'{name}' is missing, but only weights of the checkpoint can be quantized"
             findings.append(_core.Finding("error", "plan.missing", name, [], message))
     return findings
 
@@ -275,7 +275,7 @@ def _require_agreement(
     for name, quantization in required.items():
         found = requested.get(name, quantization).encoding
         if found != quantization.encoding:
-            message = f"the module of '{name}' is made for another encoding"
+            message = f"the module of '{name}' is made for a different encoding"
             raise _refused(message, found, quantization.encoding)
 
 

@@ -40,7 +40,7 @@ MissingKeys = dict[str, MissingKey]
 
 def missing_keys_error(keys: Iterable[str]) -> Error:
     names = list(dict.fromkeys(keys))
-    why = "the library's converter of this class asks for it by name"
+    why = "the library's converter for this class needs it under this name"
     findings = [
         _core.Finding("error", "plan.missing", "", [name], f"the checkpoint lacks {name!r}: {why}")
         for name in names

@@ -48,7 +48,7 @@ class Counts:
         counts = {
             "missing": self.missing,
             "unexpected": self.unexpected,
-            "of another shape": self.mismatched,
+            "of a different shape": self.mismatched,
         }
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
 

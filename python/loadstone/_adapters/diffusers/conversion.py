@@ -127,7 +127,8 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
             if len(digits) > _DIGITS_MAX or int(digits) > limit:
                 raise new_error(
                     "plan.conversion",
-                    "a number in the name exceeds the number of tensors, so the series has gaps",
+                    "a number in the name is larger than the number of tensors, so the series has "
+                    "gaps",
                     tensor=name,
                     found=digits[:_DIGITS_MAX],
                     expected=f"at most {limit}",

@@ -152,7 +152,7 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 Path(folder, "config.json").write_text(json.dumps(wrong.config, default=str))
                 kwargs |= {"config": folder, "subfolder": None}
-    raise AssertionError("each config that fits is found not to fit")
+    raise AssertionError("no config fits")
 
 
 def _load_single_file(original: Any, cls: Any, source: Any, kwargs: dict[str, Any]) -> Any:

@@ -85,9 +85,9 @@ class MissingTargets:
             if self._policies[name] == "error":
                 message = (
                     f"{self._description(name)} is not in the checkpoint; {sources[other]!r}, "
-                    "which nothing in the model is made of, has the same shape"
+                    "which the model does not use, has the same shape"
                 )
-                hint = f"if they are one, rename {sources[other]!r} in the file"
+                hint = f"if they are the same tensor, rename {sources[other]!r} in the file"
                 self._report(recipes, name, [sources[other]], message, hint)
 
     def _report_parts(
@@ -95,12 +95,12 @@ class MissingTargets:
     ) -> None:
         made_of = ", ".join(map(repr, missing))
         if present:
-            made_of = f"{', '.join(map(repr, present))}, which is there, and of {made_of}"
-        message = f"'{name}' is made of {made_of}, which the checkpoint lacks"
+            made_of = f"{', '.join(map(repr, present))}, which the checkpoint has, and {made_of}"
+        message = f"'{name}' is made from {made_of}, which the checkpoint lacks"
         if self._policies[name] == "error":
             self._report(recipes, name, missing, message)
         else:
-            message += ": all of it is filled"
+            message += ", so loadstone fills all of it"
             recipes.findings.append(_core.Finding("info", "plan.missing", name, missing, message))
 
     def _report(
@@ -119,7 +119,7 @@ class MissingTargets:
 
 def _unused(key: str) -> _core.Finding:
     message = (
-        f"the library's converter asks for {key!r}, which the checkpoint lacks; nothing in the "
-        "model is made of it"
+        f"the library's converter needs {key!r}, which the checkpoint lacks; no tensor of the "
+        "model is made from it"
     )
     return _core.Finding("info", "plan.missing", "", [key], message)

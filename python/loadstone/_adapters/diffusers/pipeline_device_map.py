@@ -103,7 +103,8 @@ class PipelineDeviceMap:
         if on_disk and self.folder is None:
             raise new_error(
                 "plan.offload_folder",
-                "required, as a component of the pipeline is placed on disk",
+                "an offload folder is required, because the device map places a component of the "
+                "pipeline on disk",
                 field="offload_folder",
                 found=", ".join(on_disk),
             )
@@ -184,7 +185,7 @@ def split(
         if name not in names:
             raise new_error(
                 "plan.device_map",
-                others.get(name, "the pipeline has no such component"),
+                others.get(name, "the pipeline has no component of this name"),
                 field="device_map",
                 found=repr(str(path)),
                 expected=", ".join(names),

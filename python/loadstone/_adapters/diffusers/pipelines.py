@@ -112,7 +112,7 @@ def _get_final_device_map(original: Any, **kwargs: Any) -> Any:
     if device_map is None:
         return original(**kwargs)
     passed = kwargs["passed_class_obj"]
-    others = {name: "it is not loaded: it was given" for name in passed}
+    others = {name: "it was passed in, so it is not loaded" for name in passed}
     names = []
     for name, (library, class_name) in kwargs["init_dict"].items():
         if name in passed:

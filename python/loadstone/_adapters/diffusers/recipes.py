@@ -222,7 +222,7 @@ def _replace_parameter(model: Any, name: str, symbol: Any) -> None:
     path, _, leaf = name.rpartition(".")
     found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
     if found != expected:
-        message = "the blocks decode to another shape"
+        message = "the blocks decode to a different shape"
         raise new_error(
             "plan.shape", message, tensor=name, found=str(found), expected=str(expected)
         )

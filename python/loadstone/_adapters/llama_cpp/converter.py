@@ -30,7 +30,7 @@ _MARK = Path("conversion", "base.py")
 _SUBFOLDERS = (Path(), Path("vendor", "llama.cpp"))
 _ADVICE = (
     "pass converter= (on the command line --converter), a checkout of llama.cpp or the unpacked "
-    "source package that `pip download --no-deps --no-binary :all: llama-cpp-python` gets"
+    "source package that `pip download --no-deps --no-binary :all: llama-cpp-python` downloads"
 )
 
 _lock = threading.RLock()

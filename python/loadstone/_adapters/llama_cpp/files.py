@@ -29,7 +29,8 @@ class LocalTensor:
         """Reject the read, because a plan reads no data."""
         raise new_error(
             "plan.data_dependent",
-            "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",
+            "llama.cpp's converter reads the tensor's bytes, but a plan is made before any byte "
+            "is read",
             tensor=self.name,
             found="mmap_bytes",
         )

@@ -196,7 +196,7 @@ class _Run:
             return symbol.to(PLAIN[encoding])
         raise new_error(
             "plan.encoding",
-            "llama.cpp's converter requires this tensor in blocks, which no recipe can express",
+            "llama.cpp's converter needs this tensor in blocks, which no recipe can express",
             tensor=name,
             found=f"{encoding} {list(info.shape)}",
         )

@@ -42,7 +42,7 @@ def require_blank(model: torch.nn.Module) -> None:
         if not parameter.is_meta:
             raise new_error(
                 "plan.options",
-                "the model holds memory already; build it under loadstone.skeleton(), or call "
+                "the model already has memory; build it under loadstone.skeleton(), or call "
                 "mtq.quantize and mtq.compress",
                 field="model",
                 tensor=name,

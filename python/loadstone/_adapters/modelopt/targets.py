@@ -71,7 +71,9 @@ def find(model: torch.nn.Module, mode: str) -> list[PackedTarget]:
     """Return the weights to pack; call after ``mtq.compress`` has set the quantizers."""
     if mode not in MODES:
         expected = ", ".join(MODES)
-        raise new_error("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
+        raise new_error(
+            "plan.options", "the mode is unknown", field="mode", found=mode, expected=expected
+        )
     weights: list[PackedTarget] = []
     for path, module in named_modules(model):
         if isinstance(module, _QuantFusedExperts):
@@ -110,7 +112,11 @@ def _stacks(path: str, module: Any) -> list[PackedTarget]:
         name = f"{path}.{leaf}"
         forms = {_form(name, quantizer) for quantizer in packing}
         if len(packing) != len(quantizers) or len(forms) != 1:
-            raise _refused(name, "experts of one stack in several formats", "one for all")
+            raise _refused(
+                name,
+                "the experts of one stack have different formats",
+                "one format for all experts",
+            )
         weights.append(PackedTarget(path, leaf, module, forms.pop(), quantizers, is_stack=True))
     return weights
 

@@ -147,8 +147,8 @@ def _require_read(info: Any, adapter: str) -> None:
     if adapter and missing and unused:
         raise new_error(
             "plan.missing",
-            f"the adapter's file has no value for it under a known name, and "
-            f"{counted(len(unused), 'tensor', 'tensors')} that nothing uses",
+            f"the adapter's file has no value for it under a known name, but "
+            f"{counted(len(unused), 'tensor', 'tensors')} without a use",
             tensor=missing[0],
             found=", ".join(unused[:4]),
             expected=", ".join(missing[:4]),
@@ -195,7 +195,7 @@ def _require_reachable(model: Any) -> None:
             if not outer or path.startswith(f"{outer}."):
                 raise _unsupported(
                     "the layer is offloaded by a hook on a module around it "
-                    "(preload_module_classes), which does not know the adapter",
+                    "(preload_module_classes), which cannot load the adapter",
                     path,
                     outer,
                 )

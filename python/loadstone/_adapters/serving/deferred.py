@@ -36,7 +36,7 @@ def _refuse_memory(name: str) -> Callable[..., NoReturn]:
     """Return a method that rejects access to the memory of an unread tensor."""
 
     def refuse(symbol: DeferredTensor, *_: Any) -> NoReturn:
-        why = "asks for the memory of a tensor that is not read; set deferred to false"
+        why = "needs the memory of a tensor that has not been read; set deferred to false"
         raise refusal("plan.untraceable", name, [symbol], why)
 
     return refuse
@@ -299,7 +299,7 @@ def _require_memory(name: str, parameter: torch.Tensor) -> None:
 
 def lost_memory(name: str) -> Error:
     """Return the error for ``parameter.data = tensor``, which leaves the parameter empty."""
-    message = "code for the model makes a tensor that is not read the data of a parameter"
+    message = "code for the model makes a tensor that has not been read the data of a parameter"
     return new_error("plan.options", message, tensor=name, field="deferred", expected="false")
 
 

@@ -98,7 +98,8 @@ class Options:
             raise _refused(message, ", ".join(changes), "one of them")
         if changes and values.get("receipt"):
             message = (
-                "a receipt cannot be made of converted weights: convert the folder with --receipt"
+                "loadstone cannot write a receipt of weights that it converts while serving: "
+                "convert the folder first, with --receipt"
             )
             raise _refused(message, ", ".join(changes), "one of them")
         return cls(**values, changes=ConversionOptions(**changes))
@@ -159,13 +160,13 @@ _CHANGE_OPTIONS = _OVERRIDE_OPTIONS | {
     "lora": ("a folder, or {folder: factor}", lambda value: _is_text_or_map_to(value, int, float))
 }
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "threads": ("a number above 0", lambda value: type(value) is int and value > 0),
+    "threads": ("a number greater than 0", lambda value: type(value) is int and value > 0),
     "staging_bytes_max": (
-        "a size above 0",
+        "a size greater than 0",
         lambda value: byte_count(value, "staging_bytes_max") > 0,
     ),
     "dequantize": ("true or false", _is_flag),
-    "weights": ("a file or a folder that is there", _is_path),
+    "weights": ("an existing file or folder", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),
     "receipt": ("a folder", lambda value: isinstance(value, str)),
     "digest": ("'xxh3-128' or 'sha256-tree'", lambda value: value in _DIGESTS),

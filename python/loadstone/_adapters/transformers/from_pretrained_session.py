@@ -132,7 +132,10 @@ class FromPretrainedSession(LoadSession):
                     item, origin="tie", tie_of=slot.tie_of, sources=(), reason=""
                 )
             elif slot.name in self._constructed:
-                reason = "missing, and the model's initialiser leaves it as the constructor made it"
+                reason = (
+                    "it is missing, and the model's initialiser does not change the constructor's "
+                    "value"
+                )
                 provenance[slot.name] = dataclasses.replace(
                     item, origin="constructor", reason=reason
                 )

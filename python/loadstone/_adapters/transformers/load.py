@@ -221,11 +221,13 @@ def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
 
 
 _DECODED = (
-    "the checkpoint holds it quantized, and the model's module has no place for codes: dequantized"
+    "the checkpoint stores it quantized, but the model's module cannot store codes: loadstone "
+    "dequantizes it"
 )
 _RECUT = (
-    "its last blocks are cut. It is decoded by the config's weight_block_size; transformers itself "
-    "derives other blocks from the number of scales, so that its values are wrong or it refuses "
+    "its last blocks are incomplete. loadstone decodes it by the config's weight_block_size; "
+    "transformers itself "
+    "derives different blocks from the number of scales, so its values are wrong or it rejects "
     "the checkpoint"
 )
 
@@ -262,7 +264,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
         if get_device(config.device_map, name) == "disk" and devices.get(name, "disk") != "disk"
     )
     if copied and config.disk_offload_folder is None:
-        message = "required, as a module on disk is tied to one in memory"
+        message = "an offload folder is required, because a module on disk is tied to one in memory"
         raise new_error("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
     return copied
 

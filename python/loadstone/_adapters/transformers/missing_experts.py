@@ -56,11 +56,13 @@ def find_gaps(derivation: RecipeDerivation, first: str) -> MissingKeys | _core.F
         return missing_keys
     extra = [key for series in all_series for key in series.extra_keys(min(counts))]
     message = (
-        f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
-        "each once, and be the same in all series; these do not fit in: "
+        f"'{first}' is made from series of tensors whose numbers must begin at 0 without a gap, "
+        "occur once each, and be the same in all series; these tensors do not fit: "
         f"{listed(extra, 4, repr, more=' ...')}"
     )
-    suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
+    suggestion = (
+        "remove these tensors from the checkpoint, or rename them so that the numbers have no gaps"
+    )
     sources = extra[:LISTED_MAX]
     return _core.Finding("error", "plan.conversion", first, sources, message, suggestion)
 

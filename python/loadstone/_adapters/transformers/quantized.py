@@ -112,7 +112,7 @@ def unneeded_finding(names: list[str]) -> _core.Finding:
     message = (
         f"{count} tensor{'s' if count > 1 else ''} of the checkpoint "
         f"scale{'' if count > 1 else 's'} activations or a cache of a server that computes with "
-        f"codes, and the weights are dequantized here: {listed(names, 4, repr, more=' ...')}"
+        f"codes, but loadstone dequantizes the weights here: {listed(names, 4, repr, more=' ...')}"
     )
     return _core.Finding("info", "q.scale_unused", "", names[:64], message)
 

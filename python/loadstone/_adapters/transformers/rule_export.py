@@ -63,7 +63,8 @@ class Sample:
             raise
         except Exception as reason:  # a configuration may raise anything
             message = (
-                f"transformers cannot build a {base_config.model_type} of the sizes that are "
+                f"transformers cannot build a {base_config.model_type} with the sizes that "
+                "loadstone "
                 f"tried: {type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
                 "a folder with the config.json of a checkpoint"
             )

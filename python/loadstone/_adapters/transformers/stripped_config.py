@@ -50,7 +50,7 @@ class StrippedQuantizationConfig:
         elif not is_decodable and not catalog._core.quantized():
             _warn(
                 f"the config declares quantized weights ({self.method!r}), but no tensor has a "
-                "known encoding: all are read as plain tensors"
+                "known encoding: loadstone reads all of them as plain tensors"
             )
 
 

@@ -252,7 +252,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
     if not quantizer.pre_quantized and not kernels.is_known(_quantize_operation(quantizer)):
         return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
     if getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False):
-        return "quantization_config (llm_int8_has_fp16_weight leaves weights as they are)"
+        return "quantization_config (llm_int8_has_fp16_weight leaves the weights unquantized)"
     for mapping in config.weight_mapping or ():
         for operation in getattr(mapping, "operations", ()):
             if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):

@@ -187,7 +187,7 @@ DAMAGE = {
         "q.code",
         ["quant_map"],
     ),
-    "two states": (
+    "two quant_state tensors": (
         "nf4",
         lambda tensors: tensors.update({STATE.replace("nf4", "fp4"): tensors[STATE].clone()}),
         "q.quant_state",

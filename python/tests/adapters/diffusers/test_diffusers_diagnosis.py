@@ -107,7 +107,7 @@ def only_error(error: loadstone.PlanError) -> loadstone.Finding:
             TI2V_5B,
             {name: str(value) for name, value in TI2V_5B.items()}
             | {"image_dim": "None", "added_kv_proj_dim": "None"},
-            "1303 tensors of file and model disagree (478 missing, 825 of another shape)",
+            "1303 tensors of file and model disagree (478 missing, 825 of a different shape)",
             825,
         ),
     ],

@@ -177,7 +177,7 @@ def test_differences_of_packed_models_are_found(tmp_path: Path) -> None:
         weight.as_tensor()[0, 0] ^= 1
     assert differences(first, second) == ["blocks.1.ffn.net.2.weight: other values"]
     other = file.load(torch_dtype=torch.bfloat16)
-    assert any(line.endswith("another block format") for line in differences(first, other))
+    assert any(line.endswith("different block format") for line in differences(first, other))
 
 
 # --- rejected files -------------------------------------------------------------------------------

@@ -271,13 +271,13 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
     file = fused(tmp_path, monkeypatch, gone)
     error = file.refused()
     assert errors(error) == {"proj_out.weight": [gone]}
-    assert f"made of '{there}', which is there, and of '{gone}'" in str(error)
+    assert f"made from '{there}', which the checkpoint has, and '{gone}'" in str(error)
     model, _ = file.filled(missing="zeros")
     assert differences(model, with_values(file.model, {"proj_out.weight": torch.zeros(())})) == []
     reported = [
         item.message for item in last_report(model).findings if item.target == "proj_out.weight"
     ]
-    assert any("all of it is filled" in message for message in reported)
+    assert any("loadstone fills all of it" in message for message in reported)
 
 
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_missing_and_unexpected_of_one_shape_are_paired(
     monkeypatch.delitem(conversion.UNMAPPED_KEYS, "img_emb.emb_pos")
     error = file.refused()
     assert errors(error) == {target: [key]}
-    assert f"'{key}', which nothing in the model is made of, has the same shape" in str(error)
+    assert f"'{key}', which the model does not use, has the same shape" in str(error)
     unexpected = [item for item in error.findings if item.code == "plan.unexpected"]
     assert [target in item.suggestion for item in unexpected] == [True]
 

@@ -315,7 +315,7 @@ def test_files_of_torch_are_converted_first(stack: Path) -> None:
 def test_blocks_are_refused(make: Callable[..., Path]) -> None:
     """The converter forces a type, or computes the bytes of an array."""
     tensors = {"forced": torch.zeros(2, 32), "w": torch.zeros(2, 32)}
-    with pytest.raises(loadstone.PlanError, match="requires this tensor in blocks") as caught:
+    with pytest.raises(loadstone.PlanError, match="needs this tensor in blocks") as caught:
         llama_cpp.trace(make("Blocks", **tensors), converter=CONVERTER)
     assert caught.value.code == "plan.encoding"
     assert caught.value.tensor == "blk.forced"

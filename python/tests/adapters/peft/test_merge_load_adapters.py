@@ -233,7 +233,7 @@ def test_modules_trained_whole_are_there(
             )
 
     if is_lost:
-        with pytest.raises(loadstone.Error, match="declares 'lm_head' as trained whole"):
+        with pytest.raises(loadstone.Error, match="lists 'lm_head' in modules_to_save"):
             begin()
     else:
         begin()

@@ -342,5 +342,5 @@ def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Pa
 
 
 def test_a_receipt_goes_with_no_conversion() -> None:
-    with pytest.raises(loadstone.PlanError, match="convert the folder with --receipt"):
+    with pytest.raises(loadstone.PlanError, match="convert the folder first, with --receipt"):
         Options.from_mapping({"receipt": "folder", "quantize": "fp8"})

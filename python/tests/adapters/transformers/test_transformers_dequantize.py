@@ -363,7 +363,7 @@ def test_experts_of_a_bitsandbytes_folder_are_dequantized(
     """Its modules are linear layers, while transformers fuses the experts of a layer."""
     pytest.importorskip("bitsandbytes")
     loadstone.convert(sources(MOE), tmp_path / "out", quantize="int8")
-    with pytest.warns(UserWarning, match="no place for codes"):
+    with pytest.warns(UserWarning, match="cannot store codes"):
         model = ours(AutoModelForCausalLM, tmp_path / "out")
     layer = model.model.layers[0]
     assert type(layer.self_attn.q_proj).__name__ == "Linear8bitLt"

@@ -126,7 +126,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         if makes_numbers and model_config.quantization is not None:
             raise new_error(
                 "plan.options",
-                "the model's layers are quantized, and these options decode the weights; add "
+                "the model's layers are quantized, but these options decode the weights; add "
                 "--json-model-override-args '{\"quantization_config\": null}'",
                 field="model_loader_extra_config",
                 found=f"quantization {model_config.quantization}",

@@ -41,7 +41,8 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
         _require_same_codes(options.changes, model_config)
     elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
         _refuse(
-            "the model's layers take codes, and these options make numbers; add --hf-overrides "
+            "the model's layers need codes, but these options decode the weights; add "
+            "--hf-overrides "
             "'{\"quantization_config\": null}'",
             model_config,
         )
@@ -94,7 +95,7 @@ def _require_same_codes(changes: ConversionOptions, model_config: Any) -> None:
     text = json.dumps(changes.quantize)
     raise new_error(
         "plan.options",
-        "the model's layers have another quantization; add --config-format loadstone "
+        "the model's layers have a different quantization; add --config-format loadstone "
         f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
         "and exclude",
         field="quantize",
