@@ -354,7 +354,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "install a tested release or a newer loadstone": "test_sites.py::"
     "test_which_releases_are_untried",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
-    "first call the model's state_dict()": "test_bitsandbytes_graphs.py::"
+    "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
     "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
     "test_a_direct_call_is_refused_and_its_advice_works",
