@@ -364,7 +364,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_what_needs_an_offloaded_weight_is_refused_by_name",
     "call the model's own load_adapter()": "test_adapters.py::"
     "test_a_peft_model_over_a_disk_is_refused_by_name",
-    "block around it, to no_split_module_classes": "test_accelerate_patch.py::"
+    "block around it, in no_split_module_classes": "test_accelerate_patch.py::"
     "test_a_map_that_no_hook_can_serve_is_refused",
     "call heal() before it is moved": "test_bitsandbytes_offload.py::"
     "test_scales_that_are_gone_are_refused_by_name_and_nothing_is_changed",
