@@ -378,7 +378,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_format_that_cannot_be_written_is_refused_by_name",
     "in place; set deferred to false": "test_serving_deferred.py::"
     "test_changes_where_they_stand_are_refused_by_name",
-    "dispatch the model first, and wrap modules": "test_checkpoint_wrapper.py::"
+    "dispatch the model first, and put wrappers around": "test_checkpoint_wrapper.py::"
     "test_a_dispatched_model_may_be_wrapped",
     "Leave the whole model on meta on all ranks": "test_ranks_accelerate.py::"
     "test_a_first_rank_that_lacks_values_is_named_on_all",

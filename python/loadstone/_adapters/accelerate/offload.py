@@ -136,6 +136,6 @@ def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) 
     raise new_error(
         "plan.device_map",
         f"accelerate's hooks cannot find tensors inside {type(wrapper).__name__}; dispatch the "
-        "model first, and wrap modules afterwards",
+        "model first, and put wrappers around modules afterwards",
         field="device_map",
     )
