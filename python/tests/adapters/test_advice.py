@@ -354,7 +354,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "install a tested release or a newer loadstone": "test_sites.py::"
     "test_which_releases_are_untried",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
-    "first call the model's state_dict()": "test_bitsandbytes_graphs.py::"
+    "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
     "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
     "test_a_direct_call_is_refused_and_its_advice_works",
@@ -364,7 +364,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_what_needs_an_offloaded_weight_is_refused_by_name",
     "call the model's own load_adapter()": "test_adapters.py::"
     "test_a_peft_model_over_a_disk_is_refused_by_name",
-    "block around it, to no_split_module_classes": "test_accelerate_patch.py::"
+    "block around it, in no_split_module_classes": "test_accelerate_patch.py::"
     "test_a_map_that_no_hook_can_serve_is_refused",
     "call heal() before it is moved": "test_bitsandbytes_offload.py::"
     "test_scales_that_are_gone_are_refused_by_name_and_nothing_is_changed",
@@ -378,7 +378,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_format_that_cannot_be_written_is_refused_by_name",
     "in place; set deferred to false": "test_serving_deferred.py::"
     "test_changes_where_they_stand_are_refused_by_name",
-    "dispatch the model first, and wrap modules": "test_checkpoint_wrapper.py::"
+    "dispatch the model first, and put wrappers around": "test_checkpoint_wrapper.py::"
     "test_a_dispatched_model_may_be_wrapped",
     "Leave the whole model on meta on all ranks": "test_ranks_accelerate.py::"
     "test_a_first_rank_that_lacks_values_is_named_on_all",

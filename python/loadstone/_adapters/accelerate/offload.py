@@ -97,7 +97,7 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
         raise new_error(
             "plan.device_map",
             f"{counted(len(alone), 'parameter is', 'parameters are')} on disk without the module, "
-            "where no hook loads them; add the module's class, or that of the block around it, to "
+            "where no hook loads them; pass the module's class, or that of the block around it, in "
             "no_split_module_classes",
             tensor=alone[0],
         )
@@ -139,6 +139,6 @@ def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) 
     raise new_error(
         "plan.device_map",
         f"accelerate's hooks cannot find tensors inside {type(wrapper).__name__}; dispatch the "
-        "model first, and wrap modules afterwards",
+        "model first, and put wrappers around modules afterwards",
         field="device_map",
     )

@@ -228,7 +228,7 @@ def _keep_rowwise(module: Any) -> None:
         raise new_error(
             "plan.options",
             "a forward pass has rearranged this weight for the CPU, and a graph recorded "
-            "now would later read wrong codes; first call the model's state_dict(), which restores "
+            "now would later read wrong codes; call the model's state_dict() first, which restores "
             "the order by rows",
             field="weight",
             found=str(list(module.weight.quant_state.shape)),
