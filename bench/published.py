@@ -1,4 +1,4 @@
-"""The tables of speed and memory in README.md and docs/measured.md.
+"""The tables of speed and memory in README.md and docs/measured.md, and a chart for README.md.
 
     python -m bench.published [--gigabytes 3] [--repetitions 5]   # measure, then write
     python -m bench.published --write                             # write the kept measurements
@@ -37,16 +37,14 @@ ROWS = {
         ("dense", "safetensors load_file + clone", "safetensors `load_file`, copied"),
         ("dense", "transformers from_pretrained", "transformers `from_pretrained`"),
         ("dense", "accelerate load_checkpoint_in_model", "accelerate `load_checkpoint_in_model`"),
-        ("experts", LIMIT, "limit, file with experts one by one"),
-        ("experts", "loadstone", f"{OURS}, 128 experts a layer fused"),
-        ("experts", "transformers from_pretrained", "transformers, the same"),
-        ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
-        ("small", "transformers, views of the file", "transformers, views of that file"),
     ],
     "docs/measured.md": [
         ("dense", "loadstone.transformers", f"{OURS}`.transformers.from_pretrained`"),
         ("dense", "loadstone, to f32", f"{OURS}, cast to f32"),
         ("dense", "transformers, to f32", "transformers, cast to f32"),
+        ("experts", LIMIT, "limit, file with experts one by one"),
+        ("experts", "loadstone", f"{OURS}, 128 experts a layer fused"),
+        ("experts", "transformers from_pretrained", "transformers, the same"),
         ("experts", "loadstone, as it is", f"{OURS}, experts one by one as in the file"),
         ("experts", "safetensors load_file + clone", "safetensors, the same, copied"),
         ("experts", "loadstone.transformers", f"{OURS}`.transformers`, experts fused"),
@@ -63,6 +61,32 @@ ROWS = {
         ("many", "safetensors, small tensors", "safetensors, the same, copied"),
     ],
 }
+
+
+# Groups of bars in the chart: a title, and the cases with their labels.
+CHART = ROOT / "docs" / "images" / "speed.svg"
+BARS = [
+    (
+        "plain tensors",
+        "dense",
+        [
+            (LIMIT, "two threads that only read"),
+            ("loadstone", "loadstone"),
+            ("safetensors load_file + clone", "safetensors, copied"),
+            ("transformers from_pretrained", "transformers"),
+            ("accelerate load_checkpoint_in_model", "accelerate"),
+        ],
+    ),
+    (
+        "128 experts a layer, fused",
+        "experts",
+        [
+            (LIMIT, "two threads that only read"),
+            ("loadstone", "loadstone"),
+            ("transformers from_pretrained", "transformers"),
+        ],
+    ),
+]
 
 
 def machine() -> dict[str, Any]:
@@ -108,7 +132,7 @@ def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
 
 def table(page: str, runs: dict[str, Any]) -> str:
     """Return the text between the marks of a page."""
-    head = "| | seconds: median (least) | of the limit | anonymous memory | mapped files |"
+    head = "| | seconds: median (least) | times the limit | anonymous memory | mapped files |"
     rows = [row(runs, *each) for each in ROWS[page]]
     return "\n".join(
         [
@@ -129,6 +153,32 @@ def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
     if not found or not closed:
         raise ValueError(f"{page} has no place for the table: {begin.strip()} ... {end.strip()}")
     return f"{before}{begin}{table(page, runs)}{end}{after}"
+
+
+def chart(runs: dict[str, Any]) -> str:
+    """Return the bars as SVG: median seconds."""
+    size = runs["checkpoints"]["dense"]["bytes"] / 1e9
+    pixels_a_second, left, lines, y = 130, 200, [], 20
+    for title, kind, cases in BARS:
+        lines.append(f'<text x="0" y="{y}" class="title">{size:.1f} GB of {title}</text>')
+        for case, label in cases:
+            y += 24
+            seconds = statistics.median(runs["checkpoints"][kind]["cases"][case]["seconds"])
+            width = round(seconds * pixels_a_second)
+            name = "ours" if case == "loadstone" else "limit" if case == LIMIT else "other"
+            lines += [
+                f'<text x="{left - 8}" y="{y}" class="label">{label}</text>',
+                f'<rect x="{left}" y="{y - 12}" width="{width}" height="16" class="{name}"/>',
+                f'<text x="{left + width + 6}" y="{y}">{seconds:.2f} s</text>',
+            ]
+        y += 36
+    style = (
+        "text{font:13px sans-serif;fill:#57606a} .title{font-weight:bold} "
+        ".label{text-anchor:end} .ours{fill:#0969da} .limit{fill:#d0d7de} .other{fill:#8c959f}"
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{y - 24}" role="img">'
+    about = "<title>Median seconds of a load into private memory; shorter is better</title>"
+    return "\n".join([head, about, f"<style>{style}</style>", *lines, "</svg>\n"])
 
 
 def measure(gigabytes: float, repetitions: int) -> None:
@@ -158,6 +208,7 @@ def main() -> None:
     for page in ROWS:
         path = ROOT / page
         path.write_text(with_table(path.read_text(encoding="utf-8"), page, runs), encoding="utf-8")
+    CHART.write_text(chart(runs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,13 @@ def test_other_runs_make_another_table() -> None:
     assert published.table("README.md", others) != published.table("README.md", RUNS)
 
 
+def test_the_chart_shows_what_was_measured() -> None:
+    assert published.CHART.read_text(encoding="utf-8") == published.chart(RUNS)
+    others = copy.deepcopy(RUNS)
+    others["checkpoints"]["dense"]["cases"]["loadstone"]["seconds"] = [99.0]
+    assert published.chart(others) != published.chart(RUNS)
+
+
 def test_a_page_without_a_place_is_named() -> None:
     with pytest.raises(ValueError, match=r"README\.md has no place"):
         published.with_table("# loadstone\n", "README.md", RUNS)
