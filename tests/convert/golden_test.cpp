@@ -3,8 +3,8 @@
 // code of a finding or for the error (severity, code, count, digest of the messages), one line for
 // the origin of each tensor, and one line for each file (name, bytes, digest). If the conversion
 // writes no files, the section has lines for the values of each tensor and for the companion
-// configs instead. After an intended change, write the file again with LOADSTONE_WRITE_GOLDENS=1
-// build/release/bin/convert_test --gtest_filter='Golden.*'
+// configs instead. After an intended change, write the file again with
+//   LOADSTONE_WRITE_GOLDENS=1 build/release/bin/convert_test --gtest_filter='Golden.*'
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
