@@ -113,7 +113,7 @@ def expanded(n: int) -> bytes:
 
 
 def views(n: int) -> bytes:
-    """Store many tensors of 16 kB that are views of one storage, at increasing offsets."""
+    """Store many tensors that are views of one storage, at increasing offsets."""
     count = 4096 * (n // 64)
     made = (
         text(f"{k:x}") + tensor(numbers([count // 2]), numbers([1]), count, offset=k)
