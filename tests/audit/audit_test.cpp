@@ -10,12 +10,12 @@ namespace {
 
 using namespace ::testing;
 
-// A plan and the report of a load that delivered every target.
+// A plan, and the report of a load that wrote every target of the plan.
 struct Load {
   Plan plan;
   Report report;
 
-  // Adds a target of 8 bytes.
+  // Adds a target with 8 bytes to the plan.
   Provenance& add(const std::string& name, Origin origin, Delivery delivery = Delivery::none) {
     PlannedTarget& target = plan.targets.emplace_back();
     target.name = name;

@@ -13,7 +13,7 @@ std::vector<std::byte> bytes_of(std::string_view text) {
   return bytes;
 }
 
-// Test vectors of RFC 4648.
+// These are the test vectors of RFC 4648.
 TEST(Base64, KnownTexts) {
   for (const auto& [plain, text] : {std::pair{"", ""},
                                     {"f", "Zg=="},

@@ -45,7 +45,7 @@ bool is_code(std::string_view text) {
   });
 }
 
-// Quoted strings in the sources that look like an error code.
+// Returns the quoted strings in the source files that look like error codes.
 std::set<std::string> codes_in_sources() {
   const std::filesystem::path root = std::filesystem::path(LOADSTONE_HOSTILE_DIR) / "../..";
   std::set<std::string> found;
@@ -61,7 +61,7 @@ std::set<std::string> codes_in_sources() {
       }
     }
   }
-  // File names of the kernel that look like codes.
+  // These names of kernel files look like error codes.
   for (const char* name : {"memory.current", "memory.limit_in_bytes", "memory.max", "memory.stat",
                            "memory.usage_in_bytes"}) {
     found.erase(name);

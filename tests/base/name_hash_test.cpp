@@ -12,8 +12,8 @@
 namespace loadstone {
 namespace {
 
-// Names with equal hashes in libstdc++, whose seed is constant: two 8-byte words are replaced so
-// that the hash state stays the same.
+// Makes names with equal hashes in libstdc++, whose seed is constant: the names differ in two
+// 8-byte words that leave the hash state the same.
 constexpr std::uint64_t factor = 0xc6a4a7935bd1e995u;
 
 std::uint64_t inverse(std::uint64_t odd) {
@@ -69,7 +69,7 @@ TEST(NameHash, NamesThatCollideElsewhereDoNotHere) {
     library.insert(std::hash<std::string>()(name));
     ours.insert(NameHash()(name));
   }
-  EXPECT_EQ(library.size(), 1u);  // control: libstdc++ has one constant seed
+  EXPECT_EQ(library.size(), 1u);  // control: the names collide in libstdc++
   EXPECT_EQ(ours.size(), names.size());
 }
 

@@ -35,7 +35,8 @@ TEST(OnlyErrors, LeaveWhatTheCallerThrewAsItIs) {
   EXPECT_THROW(only_errors([&] { throw CallerException{thrown}; }), std::out_of_range);
 }
 
-// A caller in between may catch the Error of a broken file; std::bad_alloc must pass it.
+// An inner function may catch the Error for a broken file, so std::bad_alloc must not become an
+// Error before it has passed that function.
 TEST(OnlyErrors, AreMadeByTheOutermostFunction) {
   bool was_seen = false;
   const auto work = [&] {

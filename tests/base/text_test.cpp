@@ -22,8 +22,8 @@ TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
   EXPECT_EQ(printable("\xc2\x9b"
                       "31m"),
-            "\\xc2\\x9b31m");                    // C1: another ESC [
-  EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0");  // first character after C1
+            "\\xc2\\x9b31m");                    // terminals read U+009B as ESC [
+  EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0");  // the first character after the C1 controls
   EXPECT_EQ(printable("\xe2\x80\xae"
                       "abc"),
             "\\xe2\\x80\\xae"
@@ -66,7 +66,7 @@ TEST(VisibleJson, IsTheSameDocument) {
   EXPECT_EQ(visible_json("{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}"), "{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}");
   EXPECT_EQ(visible_json(utf8(0x9b) + utf8(0x200b) + "x"), "\\u009b\\u200bx");
   EXPECT_EQ(visible_json(utf8(0xe0041)), "\\udb40\\udc41");
-  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // not UTF-8: kept, and nothing past the end is read
+  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // incomplete; reads nothing past the end
 }
 
 TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
@@ -97,7 +97,6 @@ TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
     EXPECT_EQ(without_secrets(text), expected) << text;
     EXPECT_EQ(without_secrets(expected), expected) << text;
   }
-  // A long query is removed whole, including its end.
   const std::string query(5000, 'S');
   for (std::size_t path = 0; path < 300; path += 30) {
     const std::string url = "https://h/" + std::string(path, 'p') + "?" + query;

@@ -14,7 +14,7 @@ TEST(UnknownWord, NamesTheNearest) {
 
 TEST(UnknownWord, NamesAllThatAreEquallyNear) {
   EXPECT_EQ(did_you_mean("overlap", words), "; did you mean 'st.overlap' or 'gg.overlap'?");
-  EXPECT_EQ(did_you_mean("fp5", words), "; did you mean 'fp4'?");  // closer than nf4
+  EXPECT_EQ(did_you_mean("fp5", words), "; did you mean 'fp4'?");  // 'fp4' is closer than 'nf4'
 }
 
 TEST(UnknownWord, NamesAllIfNoneIsNear) {

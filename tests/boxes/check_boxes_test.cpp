@@ -1,4 +1,4 @@
-// Compares the check of boxes with painting every element.
+// Compares the check of boxes with a bitmap of the written elements.
 #include "boxes/check_boxes.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ TEST(CheckBoxes, PassesRunsThatMeet) {
 
 TEST(CheckBoxes, RefusesOverlapWithAHoleOfTheSameSize) {
   EXPECT_FALSE(passes({{0, 0, 0, {{6, 1, 1}}}, {0, 6, 5, {{4, 1, 1}}}}, 10));
-  // Columns 0 and 0 of a [5, 2] target instead of columns 0 and 1.
+  // Both boxes write column 0 of a [5, 2] target, and none writes column 1.
   EXPECT_FALSE(passes({{0, 0, 0, {{5, 1, 2}}}, {0, 5, 0, {{5, 1, 2}}}}, 10));
   EXPECT_TRUE(passes({{0, 0, 0, {{5, 1, 2}}}, {0, 5, 1, {{5, 1, 2}}}}, 10));
 }
@@ -65,7 +65,7 @@ TEST(CheckBoxes, EmptyTargets) {
 }
 
 TEST(CheckBoxes, LargeTargetsWithoutABitmap) {
-  // 4096 columns of a [2^26, 4096] target: painting it would take 32 GiB.
+  // A bitmap of a [2^26, 4096] target would take 32 GiB.
   const std::uint64_t rows = 1u << 26;
   std::vector<Box> boxes;
   for (std::uint64_t c = 0; c < 4096; ++c) boxes.push_back({0, 0, c, {{rows, 0, 4096}}});
@@ -75,7 +75,7 @@ TEST(CheckBoxes, LargeTargetsWithoutABitmap) {
 }
 
 TEST(CheckBoxes, StepsThatDoNotNestAreStillExact) {
-  // 2 * {0..2} + 3 * {0, 1}: 0 2 4 3 5 7; the rest are 1 and 6.
+  // The box writes 2 * {0..2} + 3 * {0, 1}, which is 0 2 4 3 5 7. Elements 1 and 6 remain.
   const Box odd = {0, 0, 0, {{2, 1, 3}, {3, 1, 2}}};
   EXPECT_TRUE(passes({odd, {0, 0, 1, {}}, {0, 0, 6, {}}}, 8));
   EXPECT_FALSE(passes({odd, {0, 0, 1, {}}, {0, 0, 7, {}}}, 8));
@@ -91,7 +91,7 @@ TEST(CheckBoxes, DeepNestsDoNotTakeTheStack) {
   EXPECT_FALSE(passes(boxes, total));
 }
 
-// Random regions: valid ones cut from a grid, and invalid ones with one changed value.
+// Checks random boxes: valid ones cut from a grid, and invalid ones with one changed value.
 TEST(CheckBoxes, AgreesWithPaintingOnRandomBoxes) {
   std::mt19937 random(5);
   const auto below = [&](std::uint64_t bound) {
@@ -100,7 +100,7 @@ TEST(CheckBoxes, AgreesWithPaintingOnRandomBoxes) {
   std::size_t right = 0;
   std::size_t wrong = 0;
   for (int round = 0; round < 20000; ++round) {
-    // Cuts a tensor along random dimensions again and again; the pieces become the boxes.
+    // Cuts a tensor repeatedly along random dimensions. The pieces become the boxes.
     std::vector<std::uint64_t> extents;
     for (std::uint64_t i = 1 + below(3); i > 0; --i) extents.push_back(1 + below(6));
     std::vector<Box> boxes;

@@ -80,7 +80,7 @@ TEST(CopyBoxTest, EveryOrderOfDimensions) {
   } while (std::ranges::next_permutation(order).found);
 }
 
-// Covers widths without a special case.
+// Includes element widths that have no optimised code.
 TEST(CopyBoxTest, EveryWidthIsTransposed) {
   for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);

@@ -1,4 +1,4 @@
-// Compares cutting and joining with the elements that boxes write.
+// Compares cut and joined boxes with the elements that the original boxes write.
 #include "boxes/cut.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@ namespace loadstone::test {
 namespace {
 
 TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
-  // [4, 3, 5], written in a different order than it is read.
+  // A [4, 3, 5] box whose elements are written in a different order than they are read.
   Box box = {.source = 0, .dims = {{3, 5, 5}, {5, 1, 1}, {4, 15, 15}}};
   ASSERT_TRUE(order_to_cut(box));
   const Elements whole = written({box}, {60});
@@ -25,7 +25,7 @@ TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
   }
 }
 
-// No view makes dimensions that do not nest, but a plan may contain them.
+// Views never produce dimensions that do not nest, but a plan may contain them.
 TEST(CutBox, CutsAtAnyElementOfDimensionsThatDoNotNest) {
   const Box box = {.source = 0, .target_offset = 3, .dims = {{2, 10, 3}, {3, 1, 2}}};
   for (std::uint64_t begin = 0; begin < 14; ++begin) {

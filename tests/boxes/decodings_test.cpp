@@ -1,4 +1,4 @@
-// Decodings in builders, plans and JSON.
+// Tests decodings in recipe builders, plans and JSON.
 #include "boxes/decodings.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using Value = RecipeBuilder::Value;
 
-// Two FP8 experts with scales, a plain tensor, and one MXFP4 tensor.
+// A checkpoint with two FP8 experts and their scales, a plain tensor, and one MXFP4 tensor.
 class Decodings : public testing::Test {
  protected:
   Decodings() {
@@ -118,7 +118,8 @@ TEST_F(Decodings, MisusesAreRefused) {
 TEST_F(Decodings, APlanCountsAndNamesAllSources) {
   const Plan made = plan();
   EXPECT_TRUE(made.ok());
-  // The decodings use weights and scales, so nothing is left over; BF16 to F32 is the only cast.
+  // The decodings use the weights and the scales, so no source is unexpected. The only cast is from
+  // BF16 to F32.
   ASSERT_EQ(made.findings.size(), 1u);
   EXPECT_EQ(made.findings[0].code, "plan.cast");
   EXPECT_EQ(made.bytes_to_read, 2u * (8 + 24) + 48 + 96 + 6);
@@ -165,7 +166,7 @@ TEST_F(Decodings, KernelsRoundToWhatIsWanted) {
   builder.add("a1", builder.cast(builder.slice(a, 0, 1, 1), Dtype::bf16));
   builder.add("b0", builder.cast(builder.slice(b, 0, 0, 1), Dtype::f16));
   builder.add("b1", builder.slice(b, 0, 1, 1));
-  builder.add("c", numbers("c", {256}));  // the model wants a narrower dtype than the recipe
+  builder.add("c", numbers("c", {256}));  // the model's dtype is narrower than the recipe's
   PlanOptions options;
   options.recipes = builder.finish();
   const Plan made = make_plan(
@@ -174,7 +175,7 @@ TEST_F(Decodings, KernelsRoundToWhatIsWanted) {
                    target_of("b0", {1, 256}, Dtype::f16), target_of("b1", {1, 256}),
                    target_of("c", {256}, Dtype::bf16)}),
       options);
-  EXPECT_TRUE(made.findings.empty());  // no cast remains
+  EXPECT_TRUE(made.findings.empty());  // no finding reports a cast
   const auto index = [&](const char* name) { return planned(made, name).recipe.boxes[0].decoding; };
   const auto dtype = [&](const char* name) { return made.decodings.at(index(name)).dtype; };
   EXPECT_EQ(index("a0"), index("a1"));
@@ -261,7 +262,7 @@ TEST_F(Decodings, PlansThatLieAreRefused) {
   EXPECT_EQ(code("\"decoding\": 1", "\"decoding\": 1,\"source\": 1"), "plan.json");
   EXPECT_EQ(code("\"decoding\": 1", "\"source\": 1"), "plan.box");
   EXPECT_EQ(code("\"decodings\"", "\"decoding\""), "plan.json");
-  // Control: the unchanged text is a plan.
+  // Control: the unchanged text is a valid plan.
   EXPECT_EQ(code_of([&] { (void)plan_from_json(text, options_); }), "");
 }
 

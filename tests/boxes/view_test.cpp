@@ -1,4 +1,4 @@
-// Compares views with the same operations written out element by element.
+// Compares views with plain loops over the elements.
 #include "boxes/view.h"
 
 #include <gmock/gmock.h>
@@ -69,7 +69,7 @@ TEST(View, TransposeIsOneBox) {
 }
 
 TEST(View, RotaryInterleaveIsOneBox) {
-  // [heads * 2 * half, in] -> the two halves of each head interleaved.
+  // The view interleaves the two halves of each head of a [heads * 2 * half, in] matrix.
   Pair pair = source_pair(0, {4 * 2 * 3, 5});
   ASSERT_FALSE(reshape(pair.view, {4, 2, 3, 5}));
   ASSERT_FALSE(transpose(pair.view, 1, 2));
@@ -146,7 +146,7 @@ class Chain {
     return slice;
   }
 
-  // Slice of each of several equal groups, per dimension.
+  // Returns a slice that takes the same range of each of several equal groups, in every dimension.
   Slice some_slice_of_groups(const Shape& whole) {
     Slice slice;
     std::vector<std::uint64_t> extents;
@@ -275,7 +275,7 @@ TEST(View, RandomChainsMoveEachElementToItsPlace) {
     const Pair pair = Chain(seed).run();
     expect_equal(pair);
     if (testing::Test::HasFatalFailure()) return;
-    // The check of plans must agree.
+    // The check of boxes in plans must accept the same views.
     const auto boxes = boxes_of(pair.view);
     std::vector<TensorInfo> sources(16);
     for (TensorInfo& source : sources) source.shape = Shape{1u << 30};

@@ -1,4 +1,5 @@
-// Tensors in pieces: each range is requested, released and read where its pieces are stored.
+// Tests tensors that are stored in several pieces: each range is requested, released and read in
+// the files that contain the pieces.
 #include "catalog/assembled_file.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@
 namespace loadstone::test {
 namespace {
 
-// A file in memory that records the requested and the released bytes.
+// A file in memory that records the byte ranges that were requested and released.
 class Noted final : public ForwardingSource {
  public:
   Noted(std::string path, std::string bytes)
@@ -44,7 +45,7 @@ class NotedStorage final : public Storage {
   std::map<std::string, std::shared_ptr<Noted>> files;
 };
 
-// A matrix of bytes in tiles, each in its own file, at an offset.
+// A byte matrix that is stored in tiles, each at an offset in its own file.
 class Tiles : public testing::Test {
  protected:
   void make(std::mt19937& random) {
@@ -93,7 +94,8 @@ class Tiles : public testing::Test {
 
   using Places = std::set<std::pair<std::string, std::uint64_t>>;
 
-  // Places of the tensor's bytes, including the file's bytes between two of them.
+  // Returns where the tensor's bytes are stored, including the unrelated bytes between two ranges
+  // of one file.
   [[nodiscard]] Places places(std::size_t begin, std::size_t end) const {
     std::map<std::string, ByteRange> ranges;
     for (std::size_t i = begin; i < end; ++i) {
@@ -108,7 +110,7 @@ class Tiles : public testing::Test {
     return found;
   }
 
-  // Recorded places; expects no byte twice.
+  // Returns the recorded places. The test fails if a byte was recorded twice.
   [[nodiscard]] Places noted(std::vector<ByteRange> Noted::*member) {
     Places found;
     for (auto& [path, file] : storage_.files) {
@@ -126,7 +128,7 @@ class Tiles : public testing::Test {
   std::size_t rows_ = 0;
   std::size_t columns_ = 0;
   std::string tensor_;
-  std::vector<std::pair<std::string, std::uint64_t>> place_;  // one for each byte
+  std::vector<std::pair<std::string, std::uint64_t>> place_;  // file and offset per byte
   NotedStorage storage_;
   std::shared_ptr<ByteSource> file_;
 };

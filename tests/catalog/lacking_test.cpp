@@ -1,4 +1,4 @@
-// The message for tensors that a numbered series lacks.
+// Tests the message that lists the missing tensors of a numbered series.
 #include "catalog/lacking.h"
 
 #include <fmt/format.h>

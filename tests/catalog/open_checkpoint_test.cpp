@@ -1,4 +1,5 @@
-// Meaning of a path: files, folders, patterns, lists, indexes and split files.
+// Tests which files open_checkpoint() opens for a path: a file, a folder, a pattern, a list, an
+// index or a split file.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -257,7 +258,7 @@ TEST_F(Open, WeightsOfOtherFormatsAreListed) {
     storage.add_file(folder + "/pytorch_model.bin", "x");
     const auto catalog = open(folder);
     ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored")) << name;
-    const bool is_usual = name.starts_with("model.");  // transformers reads these too
+    const bool is_usual = name.starts_with("model.");  // transformers reads these names too
     EXPECT_EQ(catalog->findings()[0].severity, is_usual ? Severity::info : Severity::warning);
     EXPECT_THAT(catalog->findings()[0].sources, ElementsAre("pytorch_model.bin")) << name;
   }
@@ -381,7 +382,7 @@ TEST_F(Open, AHubCacheOpens) {
   EXPECT_THAT(names(*open(snapshot + "/unet")), ElementsAre("a"));
   storage.add_link("/short", snapshot);
   EXPECT_THAT(names(*open("/short")), ElementsAre("a", "b"));
-  // Only the model's own blobs are allowed.
+  // Links may lead only to the blobs of the same model.
   storage.add_file("/hub/models--other/blobs/zzz", one("z"));
   storage.add_link(snapshot + "/z.safetensors", "../../../models--other/blobs/zzz");
   EXPECT_EQ(code(snapshot + "/z.safetensors"), "ix.path_escape");
@@ -405,7 +406,7 @@ TEST_F(Open, LinksStayInTheFolderUnlessAllowed) {
     EXPECT_THAT(names(*open(path, true)), ElementsAre("a"));
   }
   EXPECT_EQ(code("/m/nowhere.safetensors"), "io.not_found");
-  // A folder whose name only starts with the checkpoint's name is a different folder.
+  // A folder whose name merely begins with the checkpoint's name is outside the checkpoint.
   storage.add_file("/m-other/x.safetensors", one("a"));
   storage.add_link("/m/neighbour.safetensors", "../m-other/x.safetensors");
   EXPECT_EQ(code("/m/neighbour.safetensors"), "ix.path_escape");

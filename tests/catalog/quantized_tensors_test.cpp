@@ -41,7 +41,7 @@ class QuantizedTensorsTest : public ::testing::Test {
     catalog_ = open_checkpoint(folder_.write("file.safetensors", safetensors_bytes(tensors)));
     return find_quantized_tensors(*catalog_);
   }
-  // Formats "name: encoding, codec".
+  // Returns one string "name: encoding, codec" for each quantized tensor.
   static std::vector<std::string> lines(const QuantizedTensors& found) {
     std::vector<std::string> lines;
     for (const QuantizedTensor& value : found.tensors()) {
@@ -63,7 +63,8 @@ std::string state(const std::string& more = "") {
 const std::string nested = R"(, "nested_blocksize": 256, "nested_dtype": "float32",)"
                            R"( "nested_offset": 0.25)";
 
-// Extra tensors next to quantized data change its meaning, so loadstone must not decode it.
+// loadstone must not decode a quantized tensor that has unknown companion tensors, because they
+// change the meaning of the codes.
 TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
   const FileTensor codes = tensor("a.weight", "F8_E4M3", {8, 64}, 1);
   const FileTensor scale = tensor("a.weight_scale", "F32", {8, 1}, 4);
@@ -114,11 +115,12 @@ TEST_F(QuantizedTensorsTest, ATileOfAnOldGpuIsRefused) {
   }
 }
 
-// 192 rows are two blocks of 96, or one block of 128 and a cut block: only the config decides.
+// A weight with 192 rows may have two blocks of 96 rows, or one of 128 rows and a shorter block.
+// Only the config decides.
 TEST_F(QuantizedTensorsTest, ConfigsTellTheSizeOfBlocks) {
   struct Case {
     const char* config;
-    const char* kernel;  // or the error code
+    const char* kernel;  // expected codec or error code
   };
   const Case cases[] = {
       {"", "fp8_block_128"},
@@ -210,7 +212,7 @@ TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
   const std::string marker = R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})";
   const QuantizedTensors found = find({
       tensor("scaled_fp8", "F8_E4M3", {2}, 1), tensor("a.attn.k_scale", "F32", {}, 4),
-      tensor("a.attn.v_scale", "F32", {8}, 4),  // may be a learned parameter: kept, not cast
+      tensor("a.attn.v_scale", "F32", {8}, 4),  // may be learned, so it is kept
       tensor("a.attn.q.weight", "F8_E4M3", {8, 16}, 1),
       tensor("a.attn.q.weight_scale", "F32", {}, 4), text_tensor("a.attn.q.comfy_quant", marker),
       tensor("a.attn.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
@@ -279,7 +281,7 @@ TEST_F(QuantizedTensorsTest, WhatIsBrokenIsNamed) {
   expect({packed}, "q.scale_missing", "k.weight.quant_state");
 }
 
-// The config decides whether scales are lost or never existed.
+// Only a config can show that FP8 data once had scales.
 TEST_F(QuantizedTensorsTest, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
   const std::vector<FileTensor> tensors = {tensor("a.weight", "F8_E4M3", {200, 300}, 1)};
   const auto codes = [&] {
@@ -357,7 +359,7 @@ TEST_F(QuantizedTensorsTest, TablesOfCodesAreThoseOfTheEncoding) {
   EXPECT_THAT(codes(own, nested_own, beyond), ElementsAre("q.quant_state"));
 }
 
-// ModelOpt writes block scales with an axis of 1 inside each block.
+// ModelOpt adds dimensions of 1 to the shape of block scales.
 TEST_F(QuantizedTensorsTest, ScalesOfBlocksMayHaveAxesOfOne) {
   const FileTensor weight = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
   const QuantizedTensors found = find({weight, tensor("a.weight_scale", "F32", {2, 1, 3, 1}, 4)});
@@ -373,9 +375,9 @@ TEST_F(QuantizedTensorsTest, AScaleOfNothingIsAWarning) {
   EXPECT_EQ(found.findings()[0].severity, Severity::warning);
 }
 
-// ---- where it is read from
+// ---- catalogs that were opened through a caller's storage
 
-// Files that exist only in the caller's storage: the catalog keeps that storage.
+// The files exist only in the caller's storage, which the catalog must use for later reads.
 TEST_F(QuantizedTensorsTest, ACatalogIsReadThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file(
@@ -393,7 +395,7 @@ TEST_F(QuantizedTensorsTest, ACatalogIsReadThroughItsStorage) {
   EXPECT_THAT(other.accesses(), SizeIs(2));  // the state and the code table
 }
 
-// The same for verify and load.
+// verify, load and convert must also read through the catalog's storage.
 TEST_F(QuantizedTensorsTest, ACatalogIsUsedThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file("/nowhere/file.safetensors",

@@ -1,4 +1,4 @@
-// Rules of an index and its shards, and of the parts of a split GGUF file.
+// Tests the rules for an index and its shards, and for the parts of a split GGUF file.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -68,7 +68,7 @@ TEST_F(Sharded, MetadataThatDifferAreNamed) {
   EXPECT_THAT(open()->findings().front().message, HasSubstr(std::string(shard_2)));
   EXPECT_THAT(codes_with({{"k", "1"}}, {{"k", "1"}, {"other", "2"}}), IsEmpty());
   EXPECT_THAT(codes_with({{"DCP_SHARDING_INFO", "{}"}}, {{"DCP_SHARDING_INFO", "[]"}}), IsEmpty());
-  // One finding, no matter how many files differ.
+  // loadstone reports one finding for all files that differ.
   const auto part = [](int i) { return fmt::format("model-0000{}-of-00003.safetensors", i); };
   for (int i = 1; i <= 3; ++i) {
     storage.add_file("/n/" + part(i),
@@ -208,7 +208,7 @@ TEST_F(Sharded, ShardsThatAreNoFilesAreRefused) {
   storage.add_link("/m/link.safetensors", "../outside.safetensors");
   EXPECT_EQ(error()->code(), "ix.path_escape");
   EXPECT_THAT(error()->what(), HasSubstr("weight_map"));
-  // A link to a folder outside the checkpoint leads out as well.
+  // A link to a folder outside the checkpoint is rejected too.
   index(index_json({{"a", shard_1}, {"b", "away/x.safetensors"}}));
   storage.add_file("/elsewhere/x.safetensors", one("b"));
   storage.add_link("/m/away", "/elsewhere");
@@ -354,7 +354,7 @@ TEST_F(Split, APartUnderAnotherNameIsRefused) {
   EXPECT_EQ(error("/n/model.gguf")->code(), "gg.split");
   storage.add_file("/n/x-00001-of-00002.gguf", part(0, 3, 3, "t0"));
   EXPECT_EQ(error("/n/x-00001-of-00002.gguf")->code(), "gg.split");
-  // A single part of one is complete, no matter its name.
+  // A split file with one part is complete, whatever its name.
   storage.add_file("/n/whole.gguf", part(0, 1, 1, "t0"));
   EXPECT_EQ(tensors("/n/whole.gguf"), 1u);
   storage.add_file("/n/second.gguf", part(1, 1, 1, "t0"));

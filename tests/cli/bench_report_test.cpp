@@ -54,7 +54,7 @@ TEST(BenchReport, IdleThreadsFarFromTheLimitWait) {
   EXPECT_EQ(disk_verdict(idle)->bound, Bound::waiting);
 }
 
-// If a cached load is equally slow, the disk is not the limit.
+// If a load from the page cache takes the same time, the disk does not limit the load.
 TEST(BenchReport, ALoadThatIsAsQuickFromTheDiskIsBoundByWhatBoundsItAnyway) {
   BenchFigures same = figures(0.5, 0.49, 0.2);
   EXPECT_EQ(disk_verdict(same)->bound, Bound::waiting);

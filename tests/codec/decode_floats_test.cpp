@@ -23,7 +23,7 @@ TEST(DecodeFloats, DtypesAndBlocks) {
   EXPECT_THAT(floats(Dtype::bf16, std::string("\x80\x3f\x00\xc0", 4), 2), ElementsAre(1, -2));
   EXPECT_THAT(floats(Dtype::i64, raw(std::int64_t{7}), 1), ElementsAre(7));
   EXPECT_THAT(floats(Dtype::boolean, {}, 0), ElementsAre());
-  // A scale of 0.5 and 32 codes of 3.
+  // The block has a scale of 0.5 and 32 codes of 3.
   const std::string block = std::string("\x00\x38", 2) + std::string(32, '\3');
   EXPECT_THAT(floats(BlockFormat::q8_0, block + block, 64), Each(1.5f));
 }

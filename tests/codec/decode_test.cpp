@@ -1,5 +1,5 @@
-// Compares decoding with its definition, written out element by element.
-// python/tests/convert/test_decode.py compares the definition with transformers.
+// Compares decoders with a plain loop that follows the definition of each encoding.
+// python/tests/convert/test_decode.py compares that definition with transformers.
 #include "codec/decode.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ Made made_of(const Case& c, Dtype dtype, unsigned seed) {
   return made;
 }
 
-// Value of one element, from its coordinates.
+// Returns the value of one element by the definition of the encoding.
 float element_of(const Case& c, const Made& made, std::uint64_t index) {
   float value = 0;
   if (c.weight == Dtype::f8_e4m3 || c.weight == Dtype::f8_e5m2) {
@@ -104,7 +104,8 @@ float element_of(const Case& c, const Made& made, std::uint64_t index) {
   return is_mxfp4 ? std::ldexp(value, exponent) : value * std::ldexp(1.0f, exponent);
 }
 
-// Any NaN equals any other; the Python tests compare the payload with torch.
+// Compares two values and treats all NaNs as equal. The Python tests compare NaN payloads with
+// torch.
 bool same(Dtype dtype, const std::byte* a, const std::byte* b) {
   const float left = as_f32(dtype, a, 0);
   const float right = as_f32(dtype, b, 0);
@@ -153,7 +154,8 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
       const auto scales = form.part_bytes(1, begin, end);
       ASSERT_LE(weights.end, made.weights.size());
       ASSERT_LE(scales.end, made.scales.size());
-      // Copies let a sanitizer detect reads outside of them.
+      // The decoder gets exact copies of the requested bytes, so a sanitizer detects reads outside
+      // them.
       const Bytes some_weights(made.weights.begin() + static_cast<std::ptrdiff_t>(weights.begin),
                                made.weights.begin() + static_cast<std::ptrdiff_t>(weights.end));
       const Bytes some_scales(made.scales.begin() + static_cast<std::ptrdiff_t>(scales.begin),

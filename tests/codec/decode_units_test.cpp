@@ -1,5 +1,5 @@
-// Compares decoding of weights with more parts than scales, and of blocks cut at the edges, with
-// their definitions.
+// Compares two cases with their definitions: weights with more components than one scale, and
+// blocks that are cut at the tensor's edges.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ Bytes bytes_of(const std::vector<float>& values) {
   return bytes;
 }
 
-// Random codes of finite values.
+// Returns random codes whose values are finite.
 Bytes random_codes(std::uint64_t count, unsigned seed, unsigned highest = 0x7e) {
   std::mt19937 random(seed);
   Bytes bytes(count);
@@ -55,7 +55,7 @@ PreparedDecoder form_of(const char* kernel, const std::vector<Input>& inputs, co
   return form;
 }
 
-// Decodes from copies of just the requested bytes, so a sanitizer detects other reads.
+// Decodes from exact copies of the requested bytes, so a sanitizer detects reads outside them.
 std::vector<float> decoded(const PreparedDecoder& form, const std::vector<Input>& inputs,
                            std::uint64_t begin, std::uint64_t end) {
   std::vector<Bytes> copies;
@@ -171,7 +171,7 @@ TEST(DecodeUnits, BitsandbytesIsWhatItsKernelsGive) {
     decode_bnb4(bnb, 0, elements, data.data(), absmax.data(), Dtype::f32,
                 reinterpret_cast<std::byte*>(expected.data()));
     const PreparedDecoder form = form_of("bnb_nf4", inputs, {elements}, nested ? 0.25f : 0.0f);
-    // Scales of blocks of 64.
+    // Each scale covers a block of 64 values.
     EXPECT_EQ(form.part_bytes(1, 0, 64).size(), nested ? 1u : 4u);
     EXPECT_EQ(form.part_bytes(1, 0, 65).size(), nested ? 2u : 8u);
     expect_all_ranges(form, inputs, expected);

@@ -1,4 +1,4 @@
-// Descriptors of the encodings that loadstone writes; their only complete list.
+// Tests the descriptors of all encodings that loadstone writes.
 #include "codec/encode.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ using ::testing::Contains;
 constexpr std::array styles = {NamingStyle::unified, NamingStyle::compressed, NamingStyle::bnb,
                                NamingStyle::gguf};
 
-// Quantization for rows of 512 values.
+// Returns a quantization that suits rows of 512 values.
 Quantization quantization_of(const WrittenEncoding& encoding) {
   Quantization made = {.encoding = std::string(encoding.name), .nested_offset = {}};
   if (encoding.needs_importance) {
@@ -51,7 +51,7 @@ TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
   EXPECT_EQ(find_written_encoding(""), nullptr);
 }
 
-// Every kind of encoder is reached, and its prepared form matches the descriptor.
+// The descriptors reach every kind of encoder, and each prepared layout matches its descriptor.
 TEST(WrittenEncodings, ReachEveryEncoder) {
   std::set<QuantizeKind> kinds;
   for (const WrittenEncoding* const each : written_encodings()) {
@@ -74,7 +74,7 @@ TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
         const ComponentName* const found = find_component(*each, style, part.name);
         ASSERT_NE(found, nullptr) << each->name << " " << part.name;
         EXPECT_TRUE(suffixes.insert(found->suffix).second) << each->name << " " << found->suffix;
-        // Only dims of 1 may be added or removed.
+        // The shape in the file may differ only by dimensions of 1.
         EXPECT_EQ(shape_in_file(found->shape, part.shape).numel(), part.shape.numel());
       }
       EXPECT_EQ(find_component(*each, style, "zeros"), nullptr);
@@ -95,7 +95,7 @@ TEST(WrittenEncodings, AreSaidByTheConfigOfEachStyleTheyHave) {
   }
 }
 
-// Servers read these files, so the dialect must be one they know.
+// Inference servers read the written files, so the dialect must be one that servers support.
 TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
   for (const WrittenEncoding* const each : written_encodings()) {
     Quantization quantization = quantization_of(*each);
@@ -132,7 +132,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
   }
 }
 
-// The name gives the block format, and rows must consist of whole blocks.
+// The encoding's name determines the block format, and each row must consist of whole blocks.
 TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
   std::size_t count = 0;
   for (const WrittenEncoding* const each : written_encodings()) {
@@ -143,7 +143,7 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
     std::ranges::transform(name, name.begin(), [](char letter) {
       return static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
     });
-    if (name == "mxfp4") name = "mxfp4-gguf";  // the plain name is ModelOpt's
+    if (name == "mxfp4") name = "mxfp4-gguf";  // the name "mxfp4" belongs to ModelOpt's encoding
     EXPECT_EQ(each->name, name);
     const BlockLayout block = layout(form.block);
     EXPECT_EQ(form.parts[0].shape, Shape({256, 512 / block.elements * block.bytes}));
@@ -171,7 +171,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   };
   const std::vector<float> good(256, 1.0f);
   EXPECT_EQ(message("q4_k", good), "");
-  EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // one per matrix
+  EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // for two matrices
   EXPECT_EQ(message("q4_k", std::vector<float>(255)),
             "the importance matrix has a different number of columns");
   EXPECT_EQ(message("nf4", good), "this encoding does not use an importance matrix");
@@ -183,7 +183,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   }
 }
 
-// Matches ggml; control: other encodings reject an importance.
+// The same encodings need an importance in ggml. Control: other encodings reject an importance.
 TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   std::set<std::string_view> needing;
   for (const WrittenEncoding* const each : written_encodings()) {
@@ -200,7 +200,8 @@ TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   EXPECT_EQ(needing, std::set<std::string_view>({"iq1_s", "iq2_xxs", "iq2_xs"}));
 }
 
-// Some encodings compute sums over rows if they have an importance, so their windows are rows.
+// Some encodings compute sums over whole rows if there is an importance, so their windows must not
+// cut rows.
 TEST(WrittenEncodings, CutWindowsWhereAnImportanceAllows) {
   for (const WrittenEncoding* const each : written_encodings()) {
     if (!each->is_gguf()) continue;

@@ -1,4 +1,5 @@
-// Error bounds hold for every value that encoders write, and damaged data exceeds them.
+// Tests that every encoded value is within the error bound, and that damaged data exceeds the
+// bound.
 #include "codec/error_bound.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +31,7 @@ struct Sample {
   std::function<float(std::size_t place)> number;
 };
 
-// Ordinary weights, and extremes that suit no encoding.
+// Returns ordinary weights, and extreme values that no encoding represents well.
 std::vector<Sample> samples() {
   static std::mt19937 random(5);
   static std::normal_distribution<float> normal;
@@ -69,7 +70,7 @@ std::vector<float> widened(const Bytes& bytes, Dtype dtype) {
   return wide;
 }
 
-// Inputs of a decoder.
+// The components of a quantized tensor, and the decoder that reads them.
 struct Stored {
   const DecodeKernel* kernel;
   PreparedDecoder form;
@@ -83,7 +84,7 @@ struct Stored {
     decode(form, 0, count, from, reinterpret_cast<std::byte*>(wide.data()));
     return wide;
   }
-  // Decodes as if some components consisted of these bytes.
+  // Decodes after filling component i with byte i of `bytes`.
   [[nodiscard]] std::vector<float> with_bytes(std::initializer_list<std::byte> bytes) const {
     Stored other = *this;
     std::size_t part = 0;
@@ -110,7 +111,7 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
   EXPECT_EQ(quantize_window(form, 0, count, numbers.data(), places, amax, scratch.data()), count);
   finish_quantized(form, places, amax, scratch.data());
   float offset = 0;
-  if (form.nested) {  // files store the offset in a state, with the table of scales
+  if (form.nested) {  // the offset is stored in the state, next to the code table of the scales
     std::memcpy(&offset, made.parts[3].data(), sizeof(offset));
     const auto map = std::as_bytes(bnb_dynamic_map());
     made.parts[3].assign(map.begin(), map.end());
@@ -122,7 +123,7 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
   return made;
 }
 
-// Bounds of each value, computed as verify does.
+// Returns the error bound of each value, computed as verify does.
 std::vector<double> bounds(const Stored& stored, const std::vector<float>& numbers) {
   const ErrorBound& bound = *stored.kernel->error;
   const std::vector<float> reach = stored.with_bytes({bound.top_code});
@@ -155,7 +156,7 @@ std::vector<double> errors(const Stored& stored, const std::vector<float>& numbe
 std::vector<Quantization> quantizations() {
   std::vector<Quantization> all;
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (each->is_gguf()) continue;  // least squares: single values have no bound
+    if (each->is_gguf()) continue;  // single values have no bound
     const std::string name(each->name);
     all.push_back({.encoding = name, .nested_offset = {}});
     if (each->is_bitsandbytes()) {
@@ -199,7 +200,7 @@ TEST(ErrorBound, HoldsForEachNumber) {
   }
 }
 
-// The bound must not be so large that it hides damage: at most a few times the usual error.
+// A bound must be at most a few times the usual error, or it would hide damage.
 TEST(ErrorBound, IsNearTheError) {
   for (const Quantization& quantization : quantizations()) {
     const Bytes bytes = numbers_of(samples().front(), Dtype::bf16);
@@ -246,7 +247,7 @@ TEST(ErrorBound, IsExceededByWrongScalesAndOrders) {
     };
     EXPECT_FALSE(is_found(good)) << text(quantization);
     for (const int power : {1, -1, 3, -3}) {
-      // Nested scales depend mostly on their offset, which is not a tensor.
+      // Nested scales depend mostly on their offset, which scale_by() does not change.
       if (quantization.nested) continue;
       Stored bad = good;
       scale_by(bad, quantization, power);

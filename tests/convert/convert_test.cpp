@@ -42,7 +42,7 @@ TEST(Convert, ShardsAndBackGiveTheSameBytes) {
   EXPECT_THAT(names_in(folder.path()), SizeIs(3 + 1 + 4));
 }
 
-// Control for the test above: compare() detects one changed byte.
+// Control for the previous test: compare() detects one changed byte.
 TEST(Convert, AnotherByteIsSeen) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.safetensors", mixed_file());
@@ -66,7 +66,7 @@ TEST(Convert, WideElementsComeFirstAndStandAligned) {
   EXPECT_EQ(std::get<std::string>(catalog->metadata().at("note").value), "a \"quoted\" note");
 }
 
-// A GGUF file with a Q8_0 tensor, a transposed tensor and a scalar key.
+// Returns a GGUF file with a Q8_0 tensor, a transposed tensor and a scalar key.
 std::string gguf_file() {
   GgufWriter writer;
   writer.entry_text("general.architecture", "wan")
@@ -80,7 +80,7 @@ std::string gguf_file() {
   return writer.bytes();
 }
 
-// Decoded values of the tensor's blocks.
+// Returns the decoded values of a tensor that is stored in blocks.
 std::vector<std::byte> decoded(const Catalog& catalog, const std::string& file,
                                const std::string& name, Dtype dtype) {
   const TensorInfo& tensor = catalog.tensors()[*catalog.find(name)];
@@ -147,7 +147,8 @@ TEST(Convert, MetadataIsCarriedOverAsText) {
   EXPECT_THAT(conversion.plan.findings[0].sources, ElementsAre("tokens"));
 }
 
-// Narrow floats have no meaning without their scales, so loadstone must not cast them.
+// loadstone must not cast 8-bit and smaller floats, because they have no meaning without their
+// scales.
 TEST(Convert, ADtypeIsForWideFloatsOnly) {
   const TemporaryFolder folder;
   const auto catalog = open_checkpoint(folder.write("source.safetensors", mixed_file()));
@@ -178,7 +179,7 @@ Rules some_rules() {
     {"op": "split", "dim": 0, "sources": ["scale"], "targets": ["scale.a", "scale.b"]}])");
 }
 
-// A conversion with rules gives the same tensors as a load with these rules.
+// A conversion with rules must write the tensors that a load with the same rules produces.
 TEST(Convert, RulesMakeWhatALoadMakes) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.safetensors", mixed_file());
@@ -298,7 +299,7 @@ TEST(Convert, RecipesAloneDecideWhatThereIs) {
   converted(source, target, {.recipes = recipes, .dtype = Dtype::f64});
   EXPECT_EQ(value_in(target, "table").size(), 24u);
   EXPECT_EQ(value_in(target, "top").size(), 150u * 256 * 8);
-  // Rules must not drop tensors that recipes leave over.
+  // The rules must not drop the tensors that the recipes do not use.
   const Rules rules = {{.sources = {"blocks\\.norm"}, .targets = {"norm"}}};
   EXPECT_EQ(make_conversion(catalog, {.rules = rules, .recipes = recipes}).plan.targets.size(), 4u);
 }

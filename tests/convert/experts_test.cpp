@@ -1,4 +1,5 @@
-// Incomplete experts, and headers that claim more experts than the file contains.
+// Tests conversions of models with incomplete experts, and of headers that declare more experts
+// than the file contains.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -19,11 +20,11 @@ using ::testing::HasSubstr;
 constexpr std::string_view prefix = "model.layers.5.mlp.experts";
 
 struct Sample {
-  std::set<std::string> lost{};   // such as "1.up_proj"
+  std::set<std::string> lost{};   // missing tensors, such as "1.up_proj"
   std::set<std::string> stray{};  // same notation
 };
 
-// Three experts of 32 x 64 each.
+// Returns three experts with matrices of 32 x 64 values.
 std::vector<FileTensor> experts(const Sample& sample = {}) {
   std::set<std::string> names = sample.stray;
   for (const int e : {0, 1, 2}) {
@@ -57,7 +58,7 @@ ConvertOptions option(const char* what) {
 
 constexpr const char* all_options[] = {"keep", "fused", "separate", "nvfp4"};
 
-// Writes one file, or one file per tensor.
+// Writes all tensors to one file, or each tensor to its own shard. Returns the path.
 std::string written(const TemporaryFolder& folder, const std::vector<FileTensor>& tensors,
                     bool shards) {
   if (!shards) return folder.write("source.safetensors", safetensors_bytes(tensors));
@@ -141,7 +142,7 @@ TEST(ConvertExperts, TwoSetsOfNamesAreNotFused) {
   EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
-// One shard of several is not incomplete, but it cannot be fused.
+// A single shard of a sharded model may be copied, but its experts cannot be fused.
 TEST(ConvertExperts, OneShardOfSeveralIsCopiedWithAWarning) {
   const TemporaryFolder folder;
   const std::string source = folder.write("model-00002-of-00003.safetensors",
@@ -153,7 +154,7 @@ TEST(ConvertExperts, OneShardOfSeveralIsCopiedWithAWarning) {
   EXPECT_EQ(code_of([&] { converted(source, folder / "fused", option("fused")); }), "plan.missing");
 }
 
-// Experts may lack companions that other experts have.
+// Some experts may lack companion tensors that other experts have.
 TEST(ConvertExperts, ScalesOfActivationsAreNoPartOfTheSeries) {
   const TemporaryFolder folder;
   auto tensors = experts();

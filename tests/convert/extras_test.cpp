@@ -1,4 +1,4 @@
-// Small files next to the model's.
+// Tests the companion files that a conversion copies or writes.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -116,12 +116,12 @@ TEST_F(Extras, MayBeInFolders) {
     EXPECT_TRUE(read_file(target + "/2_Dense/model.safetensors") == mixed_file()) << what;
     EXPECT_EQ(read_file(target + "/1_Pooling/a/config.json"), "{}") << what;
     EXPECT_THAT(local_storage().list(folder.path()), ElementsAre("in", "out"))
-        << what;  // no file is left over
+        << what;  // no temporary file remains
   };
   const auto report = convert(plan(modules), target, {.receipt = DigestKind::xxh3_128});
   EXPECT_THAT(report.outputs, ::testing::Contains(target + "/2_Dense/model.safetensors"));
   expect_all("new");
-  // An older output is replaced in one step, including its folders.
+  // The conversion replaces the older output and its folders in one step.
   folder.write("out/2_Dense/model.safetensors", "older");
   folder.write("out/notes.md", "text");
   convert(plan(modules), target);
@@ -131,7 +131,7 @@ TEST_F(Extras, MayBeInFolders) {
   folder.write("out/2_Dense/notes.md", "text");
   EXPECT_EQ(code_of([&] { convert(plan(modules), target); }), "convert.target");
   EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
-  // Without an older model, the files are added to the folder.
+  // The conversion adds its files to an existing folder that contains no model.
   fs::remove(target + "/model.safetensors");
   fs::remove_all(target + "/1_Pooling");
   convert(plan(modules), target);
@@ -142,7 +142,7 @@ TEST_F(Extras, MayBeInFolders) {
   EXPECT_EQ(code(modules[2]), "convert.target");
 }
 
-// Returns the code of `work` when calls of this name fail for such paths.
+// Returns the error code of `work` when calls named `name` fail for paths that end with `path_end`.
 template <typename Work>
 std::string code_of_fault(std::string_view name, std::string_view path_end, const Work& work) {
   FaultyFiles files([&](const FileCall& call) {
@@ -190,7 +190,7 @@ TEST_F(Extras, ComeWithTheLastStep) {
   auto other = both;
   other[0].text = "{}";
   EXPECT_EQ(finished(other), "convert.state");
-  // Its bytes count; its time does not.
+  // A change of the companion file's bytes matters. A change of its modification time does not.
   const std::string bytes = read_file(tokenizer);
   std::ofstream(tokenizer, std::ios::app) << ' ';
   EXPECT_EQ(finished(both), "convert.state");

@@ -1,4 +1,5 @@
-// Image and video models: detection of the architecture, and the type of each tensor.
+// Tests GGUF output of image and video models: the detected architecture, and the type of each
+// tensor.
 #include "convert/choose/gguf_image.h"
 
 #include <gmock/gmock.h>
@@ -90,7 +91,7 @@ TEST(GgufImage, TypesFollowThePartOfABlock) {
   EXPECT_THAT(
       image_types(*find_mix("q4_k_m"), tensors),
       ElementsAre(Block::q6_k, Block::q6_k, Block::q6_k, Block::q6_k, Block::q5_k, Block::q4_k));
-  // Block order is numeric: 1, 2, 10.
+  // Blocks are ordered as numbers: 1, 2, 10.
   EXPECT_THAT(
       image_types(*find_mix("q3_k_m"), tensors),
       ElementsAre(Block::q4_k, Block::q5_k, Block::q5_k, Block::q4_k, Block::q4_k, Block::q3_k));
@@ -104,7 +105,7 @@ TEST(GgufImage, RowsThatAreNoWholeBlocksGetSmallerOnes) {
               ElementsAre(BlockFormat::q5_0, Dtype::bf16));
 }
 
-// The finding about a detected architecture.
+// Returns the finding that reports the detected architecture.
 Finding finding_for(const std::shared_ptr<const Catalog>& catalog) {
   const Conversion conversion = make_conversion(catalog, {.format = FileFormat::gguf});
   for (const Finding& finding : conversion.plan.findings) {

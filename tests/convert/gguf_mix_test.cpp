@@ -1,5 +1,5 @@
-// Type mixes of llama.cpp. Its tests/snapshots contain the choices for published models; the
-// digests below are of these texts, in our order of mixes.
+// Tests the type mixes of llama.cpp. The digests below are computed from llama.cpp's
+// tests/snapshots, which list the types for published models, in loadstone's order of mixes.
 #include "convert/choose/gguf_mix.h"
 
 #include <fmt/format.h>
@@ -65,8 +65,8 @@ struct Sizes {
   std::uint64_t layers, embd, heads, kv_heads, head, ff;
 };
 
-// Attention and feed-forward tensors of most models, with norms and biases, which are never
-// quantized.
+// Returns a model with the attention and feed-forward tensors of most architectures. Its norms and
+// biases are never quantized.
 Model plain_model(const std::string& architecture, const Sizes& sizes, bool has_output) {
   Model model = {.facts = {.architecture = architecture,
                            .layers = sizes.layers,
@@ -99,13 +99,14 @@ TEST(GgufMix, PublishedModelsGetLlamaCppsTypes) {
             "5e48b97e8f0fe1b8df980d88bc14a462de2f341cd48e6a1a8460874b157ec085");
 }
 
-// Control for the test above: one key/value head less changes the digest.
+// Control for the previous test: a model with one key/value head less has a different digest.
 TEST(GgufMix, AnotherModelHasOtherTypes) {
   EXPECT_NE(digest_of(plain_model("llama", {80, 8192, 64, 64, 128, 28672}, true)),
             "890d3e2dada26681f5acc33f536ed14049c5096dd34b687bdfbb92fa812ba494");
 }
 
-// gpt-oss-120b: rows of 2880 are not whole blocks of 256, so all types fall back.
+// In gpt-oss-120b, rows of 2880 values are not a multiple of the block size 256, so llama.cpp uses
+// a fallback type for each tensor.
 TEST(GgufMix, ExpertsWhoseRowsFallBack) {
   Model model = {
       .facts = {
@@ -125,8 +126,8 @@ TEST(GgufMix, ExpertsWhoseRowsFallBack) {
   EXPECT_EQ(digest_of(model), "f0702072c280c31ec7460c0476cf5bdd0c803b4a14d22b3eb5320ffde915ec24");
 }
 
-// DeepSeek-V3.1: latent attention with stacked projections, three dense layers, then routed and
-// shared experts.
+// DeepSeek-V3.1 has latent attention with stacked projections, three dense layers, and layers with
+// routed and shared experts.
 TEST(GgufMix, LatentAttentionAndSharedExperts) {
   Model model = {
       .facts = {
@@ -166,7 +167,7 @@ Encoding type_in(const Model& model, std::string_view mix, std::string_view name
   return Dtype::boolean;
 }
 
-// Expected values derived by hand from llama-quant.cpp.
+// The expected types were derived by hand from llama-quant.cpp.
 TEST(GgufMix, EightExpertsFalconAndImportance) {
   Model mixtral = plain_model("llama", {32, 4096, 32, 8, 128, 14336}, true);
   mixtral.facts.experts = 8;
@@ -193,7 +194,7 @@ TEST(GgufMix, WhichTensorsAreQuantizedAtAll) {
   EXPECT_TRUE(is_mixed("blk.0.ffn_up_exps.weight", {8, 256, 256}, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q.bias", matrix, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {256}, "llama"));
-  EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {1, 256}, "llama"));  // ggml sees one dim
+  EXPECT_FALSE(is_mixed("blk.0.attn_q.weight", {1, 256}, "llama"));  // ggml sees one dimension
   EXPECT_FALSE(is_mixed("blk.0.ffn_gate_inp.weight", matrix, "llama"));
   EXPECT_FALSE(is_mixed("blk.0.attn_q_norm.weight", matrix, "llama"));
   EXPECT_FALSE(is_mixed("position_embd.weight", matrix, "bert"));
@@ -209,12 +210,12 @@ TEST(GgufMix, FactsComeFromMetadata) {
   EXPECT_FALSE(mix_model(metadata).has_value());
   metadata.emplace("llama.block_count", number(32));
   metadata.emplace("llama.attention.head_count", number(24));
-  EXPECT_EQ(mix_model(metadata)->kv_heads, 24u);  // one per head
+  EXPECT_EQ(mix_model(metadata)->kv_heads, 24u);  // defaults to all heads
   MetadataArray heads(MetadataType::i32);
   heads.assign_numbers({std::byte{6}, {}, {}, {}, std::byte{9}, {}, {}, {}});
   metadata.emplace("llama.attention.head_count_kv",
                    MetadataValue{.value = heads, .type = MetadataType::array});
-  EXPECT_EQ(mix_model(metadata)->kv_heads, 6u);  // from the first layer
+  EXPECT_EQ(mix_model(metadata)->kv_heads, 6u);  // the count of the first layer
   EXPECT_EQ(mix_model(metadata)->experts, 0u);
 }
 

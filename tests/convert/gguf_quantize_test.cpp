@@ -1,5 +1,5 @@
-// Names, types and keys of quantized GGUF output. tests/kernels/gguf_encode_test.cpp tests the
-// bytes of blocks, gguf_mix_test.cpp the type mixes.
+// Tests names, types and keys of quantized GGUF output. tests/kernels/gguf_encode_test.cpp tests
+// the bytes of blocks, and gguf_mix_test.cpp tests the type mixes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace ::testing;
 
-// Finite BF16 values around 1.
+// Returns finite BF16 values around 1.
 std::string numbers(std::uint64_t count, unsigned seed) {
   std::string bytes = some_bytes(count * 2, seed);
   for (std::size_t i = 1; i < bytes.size(); i += 2) {
@@ -28,7 +28,7 @@ std::string numbers(std::uint64_t count, unsigned seed) {
   return bytes;
 }
 
-// The same as F32.
+// Returns the values of numbers() as F32.
 std::string float_numbers(std::uint64_t count, unsigned seed) {
   const std::string halves = numbers(count, seed);
   std::string bytes;
@@ -126,8 +126,8 @@ TEST_F(GgufQuantize, AMixGivesLlamaCppsTypes) {
               HasSubstr("do not consist of whole blocks of Q4_K"));
 }
 
-// verify reports changed values; a wider dtype is not a difference, and blocks are compared after
-// decoding.
+// verify reports changed values. It decodes blocks before it compares them, and accepts a wider
+// dtype.
 TEST_F(GgufQuantize, VerifyTellsTheModelFromAnother) {
   convert(planned(llama_options("q4_k_m")), out_);
   const auto source = open_checkpoint(source_);
@@ -195,7 +195,8 @@ TEST_F(GgufQuantize, AMixOfNumbers) {
                           "blk.0.odd.weight F16", "blk.1.attn_v.weight F16", "ids I64"));
 }
 
-// Two steps through BF16 equal one step, because BF16 values stay exact.
+// Quantizing in two steps through a BF16 file gives the same bytes as one step, because the model's
+// values are BF16.
 TEST_F(GgufQuantize, QuantizingAWrittenFileGivesTheSameBytes) {
   convert(planned(llama_options("q4_k_m")), out_);
   ConvertOptions plain = llama_options("f32");
@@ -258,7 +259,7 @@ TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_EQ(refused(options), "plan.options");
   options = llama_options("q8_0");
   options.quantize.formats.insert(options.quantize.formats.begin(), format_for("up", "q4_k_m"));
-  EXPECT_EQ(refused(options), "plan.options");  // a mix takes no patterns
+  EXPECT_EQ(refused(options), "plan.options");  // a mix cannot be combined with patterns
   options = llama_options("q4_k_m");
   options.metadata.erase("llama.block_count");
   EXPECT_EQ(refused(options), "plan.options");
@@ -300,7 +301,7 @@ TEST(GgufQuantizeImages, AMixGivesComfysTypes) {
                           "head.head.weight BF16", "blocks.0.modulation F32"));
 }
 
-// Unknown image models follow the plain rules, without mixes.
+// For unknown image models, loadstone assigns types without mixes.
 TEST(GgufQuantizeImages, AnotherModelHasPlainTypes) {
   EXPECT_THAT(types_of_image("another", "q8_0"),
               ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.self_attn.v.weight Q8_0",
@@ -384,7 +385,7 @@ TEST_F(GgufQuantize, KeysAreThoseOfLlamaQuantize) {
   EXPECT_FALSE(planned(llama_options("q8_0")).metadata.contains("quantize.imatrix.file"));
 }
 
-// Some rules of mixes depend on whether an importance exists, not on its tensors.
+// Some rules of mixes depend only on whether there is an importance matrix, not on its entries.
 TEST_F(GgufQuantize, TypesDependOnWhetherThereIsAnImportance) {
   ConvertOptions options = weighed_options("q4_0", llama_importance());
   options.metadata["llama.block_count"] = number(8);
@@ -403,7 +404,8 @@ TEST_F(GgufQuantize, EntriesThatFitNoTensorAreTold) {
   };
   ImportanceMatrix matrix = llama_importance();
   EXPECT_THAT(found(matrix), ElementsAre());
-  // Embedding lookups are not measured, and norms are not quantized.
+  // The embedding and the norm need no importance: imatrix does not measure lookups, and norms are
+  // not quantized.
   matrix.entries["token_embd.weight"] = rising(24);
   matrix.entries["output_norm.weight"] = rising(3);
   EXPECT_THAT(found(matrix), ElementsAre());

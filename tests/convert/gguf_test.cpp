@@ -1,4 +1,4 @@
-// The GGUF container as a conversion target; other files test the encodings.
+// Tests GGUF files as output of conversions. Other files test the encodings.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ ConvertOptions gguf_options() {
   return options;
 }
 
-// One value of each type, including arrays.
+// Writes one metadata value of each type, including arrays.
 GgufWriter typed_entries() {
   GgufWriter writer;
   writer.entry_text("general.architecture", "wan")
@@ -63,7 +63,7 @@ GgufWriter typed_entries() {
   return writer;
 }
 
-// Blocks, values whose size is not a multiple of the alignment, and a scalar.
+// Returns a file with blocks, values whose size is not a multiple of the alignment, and a scalar.
 std::string block_file() {
   return typed_entries()
       .tensor("blocks.0.weight", {256, 300}, q4_k, some_blocks(300, 144, 2, 1))
@@ -110,7 +110,7 @@ TEST(ConvertGguf, AFileBecomesTheSameFile) {
   expect_same_metadata(after->metadata(), before->metadata());
   EXPECT_THAT(after->findings(), SizeIs(before->findings().size()));
   EXPECT_TRUE(compare(*before, *after).ok());
-  // The keys are in order now, so nothing is left to change.
+  // The keys are already sorted, so a second conversion changes nothing.
   converted(folder / "out.gguf", folder / "again.gguf", options);
   EXPECT_TRUE(read_file(folder / "again.gguf") == read_file(folder / "out.gguf"));
 }
@@ -228,7 +228,7 @@ TEST(ConvertGguf, GivenKeysAreAddedAndReplace) {
   EXPECT_EQ(std::get<std::string>(after.at("general.architecture").value), "test");
   EXPECT_EQ(std::get<std::string>(after.at("a.tokens").value), "other");
   EXPECT_EQ(std::get<double>(after.at("new").value), 2.5);
-  // safetensors stores metadata as text, without arrays.
+  // safetensors metadata consists of strings, so arrays cannot be written.
   options.format = FileFormat::safetensors;
   converted(source, folder / "out.safetensors", options);
   const auto other = open_checkpoint(folder / "out.safetensors");
@@ -240,7 +240,7 @@ TEST(ConvertGguf, GivenKeysAreAddedAndReplace) {
             "plan.options");
 }
 
-// Invalid values from a caller of the library.
+// The caller of the C++ API passes invalid metadata values.
 TEST(ConvertGguf, ValuesThatAreNoneOfTheirTypeAreRefused) {
   const TemporaryFolder folder;
   const auto catalog = open_checkpoint(folder.write("source.gguf", block_file()));
@@ -269,7 +269,7 @@ TEST(ConvertGguf, ValuesThatAreNoneOfTheirTypeAreRefused) {
   }
 }
 
-// Rules that keep blocks whole copy them; other rules and a dtype decode them.
+// Rules that keep blocks whole copy the blocks. Other rules, or a requested dtype, decode them.
 TEST(ConvertGguf, BlocksStayWhereRowsStayWhole) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.gguf", block_file());
@@ -312,7 +312,7 @@ TEST(ConvertGguf, BlocksStayWhereRowsStayWhole) {
             kept);
 }
 
-// Permuted rows: whole blocks move.
+// The rules permute rows, so whole blocks move.
 TEST(ConvertGguf, StacksOfBlocksAndTheirRowsInAnotherOrder) {
   const TemporaryFolder folder;
   const std::string first = some_bytes(6 * 144, 1);
@@ -365,7 +365,7 @@ TEST(ConvertGguf, SplitFilesAreLlamaCpps) {
   EXPECT_EQ(std::get<std::string>(split->metadata().at("general.architecture").value), "wan");
   EXPECT_EQ(split->metadata().at("split.count").type, MetadataType::u16);
   EXPECT_EQ(split->metadata().at("split.tensors.count").type, MetadataType::i32);
-  // Back to one file: keys about split parts are not copied.
+  // Converting back to one file drops the keys about split files.
   ConvertOptions whole;
   whole.format = FileFormat::gguf;
   const TemporaryFolder elsewhere;
@@ -394,7 +394,8 @@ TEST(ConvertGguf, SplitFilesNeverReplaceAndOneIsEnough) {
             "plan.options");
 }
 
-// One part of the work, then the rest, then the final names.
+// The conversion takes three runs: two parts, and a last run that gives the files their final
+// names.
 TEST(ConvertGguf, SplitFilesInParts) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.gguf", block_file());

@@ -1,9 +1,9 @@
-// Pinned results of conversions: small checkpoints from fixed seeds, a table of conversions, and
-// digests of what each wrote and reported, in tests/golden/conversions.txt. A section has a row for
-// the findings of each code or for the error (severity, code, count, digest of their texts), one
-// for the origin of each tensor, and one for each file (name, bytes, digest), or without files one
-// for the values of each tensor and for the configs next to them. After an intended change, write
-// the rows again with
+// Compares conversions with the digests in tests/golden/conversions.txt. The inputs are small
+// checkpoints with values from fixed seeds. Each conversion has a section, with one line for each
+// code of a finding or for the error (severity, code, count, digest of the messages), one line for
+// the origin of each tensor, and one line for each file (name, bytes, digest). If the conversion
+// writes no files, the section has lines for the values of each tensor and for the companion
+// configs instead. After an intended change, write the file again with
 //   LOADSTONE_WRITE_GOLDENS=1 build/release/bin/convert_test --gtest_filter='Golden.*'
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -106,19 +106,19 @@ Change dtype(Dtype dtype) {
 void dequantized(ConvertOptions& options) { options.dequantize = true; }
 void one_file(ConvertOptions& options) { options.one_file = true; }
 
-// Runs conversions, each into a folder or file that may be the source of others.
+// Runs conversions. Each writes to its own folder or file, which later conversions may read.
 class Conversions {
  public:
   Conversions() { write_golden_models(folder_); }
 
   [[nodiscard]] const std::string& text() const { return text_; }
 
-  // `source`: names below the folder, joined by +.
+  // `source` contains names below the folder, joined by +.
   void plan(const std::string& name, const std::string& source,
             const std::vector<Change>& changes) {
     add(name, source, changes, What::plan);
   }
-  // Digests values of tensors that no file receives.
+  // Records digests of the tensors' values without writing a file.
   void values(const std::string& name, const std::string& source,
               const std::vector<Change>& changes) {
     add(name, source, changes, What::values);
@@ -183,7 +183,7 @@ class Conversions {
     return digest(text);
   }
 
-  // One row per code.
+  // Adds one line per code.
   void add_findings(const std::vector<Finding>& findings) {
     for (auto first = findings.begin(); first != findings.end();) {
       const auto last = std::find_if(first, findings.end(), [&](const Finding& each) {

@@ -1,4 +1,4 @@
-// A conversion to memory gives the bytes of a conversion to files.
+// Tests that a conversion to memory gives the same bytes as a conversion to files.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class InMemory : public ::testing::TestWithParam<std::optional<Dtype>> {
     options.dtype = GetParam();
     options.one_file = false;
     options.shard_bytes_max = 150000;
-    options.quantize.allow_non_finite = true;  // random values, some beyond F16
+    options.quantize.allow_non_finite = true;  // random values may exceed F16's range
     return make_conversion(open_checkpoint(source), options);
   }
 

@@ -1,5 +1,5 @@
-// A checkpoint with many more shards than the process may have descriptors: loadstone opens each
-// shard on use, and closes others.
+// Converts a checkpoint with many more shards than the process may have descriptors. loadstone must
+// open each shard when it is read, and close others.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
@@ -42,7 +42,7 @@ bool maps(const Catalog& catalog) {
   return mapped.size() == shards;
 }
 
-// Ends the process; status 0 is success.
+// Converts with few descriptors and ends the process. Exit status 0 means success.
 [[noreturn]] void work_with_few_descriptors(const std::string& source, const std::string& folder) {
   const rlimit few = {.rlim_cur = 64, .rlim_max = 64};
   if (::setrlimit(RLIMIT_NOFILE, &few) != 0) std::exit(2);

@@ -33,7 +33,7 @@ constexpr std::uint64_t rows = 5;
 constexpr std::uint64_t columns = 70;
 constexpr std::uint64_t rank = 3;
 
-// A base, a second model, and the matrices of a product.
+// Creates a base, a second model, and the two matrices of a low-rank product.
 class Merges : public ::testing::Test {
  protected:
   Merges() {
@@ -145,7 +145,7 @@ TEST_F(Merges, QuantizedTensorsOfEachCheckpointAreFound) {
   EXPECT_EQ(quantized.tensors()[1].decoding.sources[1], joined.find("q.weight_scale", 2));
 }
 
-// The first model has GPTQ codes, and the second has scales without codes.
+// The first model has GPTQ codes. The second model has scales but no codes.
 TEST_F(Merges, ScalesBelongToCodesOfTheirOwnCheckpoint) {
   const auto open = [&](const char* file, const std::vector<FileTensor>& tensors) {
     return open_checkpoint(folder_.write(file, safetensors_bytes(tensors)));
@@ -209,7 +209,7 @@ TEST_F(Merges, ItsOptionsAreThoseOfTheCatalog) {
   EXPECT_EQ(refused({.weights = {nan, 1}, .adapters = {{}}}), "plan.options");
 }
 
-// Each change breaks one rule; loadstone must reject it.
+// Each change breaks one rule, so plan and engine must reject the merge.
 TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
   using Change = std::function<void(Merge&)>;
   const auto product = [](Merge& merge) -> LowRank& { return *merge.terms[1].low_rank; };
@@ -223,7 +223,7 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
       {"terms[0].boxes", [](Merge& m) { m.terms[0].boxes[0].dims[0].extent += 1; }},
       {"terms[1]", [](Merge& m) { m.row_elements = 0; }},
       {"row_elements", [](Merge& m) { m.row_elements = columns - 1; }},
-      // Also without a product: pieces would have no elements, so the loop would never end.
+      // Pieces without elements would make the loop endless, even if the merge has no product.
       {"row_elements", [](Merge& m) { m.row_elements = 1ULL << 40, m.terms.pop_back(); }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = 1; }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = UINT64_MAX; }},
@@ -253,13 +253,13 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
     Plan changed = good;
     changed.targets[0].recipe.merge = std::make_shared<const Merge>(bad);
     const HostMemory memory(good);
-    // A missing source is detected earlier, when its file is opened.
+    // A missing source is detected before the check of merges, when its file is opened.
     EXPECT_THAT(code_of([&] { (void)execute(changed, memory.destinations()); }),
                 AnyOf("plan.box", "internal"));
   }
 }
 
-// A thread keeps the largest region of each kind, possibly from different targets.
+// Each thread reserves the largest buffer of each kind, even if different targets need them.
 TEST(MergeMemory, IsNoMoreThanThePlanSays) {
   const TemporaryFolder folder;
   const auto catalog = open_checkpoint(folder.write(
@@ -307,7 +307,7 @@ TEST(MergeMemory, IsNoMoreThanThePlanSays) {
   EXPECT_LE(report.staging_bytes_peak + 440'000 * sizeof(float), plan.peak_bytes.at("cpu"));
 }
 
-// One non-finite value would damage a row or column without any other sign.
+// One non-finite value in an adapter would corrupt a whole row or column of the product.
 TEST_F(Merges, AnAdaptersNumbersAreFinite) {
   for (const char* const name : {"left", "right"}) {
     for (const float wrong :
@@ -393,7 +393,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   };
   EXPECT_EQ(code("\"left\": [", "\"left\": [],\"lost\": ["), "plan.json");
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 3"), "plan.json");
-  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // no 'w' in this file
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // it has no 'w'
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 4294967296"), "plan.json");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 4"), "plan.box");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 18446744073709551615"), "plan.box");
@@ -423,7 +423,8 @@ TEST_F(Merges, HaveARootForEachCheckpoint) {
   EXPECT_EQ(code({root(1), root(2), root(2)}), "plan.options");
 }
 
-// Adapters of one base have equal names, shapes and sizes, and so have fine-tuned models.
+// Adapters of one base have equal names, shapes and sizes, and so do fine-tuned models. loadstone
+// must not confuse their files.
 TEST(SavedMerges, TakeNoOtherFileThatStandsBesideThePlan) {
   const TemporaryFolder folder;
   const auto write = [&](const std::string& name, unsigned seed) {

@@ -71,11 +71,11 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
 struct InPart {
   Names plain;
   Names quantized;
-  Names same_plain;      // the modules under their other names
-  Names same_quantized;  // the quantized modules under their other names
+  Names same_plain;      // different names of the plain modules
+  Names same_quantized;  // different names of the quantized modules
 };
 
-// Lists of layers that are partly plain.
+// Models in which only some layers of a list are quantized.
 const InPart in_part[] = {
     {{"model.encoder.layers.0.q_proj", "model.encoder.layers.0.fc1"},
      {"model.encoder.layers.1.q_proj", "model.encoder.layers.1.fc1",
@@ -102,7 +102,7 @@ const InPart in_part[] = {
      {"model.stages.1.blocks.1.fc", "model.stages.0.blocks.0.fc"},
      {"stages.0.blocks.1.fc"},
      {"stages.1.blocks.1.fc", "vision.stages.0.blocks.0.fc"}},
-    // Two parts of the name in combination.
+    // Only two parts of the name together identify the plain module.
     {{"a.x.layers.0.fc"},
      {"a.y.layers.0.fc", "b.x.layers.0.fc"},
      {"model.a.model.x.layers.0.fc"},
@@ -135,7 +135,7 @@ TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
   }
   EXPECT_EQ(patterns_of_plain(plain, others),
             Names({R"((.*\.)?layers\.(?:0|1)\.mlp\.experts\.\d+\.up_proj$)"}));
-  // Experts that stay plain get one pattern each.
+  // Each plain expert gets its own pattern.
   EXPECT_EQ(patterns_of_layers({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
 }
 

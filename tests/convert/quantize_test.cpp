@@ -45,7 +45,7 @@ struct Matrix {
   float size;
 };
 
-// Two layers; partners are in different shards.
+// Returns the matrices of two layers. Matrices that share a scale are in different shards.
 const std::vector<Matrix>& matrices() {
   static const std::vector<Matrix> all = {
       {"model.embed_tokens.weight", 64, 128, 1},
@@ -68,7 +68,7 @@ std::string value_of(std::size_t index) {
   return numbers(matrix.rows * matrix.columns, matrix.size, static_cast<unsigned>(index));
 }
 
-// A folder with two shards and a config.
+// Writes a folder with two shards and a config. Returns its path.
 std::string model_folder(const TemporaryFolder& folder) {
   std::vector<FileTensor> shards[2];
   std::map<std::string, std::string> index;
@@ -113,7 +113,8 @@ float largest_of(const std::string& value) {
   return largest;
 }
 
-// Components of a matrix encoded in one call, with a scale for this largest magnitude.
+// Encodes a matrix in one call, with the scale for the largest magnitude `amax`. Returns its
+// components.
 std::vector<std::string> parts_by_hand(std::size_t index, const Quantization& quantization,
                                        float amax) {
   const Matrix& matrix = matrices()[index];
@@ -149,7 +150,7 @@ TEST(QuantizeFiles, PartnersInDifferentShardsShareTheirScale) {
       EXPECT_TRUE(part_of(*catalog, name) == parts[0]) << name;
       EXPECT_TRUE(part_of(*catalog, name + "_scale") == parts[1]) << name;
       EXPECT_TRUE(part_of(*catalog, name + "_scale_2") == parts[2]) << name;
-      // Control: its own largest magnitude alone gives a different scale.
+      // Control: the matrix alone, without its partners, would get a different scale.
       const auto alone =
           parts_by_hand(i, options.quantize.formats[0].quantization, largest_of(value_of(i)));
       EXPECT_EQ(alone[2] == parts[2], largest_of(value_of(i)) == amax) << name;
@@ -189,7 +190,7 @@ TEST(QuantizeFiles, BytesDependOnNeitherMemoryNorThreads) {
   }
 }
 
-// This makes each shard independent of the others.
+// If all components and partners are in one shard, no shard depends on another one.
 TEST(QuantizeFiles, PartnersAndPartsStandInOneFile) {
   const TemporaryFolder folder;
   const std::string source = model_folder(folder);
@@ -208,7 +209,7 @@ TEST(QuantizeFiles, PartnersAndPartsStandInOneFile) {
 
 TEST(QuantizeFiles, NumbersThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
-  for (const std::uint64_t rows : {32u, 40000u}) {  // in one window, and measured in a first pass
+  for (const std::uint64_t rows : {32u, 40000u}) {  // one window; several, measured first
     std::string value = numbers(rows * 64, 1, 1);
     value.replace(2 * 1000, 2, "\xc0\x7f", 2);
     const std::string source =

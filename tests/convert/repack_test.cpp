@@ -1,4 +1,4 @@
-// The only computed value of a repacked weight: the global scale of NVFP4.
+// Tests the inverse of NVFP4's global scale, the only value that repacking computes.
 #include "convert/repack.h"
 
 #include <gtest/gtest.h>

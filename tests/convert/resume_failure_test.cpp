@@ -1,4 +1,4 @@
-// Failed conversions that are resumed.
+// Tests conversions that fail or are cancelled and are then resumed.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -31,8 +31,8 @@ constexpr ConvertRun part(std::uint32_t index, std::uint32_t count) {
   return {.part = ConvertPart{.index = index, .count = count}};
 }
 
-// Codes of several runs of one conversion, where the last value in one of two shards becomes
-// invalid once it is cast or quantized.
+// Returns the error codes of several runs of one conversion. The last value in one of two shards is
+// `wrong`, which is invalid after a cast or quantization.
 std::vector<std::string> codes_of(float wrong, const std::string& to,
                                   const std::vector<ConvertRun>& runs) {
   const TemporaryFolder folder;
@@ -68,12 +68,12 @@ TEST(ResumeAfterAFailure, AFileWithAWrongValueIsNeverFinished) {
     EXPECT_THAT(codes_of(wrong, to, {resume, resume}), ElementsAre(code, code));
     EXPECT_THAT(codes_of(wrong, to, {part(1, 2), part(2, 2), finish}),
                 ElementsAre("", code, "convert.incomplete"));
-    // Control: values that fit.
+    // Control: all values are valid.
     EXPECT_THAT(codes_of(1, to, {part(1, 2), part(2, 2), finish}), ElementsAre("", "", ""));
   }
 }
 
-// Cancels after `reads` reads of a shard that an earlier run finished.
+// Cancels the run after `reads` reads of a shard that an earlier run finished.
 class KeptObserver final : public Observer {
  public:
   bool on_progress(const Progress& progress) override {
@@ -114,7 +114,8 @@ TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
   EXPECT_EQ(convert(plan, target, finish).outputs.size(), 4u);
 }
 
-// The thread that finishes a file reads blocks again that were not hashed while they passed.
+// The thread that finishes a file reads the blocks again that were not hashed when they were
+// written.
 TEST(ResumeCancelled, WhileAReceiptReadsAgain) {
   const TemporaryFolder folder;
   const std::vector<FileTensor> tensors = {{"a", "U8", {4 << 20}, some_bytes(4 << 20)}};

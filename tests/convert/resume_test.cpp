@@ -1,4 +1,4 @@
-// Conversions that are interrupted and resumed, or done in parts.
+// Tests conversions that are interrupted and resumed, or made in parts.
 #include <gmock/gmock.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -48,7 +48,7 @@ class Resume : public ::testing::Test {
  protected:
   void SetUp() override { convert(plan(), folder / "whole"); }
 
-  // Five shards, in sequence.
+  // Writes five shards in sequence.
   [[nodiscard]] ConvertOptions options() const {
     return {.one_file = false, .shard_bytes_max = 130'000, .threads = 1};
   }
@@ -57,7 +57,7 @@ class Resume : public ::testing::Test {
     return make_conversion(open_checkpoint(source), options);
   }
 
-  // Simulates kill -9 once this many bytes of the source have been read.
+  // Simulates kill -9 after the conversion has read `bytes` bytes of the source.
   void killed(const Conversion& conversion, std::uint64_t bytes, const ConvertRun& run = {}) const {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -133,7 +133,7 @@ TEST_F(Resume, ARunThatBeginsAnewRemovesWhatWasLeft) {
   convert(other, target);
   EXPECT_THAT(names_in(target), ElementsAre("other.safetensors"));
   EXPECT_FALSE(fs::exists(work));
-  // A single file has a different work folder.
+  // A single output file has its own work folder.
   const auto one = make_conversion(open_checkpoint(source), {.threads = 1});
   target = folder / "one.safetensors";
   killed(one, 300'000);
@@ -142,7 +142,7 @@ TEST_F(Resume, ARunThatBeginsAnewRemovesWhatWasLeft) {
   EXPECT_FALSE(fs::exists(folder / ".loadstone-one.safetensors.part"));
 }
 
-// After a failure a run with `resume` keeps its finished shards; a run without keeps nothing.
+// After a failure, a run with `resume` keeps the shards that it finished. Other runs keep nothing.
 TEST_F(Resume, AFailureKeepsWhatItWasToldToKeep) {
   FaultyStorage faulty(local_storage(),
                        {.path_end = "source.safetensors", .offset_begin = 300'000});
@@ -205,7 +205,7 @@ TEST_F(Resume, AShardThatIsNotWholeIsMadeAgain) {
   const std::string shard = files + "model-00001-of-00005.safetensors";
   const std::string bytes = read_file(shard);
   const auto kept = [&] {
-    killed(plan(), 330'000, resume);  // reads kept shards too; the last shard is still missing
+    killed(plan(), 330'000, resume);  // also reads the kept shards, and ends before the last shard
     return fs::exists(shard) && read_file(shard) == bytes;
   };
   fs::resize_file(shard, bytes.size() - 1);
@@ -234,7 +234,7 @@ TEST_F(Resume, AStateThatIsNoneIsRefused) {
   expect_whole();
   killed(plan(), 300'000);
   folder.write(".loadstone-out.part/state.json", "{");
-  EXPECT_EQ(code({}), "");  // a new run needs no state
+  EXPECT_EQ(code({}), "");  // a run without `resume` ignores the state
   expect_whole();
 }
 
@@ -298,7 +298,7 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   EXPECT_EQ(code(part(3, 3)), "");
   EXPECT_EQ(code(finish), "");
   expect_whole();
-  // One run can resume finished parts as well.
+  // An ordinary resumed run can also use parts that are finished.
   convert(plan(), folder / "out", part(2, 3));
   EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_whole();
@@ -334,7 +334,7 @@ TEST_F(Resume, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(names_in(folder / "in"), ElementsAre("source.safetensors"));
 }
 
-// Runs inside a run that reads, and sees what a second process would see.
+// Starts a second run from inside the first one, and expects what a second process would get.
 TEST_F(Resume, TwoDoNotDoTheSame) {
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;

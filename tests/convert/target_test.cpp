@@ -1,4 +1,5 @@
-// Allowed targets of a conversion, and their state when it ends early.
+// Tests which targets a conversion accepts, and the state of a target after a conversion that ended
+// early.
 #include <gmock/gmock.h>
 #include <sys/mount.h>
 
@@ -45,7 +46,7 @@ TEST_F(Target, TheSourceIsNeverWritten) {
   EXPECT_EQ(code(folder / "in"), "convert.target");
   EXPECT_EQ(code((folder / "in") + "/../in/."), "convert.target");
   EXPECT_TRUE(read_file(source) == bytes);
-  // A neighbour of a single file is unrelated.
+  // A different file next to a single source file is allowed.
   EXPECT_EQ(code(folder / "in/other.safetensors"), "");
 }
 
@@ -73,7 +74,7 @@ TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
   EXPECT_THAT(names_in(folder / "named"), ElementsAre("diffusion_pytorch_model.safetensors"));
 }
 
-// Replaces the older output atomically; other files in the folder stay.
+// The conversion replaces the older output atomically and keeps other files in the folder.
 TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   converted(source, folder / "out", {.one_file = false, .shard_bytes_max = 150000});
   folder.write("out/config.json", "{}");
@@ -85,7 +86,7 @@ TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", {.storage = &faulty}); }), "io.read");
   EXPECT_EQ(names_in(folder / "out"), before);
-  // Files that appear in the folder meanwhile survive.
+  // Files that other programs add to the folder during the conversion are kept.
   LoggingStorage watched(local_storage());
   watched.watch().before_read = [&](const Access& access) {
     if (access.offset > 10'000) folder.write("out/late.txt", "late");
@@ -132,7 +133,7 @@ class Stopper final : public Observer {
   bool on_progress(const Progress& /*progress*/) override { return false; }
 };
 
-// No matter how it ends early: no new file under any name, and an old target unchanged.
+// Any early end must leave no new file and must not change an old target.
 TEST_F(Target, AFailureLeavesNothing) {
   folder.write("old.safetensors", "old");
   folder.write("joined/config.json", "{}");
@@ -162,7 +163,7 @@ TEST_F(Target, AChangedSourceIsFound) {
   const Conversion conversion = make_conversion(open_checkpoint(source));
   fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(1));
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out.safetensors"); }), "io.changed");
-  // The source changes while it is read.
+  // The source changes during the conversion.
   const Conversion again = make_conversion(open_checkpoint(source));
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;
@@ -183,7 +184,7 @@ TEST_F(Target, AFullDiskIsFoundBeforeAnythingIsWritten) {
   EXPECT_EQ(code(folder / "disk/out.safetensors"), "io.no_space");
   EXPECT_EQ(code(folder / "disk/out"), "io.no_space");
   EXPECT_THAT(names_in(folder / "disk"), IsEmpty());
-  // Control: a smaller model fits.
+  // Control: a smaller model fits on the disk.
   const std::string small =
       folder.write("small.safetensors", safetensors_bytes({{"a", "U8", {9}, some_bytes(9)}}));
   EXPECT_EQ(code(folder / "disk/out.safetensors", small), "");

@@ -1,4 +1,4 @@
-// Copies by CUDA's driver API, against a fake driver.
+// Tests copies through CUDA's driver API with a fake driver.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
     EXPECT_EQ(second_[63], std::byte{7});
     EXPECT_EQ(first_[32], std::byte{0});
     device->wait(3);
-    device->wait(17);  // an unused stream
+    device->wait(17);  // a stream without copies
     EXPECT_EQ(first_[63], std::byte{7});
     std::array<std::byte, 4> back = {};
     device->read("cuda:1", second_.data() + 60, back);
@@ -59,7 +59,7 @@ TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
   EXPECT_EQ(fake_cuda_live(), 0);
 }
 
-// Copies to the first device's memory, 8 bytes each, in contiguous pairs.
+// Returns copies of 8 bytes each to the first device's memory, in contiguous pairs.
 std::vector<DeviceCopy> pairs(std::byte* to, const std::byte* from) {
   std::vector<DeviceCopy> copies;
   for (const std::size_t at : {0u, 8u, 24u, 32u, 48u, 56u})
@@ -97,7 +97,7 @@ TEST_F(Cuda, ManyCopiesAreOneCallWhereTheDriverHasIt) {
   }
 }
 
-// A copy must not span two allocations: here the fake driver would record a violation.
+// A copy must not span two allocations. The fake driver would record it as a violation.
 TEST_F(Cuda, NoCopyGoesFromOneAllocationToTheNext) {
   fake_cuda_reset();
   fake_cuda_register(first_.data(), 16, 0);
@@ -129,7 +129,7 @@ TEST_F(Cuda, NoCopyGoesFromOneAllocationToTheNext) {
 }
 
 TEST_F(Cuda, TheCopyThatFailsIsKnownWhereTheDriverSaysIt) {
-  constexpr std::array<std::size_t, 3> expected = {6, 4, 4};  // the third pair
+  constexpr std::array<std::size_t, 3> expected = {6, 4, 4};  // reported index of the failed copy
   for (const std::size_t version : {0u, 1u, 2u}) {
     SetUp();
     fake_cuda_fail_copy("cuMemcpyBatchAsync_v2", 0, 2, 700);
@@ -149,7 +149,7 @@ TEST_F(Cuda, TheCopyThatFailsIsKnownWhereTheDriverSaysIt) {
   }
 }
 
-// An implementation without copy_all().
+// A device that does not implement copy_all().
 class OneByOne final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t) override { return nullptr; }
@@ -193,7 +193,7 @@ TEST_F(Cuda, WhatFailsIsNamed) {
                 .value()
                 .code(),
             "memory.device");
-  device->copy(1, "cuda:0", first_.data(), {pinned, 64});  // the next attempt has a stream
+  device->copy(1, "cuda:0", first_.data(), {pinned, 64});  // a later copy creates the stream
   device->wait(1);
   device->free(pinned);
   for (const char* name : {"cuda:2", "cuda:x", "cuda:", "cuda:1 ", "xpu:0", "cpu", ""}) {
@@ -224,7 +224,7 @@ TEST_F(Cuda, ALibraryThatIsNoDriverIsRefused) {
               HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
 }
 
-// Controls: the fake detects the misuse that a driver punishes.
+// Controls: the fake driver detects misuse that a real driver punishes.
 TEST_F(Cuda, TheFakeSeesWhatADriverWouldPunish) {
   const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
   std::byte* const pinned = device->allocate("cuda:0", 64);

@@ -1,4 +1,4 @@
-// Loads to devices with the fake driver, see fake_cuda.h.
+// Tests loads to devices with the fake driver, see fake_cuda.h.
 #include "loadstone/device.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Memory for the targets of a plan; the fake driver registers memory for devices.
+// Owns memory for the targets of a plan. The fake driver registers it as device memory.
 class DeviceMemory {
  public:
   explicit DeviceMemory(const Plan& plan) : host_(plan), destinations_(host_.destinations()) {
@@ -48,7 +48,7 @@ class DeviceMemory {
   std::vector<Destination> destinations_;
 };
 
-// Loads with the newest driver, or a given version.
+// Loads with the given version of the driver, by default the newest one.
 Report load(const Plan& plan, const DeviceMemory& memory, ExecuteOptions options,
             const char* driver = LOADSTONE_FAKE_CUDA_13) {
   const auto device = open_cuda(driver);
@@ -61,10 +61,10 @@ void expect_clean() {
   EXPECT_EQ(fake_cuda_live(), 0);
 }
 
-// Bytes per thread: two of the smallest windows.
+// The least staging memory per thread: two of the smallest windows.
 constexpr std::uint64_t ring_bytes_least = 64 << 10;
 
-// Returns the number of targets on a device.
+// Loads a random plan, and returns the number of its targets on a device.
 std::size_t load_random_plan(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -128,7 +128,7 @@ const std::vector<Quantization>& quantizations() {
   return all;
 }
 
-// A matrix of several windows that is quantized during the load.
+// Returns a plan for a matrix of several windows that the load quantizes.
 Plan quantizing_plan(PlanBuilder& builder, const Quantization& quantization) {
   builder.add_shard();
   for (const char* name : {"v", "w"}) {
@@ -167,7 +167,7 @@ TEST(Devices, WhatIsQuantizedOnItsWayHasTheBytesOfTheHost) {
   }
 }
 
-// One matrix of 32 windows.
+// Returns a plan for one matrix of 32 windows.
 Plan matrix_plan(PlanBuilder& builder, const char* device = "cuda:0") {
   builder.add_shard();
   builder.add_plain("w", Dtype::u8, Dtype::u8, {64, 65536}, pattern(std::size_t{64} << 16, 3));
@@ -178,7 +178,7 @@ Plan matrix_plan(PlanBuilder& builder, const char* device = "cuda:0") {
   return plan;
 }
 
-// Expects a read of the next window between the copy from a slot and the wait for it.
+// Expects that the next window is read between the start of a copy and the wait for that copy.
 void expect_overlap(std::size_t copies_least) {
   const std::string order = fake_cuda_order();
   std::size_t overlapped = 0;
@@ -187,13 +187,13 @@ void expect_overlap(std::size_t copies_least) {
        at = order.find("copy ", at + 1)) {
     const std::string stream = order.substr(at + 5, order.find('\n', at) - at - 5);
     const std::size_t wait = order.find("wait " + stream + "\n", at);
-    ASSERT_NE(wait, std::string::npos);  // nothing is left in flight
+    ASSERT_NE(wait, std::string::npos);  // every copy is waited for
     const std::size_t read = order.find("read\n", at);
     ++copies;
     if (read < wait) ++overlapped;
   }
   EXPECT_GE(copies, copies_least);
-  EXPECT_GE(overlapped, copies - 2);  // no window follows the last ones
+  EXPECT_GE(overlapped, copies - 2);  // no window follows the last two
 }
 
 TEST(Devices, CopiesGoOnWhileOthersAreRead) {
@@ -229,7 +229,7 @@ TEST(Devices, CopiesOfHalvesOfSlotsGoOnToo) {
   }
 }
 
-// `count` values of 1000 bytes, which take 1024 bytes each in a slot.
+// Returns a plan of `count` values with 1000 bytes each, which take 1024 bytes each in a slot.
 Plan small_values(PlanBuilder& builder, unsigned count, unsigned threads) {
   builder.add_shard();
   for (unsigned i = 0; i < count; ++i) {
@@ -250,11 +250,11 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
       const Plan plan = small_values(builder, count, threads);
       const DeviceMemory memory(plan);
       const Report report = load(plan, memory, {.storage = &builder.storage}, driver);
-      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes remain
+      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes are left
       const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
       const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
       if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {
-        // A thread may end with a single value.
+        // The last slot of a thread may contain a single value, which is copied without a batch.
         EXPECT_LE(copies, static_cast<int>(threads));
         EXPECT_GE(copies + batches, slots);
         EXPECT_LE(copies + batches, slots + static_cast<int>(threads));
@@ -271,7 +271,7 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
   }
 }
 
-// Slots are not larger than a few small values need.
+// Slots must be only as large as a few small values need.
 TEST(Devices, FewSmallValuesPinLittle) {
   PlanBuilder builder;
   const Plan plan = small_values(builder, 40, 2);
@@ -294,7 +294,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
     const bool is_known = std::string(driver) == LOADSTONE_FAKE_CUDA_12_8;
     EXPECT_EQ(error.code(), "device.driver");
     EXPECT_EQ(error.where().field, "cuda:0");
-    // A slot is full when less than 4096 bytes remain.
+    // A slot is sent when less than 4096 bytes of it are free.
     const std::uint64_t before = batch_bytes / 1024 - 3;
     EXPECT_EQ(error.where().tensor, "t" + std::to_string(before + (is_known ? 10 : 0)));
     EXPECT_EQ(error.message().find("simultaneous") == std::string::npos, is_known) << error.what();
@@ -302,7 +302,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
   }
 }
 
-// A device that throws an int.
+// A device whose functions throw an int.
 class Thrower final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t bytes) override {
@@ -328,7 +328,7 @@ TEST(Devices, WhatIsNoExceptionEndsTheLoadToo) {
   EXPECT_EQ(error.code(), "internal");
 }
 
-// Values larger than a batch do not wait for others; the remaining ones are sent at the end.
+// Values larger than a batch are copied at once. Small values that remain are copied at the end.
 TEST(Devices, LargeAndSmallValuesShareARing) {
   PlanBuilder builder;
   builder.add_shard();
@@ -359,7 +359,8 @@ TEST(Devices, LargeAndSmallValuesShareARing) {
   expect_clean();
 }
 
-// The ranks of a machine share the limit of pinned memory; a single rank keeps its own.
+// The processes of one machine share the limit of pinned memory. A single process may use all of
+// it.
 TEST(Devices, RanksShareWhatMayBePinned) {
   PlanBuilder builder;
   builder.staging_bytes_max = 8 << 20;
@@ -386,7 +387,7 @@ TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
   for (const bool is_quantized : {false, true}) {
     PlanBuilder builder;
     Plan plan = is_quantized ? quantizing_plan(builder, quantizations()[4]) : matrix_plan(builder);
-    if (!is_quantized) {  // a cast, so the digest differs from the file's
+    if (!is_quantized) {  // the cast makes the digest differ from the file's
       plan.targets[0].dtype = Dtype::bf16;
     }
     for (PlannedTarget& target : plan.targets) target.device = "cpu";
@@ -407,7 +408,8 @@ TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
   }
 }
 
-// Whichever call fails, the error names tensor and device, and nothing is leaked or in flight.
+// For every failing call, the error must name tensor and device, and nothing may leak or stay in
+// flight.
 TEST(Devices, AFailingCallEndsTheLoad) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuMemHostAlloc", "cuStreamCreate", "cuEventCreate",
@@ -422,7 +424,7 @@ TEST(Devices, AFailingCallEndsTheLoad) {
         fake_cuda_fail(function, number, 700);
         try {
           const Report report = load(plan, memory, {.storage = &builder.storage});
-          EXPECT_LE(fake_cuda_calls(function), number) << function;  // called fewer times than that
+          EXPECT_LE(fake_cuda_calls(function), number) << function;  // the load makes fewer calls
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), "device.driver") << error.what();
           EXPECT_EQ(error.where().field, "cuda:1") << error.what();
@@ -477,7 +479,7 @@ TEST(Devices, MemoryAndPlanAgree) {
   const Error error = error_of([&] { execute(plan, destinations, {.storage = &builder.storage}); });
   EXPECT_EQ(error.code(), "plan.destination");
   EXPECT_EQ(error.where().tensor, "w");
-  // A plan for a device can be loaded to the host without a driver.
+  // A plan for a device can also be loaded to host memory, without a driver.
   PlanBuilder other;
   const Plan on_device = matrix_plan(other, "cuda:0");
   const HostMemory host(on_device);

@@ -10,7 +10,7 @@
 namespace loadstone::test {
 namespace {
 
-// Memory policy of the calling thread; -1 if the system does not report it.
+// Returns the memory policy of the calling thread, or -1 if the system does not report it.
 int policy() {
   int mode = -1;
   return ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 ? mode : -1;

@@ -1,4 +1,4 @@
-// The byte ranges that a run will read, used for requests to the system ahead of reads.
+// Tests which byte ranges loadstone requests from the system ahead of its reads.
 #include <gmock/gmock.h>
 
 #include "engine/box_read.h"
@@ -19,7 +19,7 @@ constexpr std::uint64_t rows = 3;
 
 class PlannedReadsTest : public ::testing::Test {
  protected:
-  // Adds some columns of rows of 1 MiB.
+  // Adds a target for some columns of a matrix whose rows have 1 MiB each.
   void add_columns(std::uint64_t begin, std::uint64_t count, Dtype dtype) {
     const auto source = builder.add_tensor("w", Dtype::u8, {rows, mib}, pattern(rows * mib, 1));
     builder.add_target(
@@ -60,7 +60,7 @@ TEST_F(PlannedReadsTest, ShortPiecesFarApartAreLeftToTheReaders) {
 }
 
 TEST_F(PlannedReadsTest, WhatIsReadOverIsAskedFor) {
-  add_columns(100, mib - 50'000, Dtype::i32);  // cast, so staged including the holes
+  add_columns(100, mib - 50'000, Dtype::i32);  // casts are staged, including the gaps between rows
   EXPECT_THAT(asked(), ElementsAre(ByteRange{100, rows * mib - 50'000 + 100}));
 }
 
@@ -73,7 +73,7 @@ TEST_F(PlannedReadsTest, NeighboursAreOneUnlessALargerHoleIsBetweenThem) {
   EXPECT_THAT(asked(), ElementsAre(ByteRange{0, 4296}, ByteRange{8393, 8493}));
 }
 
-// A plan that is executed in parts, as by one of several ranks.
+// The plan is executed in parts, as by one of several processes.
 TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   builder.add_plain("a", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 1));
   builder.add_plain("b", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 2));
@@ -86,7 +86,7 @@ TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   EXPECT_EQ(report.bytes_read_ahead, mib);
 }
 
-// Planning ignores such a box; the reader rejects it.
+// The box is outside its source. planned_reads() ignores it, and the reader rejects it.
 TEST_F(PlannedReadsTest, ABoxThatLeavesItsSourceIsNobodys) {
   add_columns(mib / 2, mib / 4, Dtype::u8);
   Plan plan = builder.build();

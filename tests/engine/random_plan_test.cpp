@@ -1,4 +1,4 @@
-// Compares random boxes with a copier that moves one element after the other.
+// Compares loads of random boxes with a plain loop that copies one element at a time.
 #include "support/random_plan.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ Ranges ranges_of(const std::vector<ReadEvent>& events) {
   return joined(ranges);
 }
 
-// The run requests exactly the planned ranges ahead, and reads exactly these, except for small
-// holes between two pieces.
+// Expects that the run requests exactly the planned ranges ahead, and reads no others except small
+// gaps between two ranges.
 void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   std::vector<std::uint32_t> all(plan.targets.size());
   std::iota(all.begin(), all.end(), 0U);
@@ -70,7 +70,7 @@ void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   }
 }
 
-// Digests must not depend on the engine's read order.
+// Expects digests that do not depend on the order of the engine's reads.
 void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory& memory) {
   for (const ReceiptFile& file : receipt.sources) {
     const auto source = builder.storage.open(file.path);
@@ -87,7 +87,7 @@ void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory&
   }
 }
 
-// A receipt for every second load.
+// Returns a digest kind for every second seed, so that every second load makes a receipt.
 std::optional<DigestKind> digest_of_seed(unsigned seed) {
   if (seed % 2 == 0) return std::nullopt;
   const bool is_slow = seed % 8 == 1 && can_digest(DigestKind::sha256_tree);
@@ -116,7 +116,7 @@ void load_random_plan(unsigned seed) {
   ASSERT_EQ(report.receipt != nullptr, seed % 2 == 1);
   if (report.receipt != nullptr) expect_true(*report.receipt, builder, memory);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    // Not EXPECT_EQ, which would print megabytes.
+    // EXPECT_EQ would print megabytes if the values differ.
     EXPECT_TRUE(value_of(memory.destinations()[i]) == expected_value(builder, plan.targets[i]))
         << plan.targets[i].name;
     EXPECT_EQ(report.provenance[i].bytes_written, plan.targets[i].byte_count());
@@ -127,7 +127,8 @@ TEST(RandomPlanTest, GivesTheSameBytesAsThePlainCopier) {
   for (unsigned seed = 0; seed < 1500 && !HasFailure(); ++seed) load_random_plan(seed);
 }
 
-// Rows of a column slice with gaps of 3 KiB: more holes than a reader can hold at once.
+// Reads a column slice with gaps of 3 KiB between its rows. There are more gaps than a reader can
+// buffer at once.
 TEST(RandomPlanTest, ADigestHasEachOfManyHoles) {
   for (const std::uint64_t chunk : {std::uint64_t{40'000}, std::uint64_t{8} << 20}) {
     for (const unsigned threads : {1u, 3u}) {
@@ -143,7 +144,7 @@ TEST(RandomPlanTest, ADigestHasEachOfManyHoles) {
                                      .storage = &builder.storage,
                                      .receipt = DigestKind::xxh3_128});
       expect_true(*report.receipt, builder, memory);
-      // This test is meaningless unless the holes are read together with the rows.
+      // The gaps must be read together with the rows, or this test would prove nothing.
       EXPECT_LT(builder.storage.reads().size(), 150u);
     }
   }

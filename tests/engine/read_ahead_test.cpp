@@ -1,4 +1,4 @@
-// Requests ahead of reads: planned bytes only, each byte once, and before its read.
+// Tests requests ahead of reads: only planned bytes, each byte once, and before its read.
 #include "engine/read_ahead.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-// Records requests; contains no bytes. Thread-safe.
+// A source that records requests and has no bytes. Thread-safe.
 class Asked final : public ByteSource {
  public:
   [[nodiscard]] const std::string& path() const noexcept override { return path_; }
@@ -68,7 +68,7 @@ TEST_F(ReadAheadTest, AsksForWhatFollowsInThePlan) {
   EXPECT_EQ(files[0]->reads, 3u);
 }
 
-// A rank's slices, or tensors of other components: bytes in between must not be requested.
+// The bytes between slices of a process, or between the requested tensors, must not be requested.
 TEST_F(ReadAheadTest, LeavesOutWhatIsNotPlannedAndGoesOnInTheNextShard) {
   ReadAhead ahead(std::vector<ShardRange>{{0, {0, mib}}, {0, {50 * mib, 51 * mib}}, {1, {7, 9}}},
                   shards(), 16 * mib);
@@ -77,7 +77,7 @@ TEST_F(ReadAheadTest, LeavesOutWhatIsNotPlannedAndGoesOnInTheNextShard) {
   EXPECT_THAT(asked(1), testing::ElementsAre(ByteRange{7, 9}));
 }
 
-// The first reads may be at the end of the files: scales, adapters.
+// The first reads may be at the end of the files, where scales and adapters can be stored.
 TEST_F(ReadAheadTest, AReadFarAheadTakesNothingFromThoseBefore) {
   ReadAhead ahead(std::vector<ShardRange>{{0, {0, 400 * mib}}, {1, {0, mib}}}, shards(), 16 * mib);
   read(ahead, 1, 0, mib);
@@ -119,7 +119,7 @@ TEST_F(ReadAheadTest, ShardsThatAreNotOpenAreLeftOut) {
   EXPECT_EQ(ahead.bytes_asked(), mib);
 }
 
-// Four readers of random plans.
+// Four threads read the ranges of random plans.
 TEST_F(ReadAheadTest, EachPlannedByteOnceWhateverTheOrder) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);

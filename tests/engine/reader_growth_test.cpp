@@ -1,4 +1,4 @@
-// Readers are added while each addition makes the load faster.
+// Tests that loadstone adds reader threads only while each addition makes the load faster.
 #include "engine/reader_growth.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace loadstone::test {
 namespace {
 
-// One second in which each reader used the fraction `busy` of a core.
+// Returns measurements of one second in which each reader used the fraction `busy` of a core.
 WorkPeriod period(double bytes_per_second, double busy) {
   return {.seconds = 1,
           .processor_seconds = busy,
@@ -29,7 +29,7 @@ TEST(ReaderGrowth, GoesOnWhileTheRateGrows) {
   EXPECT_EQ(growth.after(period(9e9, 0.6)), 16u);
 }
 
-// A saturated disk.
+// The disk is saturated, so more readers do not help.
 TEST(ReaderGrowth, EndsForGoodWhereTheLastOnesWereOfNoUse) {
   ReaderGrowth growth(2, 16, 8);
   EXPECT_EQ(growth.after(period(1e9, 0.2)), 3u);
@@ -37,12 +37,12 @@ TEST(ReaderGrowth, EndsForGoodWhereTheLastOnesWereOfNoUse) {
   EXPECT_EQ(growth.after(period(3e9, 0.2)), 3u);
 }
 
-// Two cores that copy from the page cache cannot run a third reader.
+// If two cores are busy with copies from the page cache, a third reader cannot run.
 TEST(ReaderGrowth, BusyCoresGetNoMoreReadersUnlessTheyWaitLater) {
   ReaderGrowth growth(2, 16, 2);
   EXPECT_EQ(growth.after(period(3e9, 1.9)), 2u);
   EXPECT_EQ(growth.after(period(3e9, 1.5)), 2u);
-  EXPECT_EQ(growth.after(period(1e9, 0.5)), 3u);  // the cached part of the file has ended
+  EXPECT_EQ(growth.after(period(1e9, 0.5)), 3u);  // the rest of the file is not cached
 }
 
 TEST(ReaderGrowth, MoreCoresThanReadersAreTried) {
@@ -52,13 +52,13 @@ TEST(ReaderGrowth, MoreCoresThanReadersAreTried) {
   EXPECT_EQ(growth.after(period(12.5e9, 9)), 9u);
 }
 
-// Measurements of busy readers of the cache do not apply to a disk.
+// Measurements of readers that are limited by the CPU do not apply once a disk limits them.
 TEST(ReaderGrowth, BeginsAnewWhereTheCachedPartEnds) {
   ReaderGrowth growth(4, 16, 64);
   EXPECT_EQ(growth.after(period(8e9, 4)), 6u);
   EXPECT_EQ(growth.after(period(1e9, 0.5)), 6u);
   EXPECT_EQ(growth.after(period(1e9, 0.5)), 9u);
-  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);  // a disk that more readers slow down
+  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);  // more readers make this disk slower
   EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);
 }
 
@@ -76,7 +76,7 @@ TEST(ReaderGrowth, ShortPeriodsSayNothing) {
   EXPECT_TRUE(growth.is_enough({.seconds = 0.2, .bytes = 64 << 20}));
 }
 
-// Readers sleep, as on a slow file system. Ends on its own if no reader joins.
+// The readers sleep, as on a slow file system. The test also ends if no reader joins.
 TEST(ReaderGrowth, ThreadsJoinTheWorkThatGoesOn) {
   const auto readers_of = [](ReaderGrowth growth) {
     std::atomic<bool> stop = false;

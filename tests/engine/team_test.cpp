@@ -1,4 +1,4 @@
-// Threads that cannot be started, and work that fails without memory for a message.
+// Tests teams whose threads cannot be started, and work that fails without memory for a message.
 #include "engine/team.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 namespace loadstone::test {
 namespace {
 
-// Starts `count` threads, then throws.
+// Returns a starter that starts `count` threads, then throws.
 template <typename Exception>
 Team::Starter starts(unsigned count, Exception exception) {
   return [count, exception](Team::Work work) mutable {
@@ -29,7 +29,7 @@ std::system_error no_thread() {
 
 class TeamTest : public testing::Test {
  protected:
-  // Returns how many of `wanted` threads did the work.
+  // Returns the number of threads that did the work.
   unsigned done_by(unsigned wanted, Team::Starter starter) {
     std::atomic<unsigned> done = 0;
     Team team(stop, std::move(starter));
@@ -68,7 +68,7 @@ TEST_F(TeamTest, NobodyJoinsWorkThatIsDone) {
   EXPECT_EQ(team.add(1), 0u);
 }
 
-// A started thread without an entry in the list would end the process.
+// Destroying a started thread that is not in the team's list would end the process.
 TEST_F(TeamTest, NobodyJoinsWhereThereIsNoMemory) {
   unsigned added = 1;
   std::thread([&] {
@@ -88,7 +88,7 @@ TEST_F(TeamTest, NoThreadAtAllIsAnError) {
   EXPECT_EQ(code_of([&] { (void)done_by(2, starts(0, std::bad_alloc())); }), "memory.host");
 }
 
-// If no allocation succeeds, neither does the allocation of an error's message.
+// If every allocation fails, the message of the error cannot be allocated either.
 TEST_F(TeamTest, WorkThatFindsNoMemoryIsAnError) {
   Team team(stop);
   team.start(2, [] {

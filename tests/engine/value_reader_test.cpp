@@ -1,4 +1,4 @@
-// Any range of any value equals the same range of execute()'s output.
+// Tests that ValueReader returns the bytes of execute() for any range of any value.
 #include "engine/value_reader.h"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ class Pulled {
   ValueReader reader;
 };
 
-// Compares the whole value, and ranges of random length in random order.
+// Compares the whole value, then ranges of random length in random order.
 void compare_ranges(Pulled& pulled, const Plan& plan, std::size_t index,
                     const Destination& expected, std::mt19937_64& random) {
   const PlannedTarget& target = plan.targets[index];
@@ -96,14 +96,14 @@ TEST(ValueReaderTest, EveryKindOfMovementInEverySmallRange) {
   }
 }
 
-// Weights with scales, and blocks that contain their scales, whole and transposed.
+// The values include weights with scales and GGUF blocks, whole and transposed.
 TEST(ValueReaderTest, DecodingsAreDecodedWhereTheyAreNeeded) {
   PlanBuilder builder;
   const auto blocks =
       builder.add_tensor("q", BlockFormat::q8_0, {64, 512}, pattern(64 * 512 / 32 * 34, 1));
   const auto scales = builder.add_tensor("s", Dtype::u8, {3, 5}, Bytes(15, std::byte{129}));
   const auto weights = builder.add_tensor("w", Dtype::f8_e4m3, {96, 100}, pattern(9600, 2));
-  builder.decodings = {{"mxfp4", {scales}, {1}, Dtype::f32},  // unused: never read
+  builder.decodings = {{"mxfp4", {scales}, {1}, Dtype::f32},  // no box uses it, so it is never read
                        {"gguf", {blocks}, {64, 512}, Dtype::bf16},
                        {"fp8_block", {weights, scales}, {96, 100}, Dtype::f32}};
   const auto add = [&](const char* name, Dtype dtype, Shape shape, Box box, std::uint32_t number) {
@@ -131,7 +131,7 @@ TEST(ValueReaderTest, DecodingsAreDecodedWhereTheyAreNeeded) {
   }
 }
 
-// Every range of whole blocks, in sequence.
+// Requests every range of whole blocks in sequence.
 TEST(ValueReaderTest, WhatIsContiguousIsReadOnce) {
   PlanBuilder builder;
   const auto blocks =
@@ -165,7 +165,7 @@ TEST(ValueReaderTest, WhatIsContiguousIsReadOnce) {
   EXPECT_EQ(pulled.reader.bytes_read(), source_bytes);
 }
 
-// Four values in two bytes: ranges must end at whole bytes.
+// Four values share two bytes, so ranges must end at whole bytes.
 TEST(ValueReaderTest, NumbersOfLessThanAByte) {
   PlanBuilder builder;
   builder.add_plain("f4", Dtype::f4, Dtype::f4, {8, 64}, pattern(256, 1));

@@ -1,5 +1,5 @@
-// Values quantized during a load have the bytes of quantizing them whole, no matter how they are
-// cut, moved and read.
+// Tests that values quantized during a load have the same bytes as values quantized whole, for all
+// ways of cutting, moving and reading them.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ bool is_encodable(const PlannedTarget& target, const Quantization& quantization)
          !prepare_quantization(quantization, target.shape, target.dtype, form);
 }
 
-// All components in sequence, from the complete values. `others` share their scale.
+// Returns all components in sequence, encoded from complete values. `others` share the scale.
 std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget& target,
                            const Bytes& numbers, const std::vector<Bytes>& others = {}) {
   QuantizedLayout form;
@@ -66,7 +66,7 @@ const std::vector<Quantization>& quantizations() {
   return all;
 }
 
-// Returns the number of quantized targets.
+// Loads a random plan and returns the number of its quantized targets.
 std::size_t quantize_random_plan(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -126,7 +126,7 @@ TEST(Windows, WindowsDoNotMatter) {
   EXPECT_GT(count, 250u);
 }
 
-// A BF16 matrix of normal values, of several windows.
+// Dimensions of a BF16 matrix that consists of several windows.
 constexpr std::uint64_t rows = 300;
 constexpr std::uint64_t columns = 257;
 
@@ -192,8 +192,8 @@ TEST(Windows, EachByteIsReadOnceAndStagingIsBounded) {
   EXPECT_LT(report.bytes_written, rows * columns);
 }
 
-// BF16 matrices, each with values three times as large as the one before; all but the last form a
-// group.
+// BF16 matrices. The values of each are three times as large as those of the previous one. All but
+// the last matrix share a scale.
 struct Partners {
   PlanBuilder builder;
   std::vector<Bytes> numbers;
@@ -269,7 +269,7 @@ TEST(Windows, AFailureWhileOthersMeasureEndsAll) {
   }
 }
 
-// Rows without values still have scales: zeros, not uninitialized memory.
+// Even if a matrix has no values, its scales must be zeros and not uninitialized memory.
 TEST(Windows, NoPartOfAnEmptyValueIsLeftAsItWas) {
   for (const Quantization& quantization : quantizations()) {
     QuantizedLayout form;
@@ -334,7 +334,7 @@ TEST(Windows, AFailureNamesTheTensor) {
   EXPECT_EQ(error.where().tensor, "w");
 }
 
-// Counts the windows of one value in memory.
+// A sink that counts the windows of one value in memory.
 struct CountingSink final : ValueSink {
   Bytes bytes;
   std::atomic<std::size_t> windows = 0;
@@ -346,7 +346,7 @@ struct CountingSink final : ValueSink {
   void finish(std::uint32_t) override {}
 };
 
-// A load without other windows allocates none, and fills do not need them.
+// A load that only fills memory must not allocate windows.
 TEST(Windows, FillsAndConstantsAreWrittenInLargeSteps) {
   PlanBuilder builder;
   (void)matrix_plan(builder, quantizations()[0], normal_numbers());

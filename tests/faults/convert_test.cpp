@@ -1,5 +1,6 @@
-// A conversion in which every system call fails once, in every way, or is the last call of the
-// process: the target is the old or the new one, nothing stays open, and the next attempt works.
+// Tests conversions in which each system call in turn fails or is the last call of the process. The
+// target must be the old or the new output, nothing may stay open, and the next attempt must
+// succeed.
 #include "loadstone/convert.h"
 
 #include <gmock/gmock.h>
@@ -42,9 +43,9 @@ enum class Place : std::uint8_t {
   new_file,
   older_file,
   new_folder,
-  older_folder,       // replaced in one step
-  older_no_exchange,  // on a file system without atomic exchange
-  linked_folder,      // not replaceable, with other files in it
+  older_folder,       // can be replaced atomically
+  older_no_exchange,  // its file system cannot exchange two folders
+  linked_folder,      // contains other files and cannot be replaced
 };
 
 class ConvertFaults : public ::testing::TestWithParam<Place> {
@@ -77,7 +78,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     convert(conversion("newer.safetensors"), target(), {.resume = resumes, .storage = &files});
   }
 
-  // All complete files of the target.
+  // Returns all complete files of the target.
   [[nodiscard]] Files files_in(const fs::path& path) const {
     Files files;
     if (fs::is_regular_file(path)) files[""] = read_file(path);
@@ -123,7 +124,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     return cannot ? FileFault{.problem = EINVAL} : fault;
   }
 
-  // Records the target and its folder after a complete run.
+  // Records the target and its folder before and after a complete run.
   void learn() {
     reset();
     before_ = files();
@@ -147,7 +148,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
   }
 
   void expect_second_try(bool resumes, const std::string& what) {
-    // A complete model in a folder that cannot be replaced stays.
+    // The first try already wrote the complete model to a folder that cannot be replaced.
     if (GetParam() == Place::linked_folder && files() == after_) return;
     try {
       run(sound_, resumes);
@@ -199,7 +200,7 @@ TEST_P(ConvertFaults, EveryCallFailsOnceInEveryWay) {
       ++tries;
     }
   }
-  EXPECT_GT(tries, 5u * 20);  // control: some calls fail
+  EXPECT_GT(tries, 5u * 20);  // control: faults occurred
 }
 
 TEST_P(ConvertFaults, RandomOnes) {
@@ -230,8 +231,8 @@ TEST_P(ConvertFaults, AKillAtEveryCall) {
       run(storage, number % 2 == 0);
     });
     const std::string what = "killed at call " + std::to_string(number);
-    // In a folder that cannot be exchanged, loadstone renames each file, the index last, and for a
-    // moment an older folder has no name: the next run completes both.
+    // If a folder cannot be exchanged, loadstone renames each file, the index last. An older folder
+    // also has no name for a moment. The next run must complete these steps.
     const bool is_in_steps =
         GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange;
     if (!is_in_steps) expect_old_or_new(what);

@@ -1,4 +1,4 @@
-// Expected failures under faults.
+// Helper for tests in which calls are expected to fail.
 #pragma once
 
 #include <gtest/gtest.h>

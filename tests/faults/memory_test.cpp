@@ -1,5 +1,5 @@
-// Memory runs out at each single allocation: the work must succeed or throw Error, and succeed when
-// repeated.
+// Tests that work succeeds or throws Error when any single allocation fails, and succeeds when it
+// is repeated.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ Skeleton model() {
 
 class MemoryFaults : public testing::Test {
  protected:
-  // Repeats the work, each time with a different failing allocation. `step`: distance between
-  // these; more than 1 if a run takes long.
+  // Repeats the work while each run has a different failing allocation. `step` is the distance
+  // between two of these allocations, more than 1 if a run takes long.
   template <typename Work>
   void walk(const Work& work, std::uint64_t step = 1) {
     work();
@@ -60,7 +60,7 @@ class MemoryFaults : public testing::Test {
       runs_ = number;
     }
     EXPECT_THAT(codes, ElementsAre("memory.host"));
-    EXPECT_GT(runs_, 20u * step);  // control: allocations are counted
+    EXPECT_GT(runs_, 20u * step);  // control: many allocations were reached
     work();
   }
 

@@ -1,6 +1,6 @@
-// An offload in which every system call fails once, in every way, or is the last call of the
-// process: the folder contains the old or the new values, nothing stays open or is left behind, and
-// the next attempt works.
+// Tests offloads in which each system call in turn fails or is the last call of the process. The
+// folder must contain the old or the new values, nothing may stay open or be left behind, and the
+// next attempt must succeed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ constexpr FileFault no_memory = {.is_memory = true};
 
 using Values = std::map<std::string, Bytes>;
 
-// A model with values from a seed; the seed does not change sizes.
+// A model with values from a seed. Its size does not depend on the seed.
 class Model {
  public:
   explicit Model(std::uint64_t seed, const fs::path& folder) {
@@ -91,7 +91,7 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
  protected:
   [[nodiscard]] fs::path path() const { return fs::path(folder_ / "offload"); }
 
-  // Restores the folder before each attempt: an older load, or no folder.
+  // Restores the state of the folder before each attempt: the files of an older load, or no folder.
   void reset() {
     fs::remove_all(path());
     if (!GetParam()) return;
@@ -105,11 +105,11 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
     EXPECT_TRUE(found == before_ || found == model.values()) << what;
   }
 
-  // Expects success, and only the new values.
+  // Expects that a second load succeeds and that the folder contains only its values.
   void expect_second_try(Model& model, const std::string& what) {
     model.load();
     EXPECT_EQ(offload_values(path()), model.values()) << what;
-    EXPECT_EQ(names_in(path()).size(), 2u) << what;  // index.json and one data file
+    EXPECT_EQ(names_in(path()).size(), 2u) << what;  // index.json and a data file
   }
 
   // Returns true if the fault occurred.
@@ -158,14 +158,14 @@ TEST_P(OffloadFaults, EveryCallFailsOnceInEveryWay) {
       ++tries;
     }
   }
-  EXPECT_GT(tries, 5u * 20);  // control: some calls fail
+  EXPECT_GT(tries, 5u * 20);  // control: faults occurred
 }
 
 TEST_P(OffloadFaults, InterruptedCallsAndShortWritesAreNoErrors) {
   Model model(200, path());
   for (const FileFault fault : {interrupted, short_write}) {
     reset();
-    // Every second call, so the next one succeeds.
+    // Only every second call fails, so repeating a call succeeds.
     FaultyFiles files(
         [&](const FileCall& call) { return call.number % 2 == 1 ? fault : FileFault(); },
         model.storage());
@@ -210,7 +210,7 @@ std::string name_of(const ::testing::TestParamInfo<bool>& folder) {
 
 INSTANTIATE_TEST_SUITE_P(Folders, OffloadFaults, ::testing::Bool(), name_of);
 
-// A load into memory: each read fails once.
+// Each read of a load into memory fails once.
 TEST(LoadFaults, EveryReadFailsOnce) {
   PlanBuilder builder;
   testing::add_all_movements(builder);

@@ -1,4 +1,4 @@
-// A document may replace an older document, but no other file.
+// Tests that a document may replace an older document of its kind, but no other file.
 #include "formats/document.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Rules of GGUF, broken in ways that the files of tests/hostile do not cover.
+// Tests GGUF files that break a rule in ways that the files of tests/hostile do not cover.
 #include "formats/gguf.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ constexpr std::uint32_t type_q4_k = 12;
 FileHeader read(const std::string& bytes) { return read_gguf(*memory_source(bytes, "/m/x.gguf")); }
 FileHeader read(const Writer& writer) { return read(writer.bytes()); }
 
-// A file with a valid entry and tensor before the invalid one.
+// Starts a file with one valid entry.
 Writer begun() {
   Writer writer;
   writer.entry_text("general.architecture", "llama");
@@ -53,7 +53,7 @@ Bad bad(std::string what, const Writer& writer, std::string code, std::string cu
   return {std::move(what), writer.bytes(), std::move(code), std::move(culprit), std::move(field)};
 }
 
-// Bytes of an array: item type, count, items.
+// Returns the bytes of an array: item type, count, items.
 std::string array(std::uint32_t type, std::uint64_t count, const std::string& items) {
   return raw(type) + raw(count) + items;
 }
@@ -400,7 +400,7 @@ TEST(Gguf, TheTailNeedsNoPadding) {
   EXPECT_EQ(error->where().tensor, "a");
 }
 
-// A vocabulary much larger than the reader's buffer.
+// The vocabulary is much larger than the reader's buffer.
 Writer with_vocabulary(std::size_t tokens) {
   Writer writer = begun();
   std::string items;
@@ -463,7 +463,7 @@ TEST(GgufSplitInfo, IsReadFromAnyInteger) {
         (void)gguf_split(read(begun().entry_number("split.count", Writer::i16, std::int16_t{-1})));
       }),
       "gg.split");
-  // A key that llama.cpp leaves in merged files.
+  // llama.cpp writes this key to files that it merged.
   EXPECT_FALSE(
       gguf_split(read(begun().entry_number("split.count", Writer::u16, std::uint16_t{0}))));
 }

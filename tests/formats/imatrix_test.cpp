@@ -1,4 +1,4 @@
-// Importance matrices in both formats, and each rule broken.
+// Tests importance matrices in both formats, including files that break one rule each.
 #include "formats/imatrix.h"
 
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ TEST(Imatrix, SumsOfTheOldFormatAreDividedByCalls) {
   const ImportanceMatrix matrix = read(binary_control());
   EXPECT_EQ(matrix.entries.size(), 2u);
   EXPECT_THAT(entry(matrix, "blk.0.attn_q.weight"), ElementsAre(0.25f, 0.5f, 0.75f, 2.5f));
-  // Unchanged, because its count is 0.
+  // The entry is unchanged, because its count is 0.
   EXPECT_THAT(entry(matrix, "blk.0.ffn_up.weight"), ElementsAre(5, 0.5f));
   EXPECT_EQ(matrix.dataset, "wiki.txt");
   EXPECT_EQ(matrix.chunks, 7u);
@@ -96,7 +96,7 @@ struct Bad {
   std::string what;
   std::string bytes;
   std::string code;
-  std::string expected;  // in addition to the file's path: entry and field, or place
+  std::string expected;  // entry and field, or offset, after the path
 };
 
 void PrintTo(const Bad& each, std::ostream* out) { *out << each.what; }
@@ -151,7 +151,7 @@ std::vector<Bad> bad_old_files() {
   };
 }
 
-// Keys of an importance matrix, one of them replaced.
+// Returns the keys of an importance matrix, one of them replaced.
 GgufWriter other_key(std::string_view other, std::uint32_t type, const std::string& value) {
   GgufWriter writer;
   const auto add = [&](std::string_view key, std::uint32_t its_type, const std::string& its_value) {
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Old, BadImatrix, ::testing::ValuesIn(bad_old_files()),
 INSTANTIATE_TEST_SUITE_P(Gguf, BadImatrix, ::testing::ValuesIn(bad_gguf_files()),
                          [](const auto& each) { return each.param.what; });
 
-// Any bytes give an Error of the formats, or importances that encoders accept.
+// Expects an Error of the formats, or importances that encoders accept. Returns the error code.
 std::string outcome(const std::string& bytes) {
   const auto error = error_of([&] {
     for (const auto& [name, numbers] : read(bytes).entries) {
@@ -271,7 +271,8 @@ TEST(Imatrix, CutOrChangedFilesAreRefusedOrRead) {
     for (std::size_t length = 0; length < bytes.size(); ++length) {
       cut += outcome(bytes.substr(0, length)).empty() ? 0 : 1;
     }
-    // Exceptions: the old format without its optional end, and padding after the last tensor.
+    // Two cuts leave a valid file: before the optional end of the old format, and in the padding
+    // after the last tensor.
     EXPECT_GE(cut + 32, bytes.size());
     std::mt19937 random(7);
     for (int i = 0; i < 4000; ++i) {

@@ -1,5 +1,5 @@
-// Rules of the format, broken in ways that the files of tests/hostile do not cover: in other
-// fields, in the second tensor, under unusual names.
+// Tests headers that break a rule in ways that the files of tests/hostile do not cover, such as in
+// the second tensor or under unusual names.
 #include "formats/safetensors.h"
 
 #include <fmt/format.h>
@@ -42,7 +42,7 @@ std::string with_entry(std::string_view entry) {
   return fmt::format(R"({{"first":{{"dtype":"U8","shape":[2],"data_offsets":[0,2]}},{}}})", entry);
 }
 
-const std::string six = "123456";  // data: 2 bytes for "first", 4 for the other
+const std::string six = "123456";  // 2 bytes for "first", 4 for the second tensor
 
 const std::string good = R"("dtype":"U8","shape":[4],"data_offsets":[2,6])";
 

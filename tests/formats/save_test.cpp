@@ -1,4 +1,4 @@
-// Saving tensors in memory, and the inputs that loadstone rejects.
+// Tests saving tensors from memory, and the inputs that loadstone rejects.
 #include "loadstone/save.h"
 
 #include <gmock/gmock.h>
@@ -88,7 +88,7 @@ TEST_F(Save, AFailureLeavesTheOlderFile) {
     FaultyFiles faulty(fail_call(call, {.problem = ENOSPC}));
     const auto code = code_of([&] { save_safetensors(path_, tensors(), {}, &faulty.writable()); });
     EXPECT_THAT(files(), ElementsAre("saved.safetensors")) << call;
-    if (code.empty()) continue;  // a call for setup
+    if (code.empty()) continue;  // this call may fail
     EXPECT_EQ(code, "io.no_space") << call;
   }
   EXPECT_GE(counted.calls(), 6u);

@@ -1,5 +1,5 @@
-// Torch files at the level of opcodes. The Python tests compare files that torch wrote, and
-// tests/hostile has the malformed ones.
+// Tests torch files at the level of opcodes. The Python tests read files that torch wrote, and
+// tests/hostile has malformed files.
 #include "formats/torch.h"
 
 #include <gmock/gmock.h>
@@ -92,7 +92,7 @@ TEST(Torch, AViewKeepsItsStrides) {
   const TensorInfo each_second = strided({.size = {2}, .stride = {2}});
   EXPECT_THAT(each_second.strides, ElementsAre(2));
   EXPECT_EQ(each_second.byte_count(), 12u);
-  // The strides of dims of 1 have no meaning; without elements no stride has.
+  // The stride of a dimension of 1 has no meaning. If a tensor has no elements, no stride has one.
   EXPECT_THAT(strided({.size = {1, 4}, .stride = {77, 1}}).strides, IsEmpty());
   const TensorInfo none = strided({.offset = 3, .size = {0, 4}, .stride = {9, 9}});
   EXPECT_THAT(none.strides, IsEmpty());
@@ -147,7 +147,7 @@ TEST(Torch, UsualWrappersAreTakenOff) {
   }
   EXPECT_THAT(names_of_value(dict({text("model"), dict({text("state_dict"), state})})),
               ElementsAre("a.w"));
-  // A dict that contains a tensor directly is the state dict; a wrapper without tensors is not.
+  // A dict that directly contains a tensor is the state dict. A nested dict without tensors is not.
   EXPECT_THAT(names_of_value(dict({text("model"), state, text("b"), tensor()})),
               ElementsAre("b", "model.a.w"));
   EXPECT_THAT(
@@ -155,7 +155,7 @@ TEST(Torch, UsualWrappersAreTakenOff) {
       ElementsAre("net.a.w"));
 }
 
-// A file with two sets of weights: the finding names the chosen set and the other.
+// The file has two sets of weights. The finding names the chosen set and the ignored set.
 TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
   const std::string state = dict({text("a.w"), tensor()});
   const std::string others = dict({text("b"), tensor()});
@@ -177,7 +177,7 @@ TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
   EXPECT_EQ(severity("state_dict", "model", state), Severity::warning);
   EXPECT_EQ(severity("module", "ema", dict({text("shadow"), state})), Severity::warning);
   EXPECT_EQ(severity("model", "callbacks", list({others, state})), Severity::warning);
-  // Controls: different names, and optimizer state per parameter.
+  // Controls: the second dict has different names, or contains optimizer state per parameter.
   EXPECT_EQ(severity("model", "optimizer", others), Severity::info);
   EXPECT_EQ(severity("model", "optimizer", dict({text("a.w"), others})), Severity::info);
   EXPECT_EQ(severity("model", "epoch", integer(3)), Severity::info);
@@ -210,7 +210,8 @@ TEST(Torch, WhatIsNestedIsJoinedWithDots) {
             "pt.duplicate");
 }
 
-// 20 nested dicts, each with two keys for the next: a million tensors in a kilobyte.
+// In 20 nested dicts, two keys of each lead to the next dict: a million names for a tensor in one
+// kilobyte.
 TEST(Torch, ManyNamesOfOneDictAreNotMultiplied) {
   std::string value = with_w(tensor()) + "q" + '\0';
   for (char i = 1; i <= 20; ++i) {
@@ -239,12 +240,12 @@ TEST(Torch, NothingForeignIsTakenForATensor) {
   EXPECT_EQ(code_of_value(foreign), "pt.global_refused");
   EXPECT_EQ(code_of_value(with_w(call("torch._utils", "_rebuild_qtensor", {}))), "pt.unsupported");
   EXPECT_EQ(code_of_value(text("w")), "pt.top_level");
-  // Next to the state dict the global is harmless: it is never called.
+  // An unknown global next to the state dict is harmless, because loadstone never calls it.
   const FileHeader header =
       header_of(torch_bytes(dict({text("state_dict"), with_w(tensor()), text("hook"), foreign})));
   EXPECT_THAT(names(header), ElementsAre("w"));
   EXPECT_THAT(codes(header), ElementsAre("pt.ignored"));
-  // A foreign object may receive items; a global, an integer or a tensor may not.
+  // An object of an unknown class may receive items. A global, an integer or a tensor may not.
   EXPECT_EQ(code_of_value(dict({text("state_dict"), with_w(tensor()), text("deque"),
                                 call("collections", "deque", {}) + integer(1) + "a"})),
             "");
@@ -275,7 +276,7 @@ TEST(TorchZip, TheControlsOpen) {
   EXPECT_EQ(code(zip_bytes(good_entries(), {.zip64 = true})), "");
   EXPECT_EQ(code(zip_bytes(good_entries(), {.comment = "a comment"})), "");
   auto entries = good_entries();
-  std::ranges::swap(entries[0], entries[1]);  // the pickle after the data
+  std::ranges::swap(entries[0], entries[1]);  // the pickle follows the data
   const FileHeader header = header_of(zip_bytes(entries));
   EXPECT_LT(header.shard.data_begin, header.shard.tail_begin);
 }
@@ -310,7 +311,7 @@ TEST(TorchZip, RecordsThatSayTwoThingsAreRefused) {
   EXPECT_EQ(code(zip_bytes(good_entries()) + "x"), "pt.zip");
 }
 
-// A record inside a record: each header is valid, but they share bytes.
+// One record contains another record. Each header is valid, but the records share bytes.
 TEST(TorchZip, TwoRecordsOfTheSameBytesAreRefused) {
   auto entries = good_entries();
   const std::string inner = zip_bytes({{.name = "x/data/2", .bytes = "abcd"}});
@@ -318,7 +319,7 @@ TEST(TorchZip, TwoRecordsOfTheSameBytesAreRefused) {
   entries.push_back({.name = outer_name, .bytes = inner});
   entries.push_back({.name = "x/data/2", .bytes = "abcd"});
   EXPECT_EQ(code(zip_bytes(entries)), "");
-  // Points back over the inner archive, to its first header.
+  // The offset in the directory is moved back to the first header of the inner archive.
   entries[3].header_shift = static_cast<std::uint32_t>(-static_cast<std::int32_t>(inner.size()));
   EXPECT_EQ(code(zip_bytes(entries)), "pt.zip");
 }

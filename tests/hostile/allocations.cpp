@@ -22,7 +22,7 @@ void* counted(std::size_t bytes, std::size_t alignment) noexcept {
     memory = nullptr;
   }
   if (memory != nullptr) {
-    // The usable size, not the requested one: only the former is known on freeing.
+    // Counts the usable size, because only this size is known when the memory is freed.
     const std::size_t now = in_use += ::malloc_usable_size(memory);
     std::size_t highest = in_use_max;
     while (highest < now && !in_use_max.compare_exchange_weak(highest, now)) {

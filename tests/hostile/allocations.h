@@ -1,11 +1,12 @@
-// Counts allocations through operator new in this whole binary.
+// Counts the memory that the whole binary allocates through operator new.
 #pragma once
 
 #include <cstddef>
 
 namespace loadstone::test {
 
-// Peak of memory in use since reset(), above the level at reset(). Thread-safe except for reset().
+// Measures the peak of memory in use since reset(), relative to the memory in use at reset().
+// Thread-safe except for reset().
 class AllocationPeak {
  public:
   static void reset() noexcept;

@@ -1,4 +1,4 @@
-// Small inputs that request much memory: the cost must stay proportional to the input.
+// Tests small inputs that claim much memory. Memory use must stay proportional to the input's size.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -18,7 +18,8 @@ namespace {
 using ::testing::StartsWith;
 
 constexpr std::size_t constant_bytes = 1 << 20;
-// One opcode byte may create a node, a stack slot and a list item; growth doubles them.
+// One opcode byte may create a node, a stack slot and a list item, and growing arrays double their
+// size.
 constexpr std::size_t per_file_byte = 128;
 
 std::vector<HostileCase> bombs() {
@@ -43,7 +44,7 @@ TEST_P(Bomb, TakesMemoryInProportionToTheFile) {
 INSTANTIATE_TEST_SUITE_P(Manifest, Bomb, ::testing::ValuesIn(bombs()),
                          [](const auto& each) { return each.param.name; });
 
-// Their caches would take 4 MiB each.
+// Without a shared budget, the cache of each pattern would take 4 MiB.
 TEST(RuleBomb, ManyPatternsShareOneBudget) {
   std::mt19937_64 random(1);
   std::string name;

@@ -1,6 +1,5 @@
-// Runs every file of the manifest through the whole library: open, plan, verify, convert, with
-// bounds on memory and reads relative to the file size. Only an Error may be thrown, with a known
-// code.
+// Opens, plans, verifies and converts every file of the manifest. Memory and reads must stay within
+// bounds relative to the file size, and only an Error with a known code may be thrown.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -27,17 +26,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Per byte of the file, as SECURITY.md documents. A plan and a conversion also need a few texts per
-// tensor.
+// Memory bounds per byte of the file, as documented in SECURITY.md. A plan or a conversion also
+// needs a few strings per tensor.
 constexpr std::size_t open_per_byte = 128;
 constexpr std::size_t plan_per_byte = 512;
 constexpr std::size_t constant_bytes = 1 << 20;
-// Buffers of one thread of verify_values, and of a conversion.
+// Buffers of one thread of verify_values() and of a conversion.
 constexpr std::size_t verify_bytes = 8 << 20;
 constexpr std::size_t convert_bytes = 4 << 20;
-// A stride-0 tensor expands to a large output; larger ones are not written here.
+// Tensors with stride 0 can expand to a huge output. This test does not write outputs larger than
+// this bound.
 constexpr std::uint64_t written_bytes_max = 64 << 20;
-// Headers and values; twice if a scale is needed first. A read takes at least a page.
+// The header and the values are read, and values twice if their scale is computed first. A read
+// takes at least one page.
 constexpr std::uint64_t reads_per_byte = 4;
 constexpr std::uint64_t reads_constant = 64 << 10;
 
@@ -59,7 +60,7 @@ std::vector<HostileCase> all_cases() {
 
 class HostileBounds : public ::testing::TestWithParam<HostileCase> {
  protected:
-  // Runs the action, and expects a known code and no more memory than the bound.
+  // Runs the action. Expects success or a known code, and at most this much memory.
   template <typename Action>
   void within(std::size_t memory_bytes_max, const char* what, Action action) {
     SCOPED_TRACE(what);
@@ -73,7 +74,7 @@ class HostileBounds : public ::testing::TestWithParam<HostileCase> {
     }
     std::uint64_t read = 0;
     for (const Access& access : storage_.accesses()) read += access.bytes;
-    // Tensors of a torch file may overlap, and each is read separately (SECURITY.md).
+    // Tensors of a torch file may overlap, and loadstone reads each separately (SECURITY.md).
     const std::uint64_t listed = catalog_ == nullptr ? 0 : catalog_->total_bytes();
     EXPECT_LE(read, reads_per_byte * std::max(file_bytes_, listed) + reads_constant);
   }
@@ -125,7 +126,7 @@ TEST_P(HostileBounds, HoldForAllThatTheLibraryDoes) {
 INSTANTIATE_TEST_SUITE_P(Manifest, HostileBounds, ::testing::ValuesIn(all_cases()),
                          [](const auto& each) { return each.param.name; });
 
-// Control: a reader that takes a gigabyte for a small file is detected.
+// Control: the test detects a reader that allocates a gigabyte for a small file.
 TEST(HostileBoundsControl, MemoryOfOtherThreadsIsCounted) {
   AllocationPeak::reset();
   std::thread([] {

@@ -1,5 +1,5 @@
-// loadstone rejects each file of the manifest with its code and a message that names the culprit,
-// or accepts it with its warning.
+// Tests that loadstone rejects each file of the manifest with the expected code and a message that
+// names the culprit, or accepts the file with the expected warning.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void expect_names(const std::string& message, const HostileCase& test) {
   if (test.field != "-") {
     EXPECT_THAT(message, HasSubstr(test.field));
   }
-  // The file, or for sharded checkpoints the folder or a shard.
+  // The message names the file, or for a sharded checkpoint the folder or a shard.
   const std::string file = test.path.substr(test.path.rfind('/') + 1);
   EXPECT_THAT(message, HasSubstr(file));
 }
@@ -55,7 +55,7 @@ TEST_P(Hostile, IsRefusedWithItsCodeOrAccepted) {
 INSTANTIATE_TEST_SUITE_P(Manifest, Hostile, ::testing::ValuesIn(hostile_cases()),
                          [](const auto& each) { return each.param.name; });
 
-// Control for the test above: messages do not contain arbitrary culprits.
+// Control for the previous test: a message does not contain the culprit of a different file.
 TEST(HostileControl, AMessageDoesNotHoldAnotherCulprit) {
   const auto error = error_of(
       [] { (void)open_checkpoint(LOADSTONE_HOSTILE_DIR "/safetensors/st_off_hole.safetensors"); });

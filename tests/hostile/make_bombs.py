@@ -1,7 +1,8 @@
-"""Write this folder's torch files that are small but request much; run it here, once.
+"""Write this folder's small torch files that take much memory or time to read.
 
-Each exceeds one budget of SECURITY.md: a few kilobytes that a careless reader expands to gigabytes
-or hours. With a factor, writes larger versions to a different folder:
+Run it once, in this folder. Each file exceeds one budget of SECURITY.md: a careless reader expands
+its few kilobytes to gigabytes or works on it for hours. A factor enlarges the files and writes them
+to a different folder:
     python make_bombs.py [FACTOR FOLDER]
 """
 
@@ -60,7 +61,7 @@ GET = b"h\x01"
 
 
 def stack_global(n: int) -> bytes:
-    """Repeat one text that is concatenated with itself."""
+    """Encode STACK_GLOBAL many times, each with one long string as module and as name."""
     return text("a" * n) + MEMO + POP + (GET + GET + b"\x93" + POP) * (n // 6) + b"}"
 
 
@@ -107,12 +108,12 @@ def empties(n: int) -> bytes:
 
 
 def expanded(n: int) -> bytes:
-    """Expand one value to many with stride 0."""
+    """Expand one value to a large tensor with stride 0."""
     return b"}" + text("w") + tensor(numbers([1 << 20, n]), numbers([0, 0])) + b"s"
 
 
 def views(n: int) -> bytes:
-    """Store one storage under many names at increasing offsets, of 16 kB each."""
+    """Store many tensors that are views of one storage, at increasing offsets."""
     count = 4096 * (n // 64)
     made = (
         text(f"{k:x}") + tensor(numbers([count // 2]), numbers([1]), count, offset=k)
@@ -132,7 +133,7 @@ def surrogate(_: int) -> bytes:
 
 
 def complex128(_: int) -> bytes:
-    """Store the widest elements, transposed: 33 by 33."""
+    """Store a transposed 33 x 33 tensor of the widest dtype."""
     made = tensor(numbers([33, 33]), numbers([1, 33]), 33 * 33, "ComplexDoubleStorage")
     return b"}" + text("w") + made + b"s"
 
@@ -155,14 +156,14 @@ BOMBS: dict[str, tuple[Callable[[int], bytes], int]] = {
 
 
 def values_of(name: str, n: int) -> bytes:
-    """Return the bytes of storage 0."""
+    """Return the bytes of the archive's storage 0."""
     if name == "pt_bomb_views":
         return VALUES * (4096 * (n // 64))
     return bytes(33 * 33 * 16) if name == "pt_ok_complex128" else VALUES
 
 
 def write(folder: Path, name: str, factor: int = 1) -> Path:
-    """Write a bomb, enlarged by the factor."""
+    """Write the file of one bomb, enlarged by the factor, and return its path."""
     make, n = BOMBS[name]
     path = folder / f"{name}.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:

@@ -1,5 +1,5 @@
-// Files cut at every byte, and files with one changed byte: loadstone rejects them with an Error or
-// opens them, with memory of at most the file size plus a constant.
+// Tests files that are cut at every byte, and files with one changed byte. loadstone must reject
+// them with an Error or open them, with memory of at most the file size plus a constant.
 #include <gmock/gmock.h>
 #include <simdjson.h>
 
@@ -17,7 +17,7 @@ namespace loadstone::test {
 
 namespace {
 
-// Memory for a small header: buffers, the catalog, the text of an error.
+// Memory for a small header: buffers, the catalog, and the message of an error.
 constexpr std::size_t constant_bytes = 1 << 20;
 constexpr std::size_t per_file_byte = 16;
 constexpr unsigned mutations_per_format = 7'000;
@@ -121,7 +121,7 @@ TEST_P(Mutated, CutAtEveryByte) {
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     refused += open_mutated(made, bytes.substr(0, length)).empty() ? 0 : 1;
   }
-  // Only padding after the last tensor of a GGUF file may be cut.
+  // A cut GGUF file may open only if the cut is in the padding after the last tensor.
   EXPECT_GE(refused + 64, bytes.size());
   if (std::string(GetParam()) != "gguf") {
     EXPECT_EQ(refused, bytes.size());
@@ -142,7 +142,7 @@ TEST_P(Mutated, OneByteChanged) {
   EXPECT_LT(refused, mutations_per_format);
 }
 
-// Sizes and counts are 8-byte integers; every offset gets extreme ones.
+// Sizes and counts are 8-byte integers, so the test writes extreme values at every offset.
 TEST_P(Mutated, LargeNumbersEverywhere) {
   Checkpoint made = checkpoint(GetParam());
   const std::string bytes = control(GetParam());
@@ -177,7 +177,7 @@ TEST(MutatedManifest, ControlsCutAtEveryByte) {
   EXPECT_GT(seen, 20);
 }
 
-// Control of the memory check.
+// Control for the measurement of memory.
 TEST(AllocationPeakControl, CountsWhatIsInUseAtOnce) {
   AllocationPeak::reset();
   std::vector<char>(1 << 20).swap(*std::make_unique<std::vector<char>>());
@@ -185,7 +185,7 @@ TEST(AllocationPeakControl, CountsWhatIsInUseAtOnce) {
   EXPECT_LT(AllocationPeak::bytes(), std::size_t{2} << 20);
 }
 
-// A second JSON parser must accept every header that loadstone accepts.
+// Every header that loadstone accepts must also be valid for a second JSON parser.
 TEST(SafetensorsHeader, IsNeverTakenWhereAStrictParserRefuses) {
   const std::string bytes = safetensors_control();
   std::uint64_t length = 0;

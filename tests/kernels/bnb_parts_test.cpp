@@ -13,7 +13,7 @@ namespace {
 
 using Parts = std::vector<BnbPart>;
 
-// A weight of 5 x 7 in blocks of 32: 35 values, 18 bytes, 2 blocks.
+// The weight has 5 x 7 = 35 values in blocks of 32, which gives 18 bytes of codes and 2 scales.
 const Shape shape = {5, 7};
 
 Parts plain() { return {{"data", Dtype::u8, {18, 1}}, {"absmax", Dtype::f32, {2}}}; }
@@ -26,7 +26,7 @@ Parts nested() {
 
 Parts rows() { return {{"data", Dtype::i8, {5, 7}}, {"absmax", Dtype::f32, {5}}}; }
 
-// "code part" of the first broken rule.
+// Returns the code and the component of the first broken rule, or "".
 std::string broken(BnbEncoding encoding, const Parts& parts, const Shape& of = shape,
                    std::uint64_t block_size = 32) {
   const auto problem = check_bnb_parts(encoding, of, block_size, parts);
@@ -116,7 +116,7 @@ TEST(BnbPartsTest, TheTableOfCodesMustBeTheFormats) {
       return check_bnb_code(code, reinterpret_cast<const std::byte*>(values.data()));
     };
     EXPECT_FALSE(check().has_value());
-    if (code == Bnb4Code::fp4) values[8] = -0.0f;  // as older versions wrote it
+    if (code == Bnb4Code::fp4) values[8] = -0.0f;  // older versions of bitsandbytes store -0
     EXPECT_FALSE(check().has_value());
     values[5] = std::nextafter(values[5], 2.0f);
     EXPECT_EQ(check()->code, "q.code");

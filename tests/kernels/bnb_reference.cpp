@@ -13,7 +13,7 @@ namespace loadstone::reference {
 
 namespace {
 
-// Magnitudes in the format's order: three bits without the sign.
+// FP4 magnitudes, indexed by the three bits below the sign bit.
 constexpr std::array<float, 8> fp4_magnitudes = {0.0f,      0.0625f / 12, 8.0f / 12, 1.0f,
                                                  4.0f / 12, 6.0f / 12,    2.0f / 12, 3.0f / 12};
 
@@ -23,7 +23,7 @@ float value_of(Bnb4Code code, unsigned pattern) {
   return pattern > 8 ? -magnitude : magnitude;
 }
 
-// Codes in the order of their values; positive zero precedes negative zero.
+// Returns the codes sorted by value. Positive zero precedes negative zero.
 std::array<unsigned, 16> ascending(Bnb4Code code) {
   std::array<unsigned, 16> patterns{};
   for (unsigned i = 0; i < 16; ++i) patterns[i] = i;
@@ -38,7 +38,7 @@ unsigned code_on_cpu(Bnb4Code code, float scaled) {
   while (rank < 15) {
     const float middle =
         (value_of(code, patterns[rank]) + value_of(code, patterns[rank + 1])) / 2.0f;
-    if (scaled <= middle) break;  // NaN gets the last code
+    if (scaled <= middle) break;  // NaN is encoded as the last code
     ++rank;
   }
   return patterns[rank];
@@ -60,7 +60,7 @@ unsigned code_on_cuda(Bnb4Code code, float scaled) {
   return patterns[rank] + (scaled < 0 ? 8u : 0u);
 }
 
-// NaN if any value is NaN.
+// Returns the largest magnitude, or NaN if any value is NaN.
 float largest(const std::vector<float>& numbers, std::size_t begin, std::size_t end) {
   float most = 0;
   for (std::size_t i = begin; i < end; ++i) {

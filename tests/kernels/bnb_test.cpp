@@ -1,5 +1,5 @@
 // Compares the kernels with a plain loop (bnb_reference.h) and with recorded outputs of
-// bitsandbytes. python/tests/convert/test_bnb_kernels.py compares more inputs.
+// bitsandbytes. python/tests/convert/test_bnb_kernels.py compares the kernels on more inputs.
 #include "kernels/bnb.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ Bytes cast(const Bytes& bytes, Dtype source, Dtype target) {
   return result;
 }
 
-// F32 values after rounding to the dtype.
+// Returns F32 values after rounding them to the dtype.
 Floats rounded(const Floats& numbers, Dtype dtype) {
   const Bytes bytes = cast(cast(bytes_of(numbers), Dtype::f32, dtype), dtype, Dtype::f32);
   Floats result(numbers.size());
@@ -71,7 +71,7 @@ std::string hex(const Bytes& bytes, std::size_t count) {
 
 std::string short_sha(const Bytes& bytes) { return test::sha256(bytes).substr(0, 16); }
 
-// Treats all NaNs as equal; a different test checks the payload.
+// Compares values and treats all NaNs as equal. Another test checks NaN payloads.
 bool same_floats(const Bytes& found, const Floats& expected) {
   if (found.size() != 4 * expected.size()) return false;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -279,7 +279,8 @@ TEST(BnbTest, RowsOfInt8AreThoseOfAPlainLoop) {
   }
 }
 
-// All small BF16 values, many of which F16 cannot represent, in rows whose scales depend on it.
+// The rows contain all small BF16 values. F16 cannot represent many of them, and the rounding
+// affects the scales.
 TEST(BnbTest, Int8RoundsToF16First) {
   std::vector<std::uint16_t> row;
   for (std::uint16_t bits = 0; bits <= 0x3900; ++bits) row.push_back(bits);  // up to 2^-13
@@ -325,7 +326,8 @@ TEST(BnbTest, NestedStatisticsAreThoseOfAPlainLoop) {
 
 // ---- windows, addresses, instruction sets
 
-// Copies of just the bytes of a window, at odd addresses, so a sanitizer detects other accesses.
+// Returns a copy of a window's bytes at an odd address, so a sanitizer detects reads outside the
+// window.
 Bytes shifted(const Bytes& bytes, std::size_t begin, std::size_t end) {
   Bytes part(1 + end - begin);
   std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -423,7 +425,7 @@ TEST(BnbTest, ANaNIsThePlainOne) {
   EXPECT_EQ(decode8(rows, 64, Dtype::bf16), bytes_of(std::vector<std::uint16_t>(64, 0x7fc0)));
 }
 
-// Every output of the kernels for some values.
+// Returns the output of every kernel for these values.
 std::vector<Bytes> everything_of(const Bytes& source, Dtype dtype) {
   const std::uint64_t count = source.size() / element_bytes(dtype);
   std::vector<Bytes> all;
@@ -451,7 +453,7 @@ TEST(BnbTest, EveryInstructionSetGivesTheSameBytes) {
       const std::vector<Bytes> expected = everything_of(source, dtype);
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // control: one at a time
+        seen.insert(hwy::SupportedTargets());  // control: forces one instruction set at a time
         EXPECT_TRUE(everything_of(source, dtype) == expected)
             << hwy::TargetName(isa) << " " << name(dtype) << " " << static_cast<int>(kind);
       }

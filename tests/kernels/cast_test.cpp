@@ -54,7 +54,8 @@ double value_of(Dtype dtype, const std::byte* from) {
   return value;
 }
 
-// All values of up to 16 bits; for wider dtypes all exponents, and values near every dtype's limit.
+// Returns all values of a dtype of up to 16 bits. For wider dtypes, returns values with all
+// exponents, and values near the limits of every dtype.
 Bytes floats_of(Dtype dtype) {
   Bytes bytes;
   const std::size_t size = element_bytes(dtype);
@@ -71,7 +72,7 @@ Bytes floats_of(Dtype dtype) {
     const std::uint64_t middle = size == 4 ? single : std::bit_cast<std::uint64_t>(limit);
     for (std::uint64_t i = 0; i < 4000; ++i) add(middle - 2000 + i);
     if (size == 4) continue;
-    // F64 is rounded to F32 first.
+    // Kernels round F64 to F32 first.
     for (const float each : {std::nextafter(static_cast<float>(limit), 0.0F),
                              std::nextafter(static_cast<float>(limit), HUGE_VALF)}) {
       const double half = (limit + double{each}) / 2;
@@ -140,7 +141,7 @@ TEST(Casts, NumbersBeforeTheFirstThatIsNotFinite) {
     const Bytes numbers = floats_of(dtype);
     const std::uint64_t count = numbers.size() / size;
     std::uint64_t at = 0;
-    for (std::uint64_t i = 0; i < count; ++i) {  // from one non-finite value to the next
+    for (std::uint64_t i = 0; i < count; ++i) {  // steps from one non-finite value to the next
       if (std::isfinite(value_of(dtype, numbers.data() + i * size))) continue;
       ASSERT_EQ(finite_numbers(dtype, numbers.data() + at * size, count - at), i - at);
       at = i + 1;
@@ -150,7 +151,7 @@ TEST(Casts, NumbersBeforeTheFirstThatIsNotFinite) {
   }
 }
 
-// ---- the inputs and fingerprints of tests/golden/make_cast_goldens.py
+// ---- the same inputs and fingerprints as in tests/golden/make_cast_goldens.py
 
 std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
   std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
@@ -228,7 +229,7 @@ Bytes cast_all(Dtype source, Dtype target, const Bytes& from) {
   return to;
 }
 
-// Range of an integer dtype as doubles; the upper bound is exclusive.
+// Returns the range of an integer dtype as doubles. The upper bound is exclusive.
 std::pair<double, double> range_of(Dtype dtype) {
   const bool is_signed =
       dtype == Dtype::i8 || dtype == Dtype::i16 || dtype == Dtype::i32 || dtype == Dtype::i64;
@@ -237,7 +238,8 @@ std::pair<double, double> range_of(Dtype dtype) {
   return {0.0, std::ldexp(1.0, bit_count)};
 }
 
-// Excludes floats out of the integer's range, for which torch defines no result.
+// Returns the inputs without floats outside the integer's range, because torch defines no result
+// for them.
 Bytes inputs_for(Dtype source, Dtype target) {
   Bytes all = inputs(source);
   if (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::integer) return all;
@@ -359,7 +361,7 @@ TEST(CastTest, EveryInstructionSetGivesTheSameBytes) {
       if (source == target) continue;
       const Bytes from = inputs(source);
       const std::uint64_t count = from.size() / element_bytes(source);
-      // Single elements bypass the vector code.
+      // A kernel converts single elements without its vector code.
       Bytes expected(count * element_bytes(target));
       cast_between(source, target).strided(from.data(), 1, expected.data(), 1, count);
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
@@ -387,7 +389,7 @@ TEST(CastTest, TheTableSaysWhatThereIs) {
   }
 }
 
-// The dtype table lists the powers of two that a float can represent.
+// The table of dtypes contains the range of powers of two that each float represents exactly.
 TEST(CastTest, KeepsThePowersOfTwoOfAFormatAndNoOthers) {
   for (const DtypeInfo& known : dtype_table) {
     if (!can_cast(Dtype::f64, known.dtype) || known.kind != DtypeKind::floating) continue;

@@ -1,5 +1,5 @@
-// Every encoding on its largest and smallest inputs and on none: scales stay finite and positive,
-// and finite values stay finite when decoded to their dtype.
+// Tests every encoding with its largest and smallest inputs, and with an empty tensor. Scales must
+// be finite and positive, and decoded values must be finite.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -36,7 +36,7 @@ std::vector<float> floats(Dtype dtype, const Bytes& bytes) {
   return values;
 }
 
-// Values with these bits, ignoring the sign.
+// Returns values with these bits. Every third value is negative.
 Bytes of_bits(Dtype dtype, const std::vector<std::uint32_t>& bits) {
   const std::size_t size = element_bytes(dtype);
   Bytes bytes(bits.size() * size);
@@ -88,7 +88,7 @@ std::vector<Pattern> patterns(Dtype dtype) {
   return all;
 }
 
-struct Form {  // of a test case
+struct Form {  // encoding and dialect
   const char* name;
   const char* dialect;
   bool nested = false;
@@ -192,7 +192,7 @@ TEST_P(Extremes, ScalesAreFiniteAndAboveZeroAndNumbersStayFinite) {
       for (const float value : floats(dtype, numbers)) ASSERT_TRUE(std::isfinite(value));
       const Encoded encoded = encode(encoding, dtype, numbers);
       if (encoded.good < count) {
-        // LLM.int8 goes through F16, and reports values beyond its range.
+        // LLM.int8 rounds values to F16 first, so the encoder reports values outside F16's range.
         EXPECT_EQ(std::string_view(encoding.name), "int8");
         EXPECT_GE(std::abs(floats(dtype, numbers)[encoded.good]), 65504.0f);
         continue;
@@ -215,7 +215,7 @@ TEST_P(Extremes, ScalesAreFiniteAndAboveZeroAndNumbersStayFinite) {
   }
 }
 
-// Control: a scale one step too large is detected.
+// Control: the test detects a scale that is one step too large.
 TEST(ExtremesControl, ALargerScaleMakesInfinities) {
   const Form encoding = {"fp8", "exact"};
   const Bytes numbers = of_bits(Dtype::bf16, std::vector<std::uint32_t>(count, 0x7f7f));
@@ -246,7 +246,7 @@ TEST(Extremes, TheInverseOfNvfp4sGlobalScaleIsFiniteAndDecodes) {
   }
 }
 
-// Values without an inverse in F32 must stay small, not become zero.
+// Small values must not become zero, even if their inverse is not finite in F32.
 TEST(Extremes, Nvfp4KeepsSmallNumbers) {
   std::vector<std::uint32_t> bits;
   for (std::uint32_t i = 0; i < count; ++i) bits.push_back(0x03aau + i % 64);  // near 1e-36

@@ -1,4 +1,4 @@
-// Forces the kernels of one instruction set.
+// Declares a guard that forces the kernels of one instruction set.
 #pragma once
 
 #include <hwy/highway.h>
@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Restores all instruction sets on destruction.
+// Enables all instruction sets again on destruction.
 class ForcedTarget {
  public:
   explicit ForcedTarget(std::int64_t target) { force(target); }

@@ -1,5 +1,5 @@
-// Compares encoded GGUF blocks with ggml's reference, on every instruction set and for every way of
-// cutting the input.
+// Compares encoded GGUF blocks with the blocks that ggml's reference code writes, on every
+// instruction set and for every way of cutting the input.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -37,7 +37,7 @@ std::vector<BlockFormat> encoded_formats() {
 
 std::string text(BlockFormat format) { return std::string(Encoding(format).name()); }
 
-// ---- inputs of tests/golden/make_gguf_encoded_goldens.py
+// ---- the same inputs as in tests/golden/make_gguf_encoded_goldens.py
 
 constexpr std::uint64_t count = 65536;
 
@@ -95,7 +95,7 @@ Numbers numbers_of(const std::string& name) {
 
 constexpr std::size_t columns = 1024;
 
-// Grid formats search a grid, so tests give them fewer values.
+// Grid formats are slow to encode, because the encoder searches a grid, so tests use fewer values.
 bool is_of_grid(BlockFormat format) {
   const std::string name = text(format);
   return name.starts_with("IQ") && !name.starts_with("IQ4");
@@ -106,7 +106,7 @@ Numbers numbers_for(BlockFormat format, Numbers numbers) {
   return numbers;
 }
 
-// Uses an importance of ones for formats that need one.
+// Encodes with an importance of 1 for each column if the format requires an importance.
 Bytes encode(BlockFormat format, const Numbers& numbers) {
   static const Numbers ones(count, 1.0f);
   const BlockImportance given = {ones.data(), 1.0f};
@@ -126,7 +126,7 @@ Numbers importance() {
   return all;
 }
 
-// Encodes row by row, as some formats require.
+// Encodes one row at a time, because some formats compute sums over whole rows.
 Bytes encode_weighted(BlockFormat format, const Numbers& numbers) {
   const BlockLayout block = layout(format);
   const Numbers weights = importance();
@@ -183,7 +183,7 @@ TEST(GgufEncode, TheFingerprintSeesOneNumber) {
   numbers.resize(4 * columns);
   for (const BlockFormat format : encoded_formats()) {
     const std::uint64_t before = fingerprint(encode(format, numbers));
-    const float kept = std::exchange(numbers[777], 1.5f);  // the largest one
+    const float kept = std::exchange(numbers[777], 1.5f);  // the largest value
     EXPECT_NE(fingerprint(encode(format, numbers)), before) << text(format);
     numbers[777] = kept;
   }
@@ -214,7 +214,7 @@ TEST(GgufEncode, EveryInstructionSetGivesTheSameBytes) {
   const std::size_t sets = hwy::SupportedAndGeneratedTargets().size();
   EXPECT_EQ(compared, cases().size() * encoded_formats().size() * sets);
   for (const auto& [format, found] : seen_weighted) EXPECT_EQ(found.size(), 1u) << text(format);
-  // Control: every instruction set has its own code.
+  // Control: every instruction set was used.
   std::ranges::sort(seen);
   EXPECT_EQ(std::ranges::unique(seen).size(), 0u);
 }
@@ -246,7 +246,7 @@ TEST(GgufEncode, EveryCutAndAddressGivesTheSameBytes) {
   }
 }
 
-// Decoded values are closer than a step of the coarsest format, in each block.
+// In each block, the error must be less than a step of the coarsest format.
 TEST(GgufEncode, WhatIsDecodedIsNear) {
   const Numbers all = numbers_of("normal");
   for (const BlockFormat format : encoded_formats()) {
@@ -263,7 +263,7 @@ TEST(GgufEncode, WhatIsDecodedIsNear) {
       power += std::pow(double{numbers[i]}, 2);
     }
     const bool is_ternary = format == BlockFormat::tq1_0 || format == BlockFormat::tq2_0;
-    // Three levels carry no more information, regardless of their storage size.
+    // A code with three levels carries log2(3) bits, whatever its storage size.
     const double bits = is_ternary ? std::log2(3.0) : 8.0 * block.bytes / block.elements;
     EXPECT_LT(error / power, 1.2 * std::pow(4.0, 1.5 - bits)) << text(format);
     EXPECT_GT(error, 0) << text(format);  // control

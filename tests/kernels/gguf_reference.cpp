@@ -12,13 +12,14 @@ namespace loadstone::reference {
 
 namespace {
 
-// Bytes of a block, and access to their fields.
+// The bytes of a block, with functions that read its fields.
 struct Fields {
   const std::byte* block;
 
   [[nodiscard]] unsigned byte(std::size_t at) const { return std::to_integer<unsigned>(block[at]); }
   [[nodiscard]] unsigned word(std::size_t at) const { return byte(at) | byte(at + 1) << 8; }
-  // Returns `count` bits from bit `first` of the bytes at `at`; the low bits of a byte come first.
+  // Returns `count` bits that begin at bit `first` of the bytes at offset `at`. Bit 0 is the low
+  // bit of the first byte.
   [[nodiscard]] unsigned bits(std::size_t at, std::size_t first, unsigned count) const {
     unsigned value = 0;
     for (unsigned k = 0; k < count; ++k) {
@@ -34,12 +35,12 @@ constexpr std::array<int, 16> iq4_values = {-127, -104, -83, -65, -49, -35, -22,
 constexpr std::array<int, 16> e2m1_doubled = {0, 1,  2,  3,  4,  6,  8,  12,
                                               0, -1, -2, -3, -4, -6, -8, -12};
 
-// The 4 bits of value `i`, where a byte contains values `apart` positions apart.
+// Returns the 4 bits of value `i`. Each byte contains two values, whose indices differ by `apart`.
 unsigned nibble(const Fields& in, std::size_t at, std::size_t i, std::size_t apart) {
   return in.bits(at + i / (2 * apart) * apart + i % apart, i / apart % 2 * 4, 4);
 }
 
-// The 2 bits of value `i`, where a byte contains the values i, i + 32, i + 64 and i + 96.
+// Returns the 2 bits of value `i`. Each byte contains the values i, i + 32, i + 64 and i + 96.
 unsigned quarter(const Fields& in, std::size_t at, std::size_t i) {
   return in.bits(at + i / 128 * 32 + i % 32, i / 32 % 4 * 2, 2);
 }
@@ -65,7 +66,7 @@ std::optional<Term> legacy_term(BlockFormat format, const Fields& in, std::size_
   }
 }
 
-// The scale of run `r` in Q4_K and Q5_K, or the minimum, 4 bytes later.
+// Returns the scale of run `r` in Q4_K and Q5_K, or its minimum, which is stored 4 bytes later.
 int six_bits(const Fields& in, std::size_t r, bool is_minimum) {
   const std::size_t at = 4 + (is_minimum ? 4 : 0) + r % 4;
   if (r < 4) return as_int(in.bits(at, 0, 6));
@@ -131,7 +132,7 @@ std::optional<Term> table_term(BlockFormat format, const Fields& in, std::size_t
   }
 }
 
-// Digit `d` of a TQ1_0 byte, minus 1: the byte is a base-3 fraction of 256.
+// Returns digit `d` of a TQ1_0 byte, minus 1. The byte divided by 256 is a fraction in base 3.
 int digit(unsigned byte, std::size_t d) {
   for (; d > 0; --d) byte = byte * 3 % 256;
   return as_int(byte * 3 / 256) - 1;
@@ -161,12 +162,13 @@ std::optional<Term> low_bit_term(BlockFormat format, const Fields& in, std::size
   }
 }
 
-// Coordinate `k` of a grid point, as an index of 2 or 4 bits.
+// Returns coordinate `k` of a grid point, which is an index of 2 or 4 bits.
 std::size_t coordinate(std::uint16_t point, std::size_t k, unsigned bits) {
   return point >> (bits * k) & ((1u << bits) - 1);
 }
 
-// Sign `k` of 7; the eighth makes the number of negative signs even.
+// Returns true if sign `k` is negative. Only 7 signs are stored: the eighth makes the number of
+// negative signs even.
 bool is_even_minus(unsigned signs, std::size_t k) {
   return k < 7 ? (signs >> k & 1u) != 0 : std::popcount(signs & 127u) % 2 != 0;
 }
@@ -255,7 +257,7 @@ std::optional<Term> iq1_term(BlockFormat format, const Fields& in, std::size_t i
 
 std::vector<std::size_t> half_places(BlockFormat format) {
   switch (format) {
-    case BlockFormat::iq1_m:  // in four parts
+    case BlockFormat::iq1_m:  // the scale's 16 bits are stored in four parts
     case BlockFormat::mxfp4:
     case BlockFormat::nvfp4:
       return {};

@@ -1,5 +1,5 @@
-// Reference decoder for one value of a block at a time, from docs/formats/gguf-blocks.md: slow and
-// simple.
+// Decodes one value of a GGUF block at a time, by docs/formats/gguf-blocks.md. Simple code for
+// comparison with the kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 namespace loadstone::reference {
 
-// Offsets of the 16-bit scales in a block.
+// Returns the offsets of the 16-bit scales in a block.
 std::vector<std::size_t> half_places(BlockFormat format);
 
-// scale * factor * code - minimum * minimum_factor. F16 arithmetic rounds the two products with a
-// factor separately.
+// A value as scale * factor * code - minimum * minimum_factor. F16 arithmetic rounds the products
+// scale * factor and minimum * minimum_factor separately.
 struct Term {
   float scale = 0;
   int factor = 1;
@@ -23,7 +23,7 @@ struct Term {
   int minimum_factor = 0;
 };
 
-// Value `i` of a block; nullopt for a format without values.
+// Returns the term of value `i` of a block, or nullopt if the format is not supported.
 std::optional<Term> term_of(BlockFormat format, const std::byte* block, std::size_t i);
 
 }  // namespace loadstone::reference

@@ -37,9 +37,9 @@ std::vector<BlockFormat> all_formats() {
 
 std::string text(BlockFormat format) { return std::string(Encoding(format).name()); }
 
-// ---- blocks and fingerprints of tests/golden/make_gguf_goldens.py
+// ---- the same blocks and fingerprints as in tests/golden/make_gguf_goldens.py
 
-constexpr std::uint64_t pattern_count = 65536;  // every pattern of a 16-bit scale
+constexpr std::uint64_t pattern_count = 65536;  // all patterns of a 16-bit scale
 
 Bytes blocks_of(BlockFormat format) {
   const std::size_t size = layout(format).bytes;
@@ -65,8 +65,8 @@ bool is_half_nan(const std::byte* half) {
   return (bits & 0x7fffu) > 0x7c00u;
 }
 
-// An F16 sum of two NaNs returns a platform-dependent one: if one of two scales is NaN, sets the
-// other to 1.
+// Sets one of two scales to 1 if both are NaN, because the F16 sum of two NaNs depends on the
+// platform.
 Bytes without_two_nans(BlockFormat format, Bytes blocks) {
   const std::vector<std::size_t> places = reference::half_places(format);
   if (places.size() < 2) return blocks;
@@ -108,7 +108,7 @@ TEST(GgufTest, EveryFormatGivesTheBitsOfItsReference) {
   std::size_t compared = 0;
   for (const BlockFormat format : all_formats()) {
     const auto input = expected.find({text(format), "-", "-"});
-    if (input == expected.end()) continue;  // no reference in Python
+    if (input == expected.end()) continue;  // Python has no reference for this format
     const Bytes blocks = blocks_of(format);
     ASSERT_EQ(fingerprint(blocks), input->second) << text(format);
     for (const GgufMode mode : modes) {
@@ -132,7 +132,7 @@ TEST(GgufTest, TheFingerprintSeesOneCode) {
   Bytes blocks = blocks_of(BlockFormat::q4_k);
   const DecodeBlocks decoder = gguf_decoder(BlockFormat::q4_k, Dtype::bf16, GgufMode::exact);
   const auto before = fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks));
-  blocks[144 * 0x3c00 + 77] ^= std::byte{8};  // a block whose scale is 1
+  blocks[144 * 0x3c00 + 77] ^= std::byte{8};  // changes a block whose scale is 1
   EXPECT_NE(fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks)), before);
 }
 
@@ -144,7 +144,7 @@ float rounded(float value, bool to_f16) {
   return std::bit_cast<float>(number::f32_from_f16(half));
 }
 
-// Treats all NaNs as equal; the fingerprints above check the payload.
+// Computes value `i` by the reference. The fingerprints above check NaN payloads.
 float plain_value(BlockFormat format, const std::byte* block, std::size_t i, GgufMode mode) {
   const auto term = reference::term_of(format, block, i);
   const bool is_half = mode == GgufMode::half;
@@ -183,7 +183,7 @@ TEST(GgufTest, EveryNumberIsThatOfAPlainLoop) {
   for (const BlockFormat format : all_formats()) {
     if (gguf_decoder(format, Dtype::f32, GgufMode::exact) == nullptr) continue;
     const Bytes blocks = blocks_of(format);
-    const std::size_t kept = 4 * layout(format).bytes;  // 512 blocks, some with infinities
+    const std::size_t kept = 4 * layout(format).bytes;  // from every 512 blocks
     Bytes some;
     for (std::size_t at = 0; at + kept <= blocks.size(); at += 512 * layout(format).bytes) {
       const auto first = blocks.begin() + static_cast<std::ptrdiff_t>(at);
@@ -233,7 +233,8 @@ TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
   for (const BlockFormat format : all_formats()) {
     Bytes blocks = blocks_of(format);
     const std::size_t size = layout(format).bytes;
-    // Scales from the largest values through infinities to NaNs, then small negative ones.
+    // The scales range from the largest finite values through infinities to NaNs, and on to small
+    // negative values.
     blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(0x7b00 * size));
     blocks.resize(0x600 * size);
     for (const Dtype target : targets) {
@@ -252,8 +253,8 @@ TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
       }
     }
   }
-  // 25 formats in exact mode and 12 in half mode, to 3 dtypes. Control: every instruction set has
-  // its own code.
+  // 25 formats are decoded in exact mode and 12 in half mode, each to 3 dtypes. Control: every
+  // instruction set was used.
   EXPECT_EQ(compared, 37 * 3 * hwy::SupportedAndGeneratedTargets().size());
   std::ranges::sort(seen);
   EXPECT_EQ(std::ranges::unique(seen).size(), 0u);

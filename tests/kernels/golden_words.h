@@ -1,5 +1,5 @@
-// Inputs that tests and the scripts of tests/golden generate with the same integer arithmetic, so
-// the repository stores only fingerprints of results.
+// Generates inputs with the same integer arithmetic as the scripts of tests/golden, so the
+// repository stores only fingerprints of results.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace loadstone {
 
-// The pseudo-random word at a place.
+// Returns the pseudo-random word at index `place`.
 inline std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
   std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -17,7 +17,7 @@ inline std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
   return word ^ (word >> 31);
 }
 
-// Sum over all 8-byte words of (word + 1) * (odd word of its place).
+// Returns the sum of (word + 1) * (odd word of its index) over all 8-byte words.
 inline std::uint64_t fingerprint(const std::vector<std::byte>& bytes) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < bytes.size() / 8; ++i) {

@@ -17,7 +17,7 @@ namespace {
 using Numbers = std::vector<float>;
 using test::random_numbers;
 
-// Also compares NaN payloads and signs of zeros.
+// Compares bits, including NaN payloads and the signs of zeros.
 void expect_same_bits(const Numbers& found, const Numbers& expected) {
   ASSERT_EQ(found.size(), expected.size());
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0);
@@ -49,7 +49,7 @@ struct Matrices {
     }
   }
 
-  // The definition, value by value.
+  // Computes one value of the product by its definition.
   [[nodiscard]] float product(std::uint64_t row, std::uint64_t column) const {
     float sum = left[row * rank] * right[column];
     for (std::uint64_t k = 1; k < rank; ++k) {
@@ -136,7 +136,7 @@ TEST(MergeTest, NormsAreRoundedOnce) {
     EXPECT_LE(std::abs(std::bit_cast<std::int32_t>(found) - std::bit_cast<std::int32_t>(expected)),
               1);
   }
-  const Numbers large(4, 1e30F);  // their squares overflow F32
+  const Numbers large(4, 1e30F);  // the squares of these values overflow F32
   EXPECT_FLOAT_EQ(norm(large.data(), 4), 2e30F);
 }
 

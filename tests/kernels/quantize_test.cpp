@@ -1,7 +1,7 @@
-// Windows of ModelOpt's encodings and of GGUF blocks: in any order, from several threads and on
-// every instruction set they give the bytes of the whole value.
+// Tests windows of ModelOpt's encodings and of GGUF blocks: in any order, from several threads and
+// on every instruction set, the windows have the bytes of the value encoded whole.
 // python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py compare the bytes with
-// oracles.
+// independent implementations.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,8 @@ struct Case {
   bool has_importance = false;
 };
 
-// Includes short blocks if the encoding allows them, and stacks whose matrices end within a block.
+// Returns cases that include short blocks if the encoding allows them, and stacks whose matrices
+// end within a block.
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"fp8", {2, 37, 41}},
@@ -275,8 +276,8 @@ TEST(Quantize, WindowsAreDecodedAsTheWhole) {
   }
 }
 
-// Error bound: half of the encoding's largest step, times the largest value that shares the scale.
-// Grid points minimise the squares of all errors instead.
+// The error must be at most half of the encoding's largest step, times the largest value that
+// shares the scale. Grid formats minimise the sum of squared errors instead.
 TEST(Quantize, WhatIsDecodedIsNear) {
   for (const Case& one : cases()) {
     const QuantizedLayout form = form_of(one, Dtype::f32);
@@ -309,7 +310,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
       const Bytes back = decoded(form, expected, dtype, {{0, form.elements}});
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // control: one at a time
+        seen.insert(hwy::SupportedTargets());  // control: forces one instruction set at a time
         EXPECT_EQ(encoded(form, numbers), expected)
             << hwy::TargetName(isa) << " " << one.encoding << " " << name(dtype);
         EXPECT_EQ(decoded(form, expected, dtype, {{0, form.elements}}), back)

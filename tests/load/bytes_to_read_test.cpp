@@ -1,4 +1,4 @@
-// A load reads exactly the bytes that its plan predicts, even for columns.
+// Tests that a load reads exactly as many bytes as its plan predicts, even for columns of a matrix.
 #include <gtest/gtest.h>
 
 #include "engine/limits.h"
@@ -47,7 +47,7 @@ TEST_F(BytesToRead, OfColumnsAreThose) {
   expect(rows * 200 * kib);
 }
 
-// Rows shorter than one read.
+// Each row is shorter than one read, so the gaps between rows are read too.
 TEST_F(BytesToRead, AreThoseOfRowsWhereTheHolesAreReadOver) {
   add_columns(100, 12 * kib, Dtype::u8, 16 * kib);
   expect((rows - 1) * 16 * kib + 12 * kib);

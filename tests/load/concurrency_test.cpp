@@ -1,5 +1,5 @@
-// Concurrent loads and reads of one checkpoint in several threads, with fewer descriptors than
-// shards. Meant for the thread sanitizer.
+// Loads and reads one checkpoint in several threads at once, with fewer descriptors than shards.
+// Meant for the thread sanitizer.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 

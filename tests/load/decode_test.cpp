@@ -1,4 +1,5 @@
-// Boxes of decodings: the same bytes for every thread count, chunk size and staging size.
+// Tests that boxes of decodings give the same bytes for every thread count, chunk size and staging
+// size.
 #include <gmock/gmock.h>
 
 #include <random>
@@ -18,8 +19,8 @@ Box decoded_box(const PlanBuilder& builder, std::uint32_t decoding, const Shape&
   return box;
 }
 
-// Weights in one shard, scales in another, a plain tensor between them; whole, transposed, cast,
-// and used twice.
+// Returns a plan with weights in one shard, their scales in another, and a plain tensor between
+// them. Targets take the decoded values whole, transposed, cast, and twice.
 Plan decoding_plan(PlanBuilder& builder) {
   const auto scales = builder.add_tensor("s", Dtype::u8, {3, 5}, Bytes(15, std::byte{129}));
   builder.add_shard();
@@ -35,7 +36,7 @@ Plan decoding_plan(PlanBuilder& builder) {
   builder.add_target("exact", Dtype::f32, {96, 100}, {decoded_box(builder, 1, {96, 100})});
   builder.add_target("turned", Dtype::bf16, {960, 2},
                      {{.source = blocks, .dims = {{960, 1, 2}, {2, 960, 1}}, .decoding = 2}});
-  // Two halves of columns, and one tensor with both kinds of source.
+  // One target is the right half of the columns, and one has a plain and a decoded source.
   builder.add_target("columns", Dtype::bf16, {96, 50},
                      {{.source = weights,
                        .source_offset = 50,
@@ -52,7 +53,7 @@ Plan decoding_plan(PlanBuilder& builder) {
   return builder.build();
 }
 
-// The smallest staging must fit a block and its decoded values.
+// Staging must be large enough for one block and its decoded values.
 TEST(DecodeTest, StagingBelowABlockIsMadeAsLargeAsOne) {
   const auto loaded = [](std::uint64_t staging) {
     PlanBuilder builder;

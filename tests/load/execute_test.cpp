@@ -20,7 +20,7 @@ TEST(ExecuteTest, MovesEverythingToItsPlace) {
   const Report report = load_and_compare(builder, plan);
   EXPECT_EQ(report.provenance.size(), plan.targets.size());
   EXPECT_GE(report.seconds, 0);
-  EXPECT_EQ(report.bytes_read + 2 * 100, builder.storage.bytes_read());  // and two headers
+  EXPECT_EQ(report.bytes_read + 2 * 100, builder.storage.bytes_read());  // plus two headers
 }
 
 TEST(HostMemoryTest, ATieShowsTheMemoryOfItsTarget) {
@@ -128,7 +128,7 @@ TEST(ExecuteTest, StagingStaysWithinItsPromise) {
   }
 }
 
-// A slot reserves megabytes of addresses, but counts only the memory it touches.
+// Each slot reserves megabytes of address space, but only memory that is touched counts.
 TEST(ExecuteTest, SmallCastsCountSmallStaging) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::bf16, Dtype::f32, {100}, pattern(200, 1));
@@ -231,7 +231,7 @@ TEST(ExecuteTest, SubByteElementsAreCopiedAsBytes) {
 
 // ---- provenance
 
-// It has no bytes, but a source.
+// The target has a source, although the source has no bytes.
 TEST(ExecuteTest, ATargetWithoutElementsHasASource) {
   PlanBuilder builder;
   builder.add_plain("empty", Dtype::f32, Dtype::f32, {2, 0}, {});
@@ -273,7 +273,7 @@ TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   EXPECT_THAT(json, HasSubstr(R"("tie_of": "t")"));
 }
 
-// Small values are packed, so that rounding to pages adds little to the plan's bytes.
+// Small values share pages, so rounding to pages adds little to the bytes that the plan counts.
 TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
   PlanBuilder builder;
   builder.add_shard();

@@ -1,4 +1,5 @@
-// Loads that are rejected, fail, or are cancelled: their errors, and no activity after them.
+// Tests loads that are rejected, fail or are cancelled. They must report the right error and stop
+// all activity.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,13 +22,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Threads of this process, to detect a thread that outlives its load.
+// Returns the number of threads of this process, to detect a thread that is still running after a
+// load.
 std::size_t thread_count() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-// The system may list a joined thread for a moment.
+// Retries, because the system may list a joined thread for a moment.
 void expect_threads(std::size_t count) {
   for (int tries = 0; tries < 1000 && thread_count() != count; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -50,7 +52,7 @@ TEST(ExecuteFailureTest, ErrorsInThePlanStopItBeforeAnyRead) {
       error_of([&] { execute(plan, memory.destinations(), {.storage = &builder.storage}); });
   EXPECT_EQ(error.code(), "plan.missing");
   EXPECT_TRUE(builder.storage.reads().empty());
-  // Control: without the finding the load reads.
+  // Control: without the error in the plan, the load reads the file.
   plan.findings.clear();
   execute(plan, memory.destinations(), {.storage = &builder.storage});
   EXPECT_FALSE(builder.storage.reads().empty());
@@ -178,7 +180,7 @@ TEST(ExecuteFailureTest, AFaultAtAnyReadIsNamedAndEndsAllThreads) {
     try {
       execute(plan, memory.destinations(),
               {.threads = 3, .chunk_bytes = 8192, .storage = &builder.storage});
-      break;  // no such read happened
+      break;  // the load needed fewer reads
     } catch (const Error& error) {
       ++faults;
       EXPECT_EQ(error.code(), "io.read");
@@ -233,7 +235,7 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsBetweenReads) {
   builder.storage.before_read = [&](std::size_t, const ReadEvent& event) {
     if (event.offset < 100) return;
     asked.wait();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the answer to arrive
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the observer to cancel
   };
   CountingObserver observer;
   observer.go_on = [&](const Progress&) {
@@ -247,12 +249,12 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsBetweenReads) {
         {.threads = 2, .chunk_bytes = 4096, .storage = &builder.storage, .observer = &observer});
   });
   EXPECT_EQ(error.code(), "cancelled");
-  // The full load makes 256 reads.
+  // A complete load makes 256 reads.
   EXPECT_LT(builder.storage.reads().size(), 256u);
   expect_threads(threads_before);
 }
 
-// Host memory that acts as a slow device.
+// A device in host memory whose reads are slow.
 class SlowDevice final : public Device {
  public:
   std::byte* allocate(std::string_view, std::uint64_t bytes) override {
@@ -272,7 +274,7 @@ class SlowDevice final : public Device {
   std::atomic<int> reads = 0;
 };
 
-// The digest of a value on a device needs all of its 16 blocks.
+// A digest of the value would need 16 reads from the device.
 TEST(ExecuteFailureTest, ACancelledLoadStopsReadingDevicesForItsReceipt) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::bf16, Dtype::f32, {4 << 20}, pattern(8 << 20, 1));
@@ -304,7 +306,7 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsReadingDevicesForItsReceipt) {
   }
 }
 
-// Only the receipt reads a file that the model maps.
+// The model maps the file, so only the receipt reads it.
 TEST(ExecuteFailureTest, ACancelledLoadStopsReadingFilesForItsReceipt) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::u8, Dtype::u8, {16 << 20}, pattern(16 << 20, 1));

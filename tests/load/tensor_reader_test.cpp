@@ -15,7 +15,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
-// A plain tensor, FP8 with a scale, FP8 without its scale, and blocks as in GPT-OSS.
+// A checkpoint with a plain tensor, an FP8 tensor with its scale, an FP8 tensor without a scale,
+// and MXFP4 blocks in the layout of GPT-OSS.
 class TensorReaderTest : public ::testing::Test {
  protected:
   TensorReaderTest()
@@ -58,7 +59,7 @@ TEST_F(TensorReaderTest, AnyRangeInAnyDtype) {
   EXPECT_THAT(TensorReader(catalog_, "plain").read(), SizeIs(24));
 }
 
-// Header reads of three readers, with one shared catalog or one catalog each.
+// Returns how often the header is read if 20 readers per catalog each read the tensor.
 std::size_t header_reads(std::size_t catalogs) {
   testing::PlanBuilder builder;
   builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
@@ -79,10 +80,10 @@ std::size_t header_reads(std::size_t catalogs) {
 
 TEST(TensorReaderHeaderTest, TheHeaderIsReadOnceACatalog) {
   EXPECT_EQ(header_reads(1), 1u);
-  EXPECT_EQ(header_reads(3), 3u);  // control: the count detects each
+  EXPECT_EQ(header_reads(3), 3u);  // control: the count detects a read per catalog
 }
 
-// After the header was compared once, the identity still is.
+// The header is compared only once, but the file's identity is compared for each reader.
 TEST(TensorReaderHeaderTest, AChangedFileIsRefusedLater) {
   testing::PlanBuilder builder;
   builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
@@ -111,7 +112,7 @@ TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(code_of([] { (void)TensorReader(nullptr, "plain"); }), "plan.options");
 }
 
-// Targets that are views of the file are accessible from C++ too.
+// Plans that map targets from the file also work in C++.
 TEST_F(TensorReaderTest, ViewsOfTheFile) {
   Skeleton skeleton;
   skeleton.targets = {{.name = "plain", .shape = {2, 3}, .dtype = Dtype::f32},

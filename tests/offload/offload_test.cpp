@@ -1,5 +1,5 @@
-// The offload folder: its layout, and its unchanged state after a failed load. Uses real folders,
-// and a real full disk if the system permits.
+// Tests the offload folder: its layout, and that a failed load leaves it unchanged. Uses real
+// folders, and a full disk if the system permits a small mount.
 #include "offload/offload.h"
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ std::vector<std::string> data_files(const fs::path& folder) {
   return names;
 }
 
-// Three tensors: a run writes two, and one stays in its shard.
+// Returns a plan with three tensors. A load writes two of them and leaves one in its shard.
 Plan offload_plan(PlanBuilder& builder, const fs::path& folder) {
   builder.add_plain("layer.weight", Dtype::f32, Dtype::bf16, {30, 40}, pattern(4800, 1)).delivery =
       Delivery::disk_write;
@@ -222,7 +222,7 @@ TEST(OffloadTest, WhatNoSafetensorsFileHoldsStandsAlone) {
   load(builder, plan);
   EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
   EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
-  // It can only be replaced together with the index.
+  // A load can replace the older data file only together with the index.
   EXPECT_EQ(load_error(builder, plan).code(), "plan.dtype");
   EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
   EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
@@ -240,8 +240,8 @@ TEST(OffloadTest, TwoRunsInOneFolderKeepOutOfEachOthersWay) {
       Delivery::disk_write;
   Plan other = second.build();
   other.offload_folder = folder.path().string();
-  // The second load starts and ends during the first. It must not treat the first one's files as
-  // leftovers of a dead run, although both loads share one process.
+  // The second load starts and ends while the first load runs. It must not remove the first load's
+  // files as leftovers of a killed process, even though both loads share one process.
   bool is_first = true;
   first.storage.before_read = [&](std::size_t, const testing::ReadEvent&) {
     if (std::exchange(is_first, false)) load(second, other);

@@ -1,4 +1,4 @@
-// The page without its script, and the data for the script.
+// Tests the HTML page without its script, and the data that the script reads.
 #include "loadstone/page.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ Plan layered(MissingPolicy missing = MissingPolicy::zeros) {
   return plan_of_layers(std::string(evil), missing);
 }
 
-// Parses the page's data as the browser's JSON.parse() does.
+// Parses the page's data in the same way as the browser's JSON.parse().
 class Data {
  public:
   explicit Data(const std::string& text) : text_(text) { root_ = parser_.parse(text_); }
@@ -46,7 +46,7 @@ TEST(Page, NamesNeverBecomeMarkup) {
   EXPECT_THAT(page, Not(HasSubstr("<script>alert")));
   EXPECT_THAT(page, Not(HasSubstr("\x1b")));
   EXPECT_THAT(page, Not(HasSubstr("\xe2\x80\xae")));
-  // Two script elements: the data and the code.
+  // The page has two script elements: one with the data and one with the code.
   std::size_t ends = 0;
   for (std::size_t at = 0; (at = page.find("</script>", at)) != std::string::npos; ++at) ++ends;
   EXPECT_EQ(ends, 2u);
@@ -103,11 +103,11 @@ TEST(PageData, HoldsEachTargetAndWhatItIsMadeOf) {
   const std::uint64_t dtype = data["/targets/0/3"];
   EXPECT_EQ(data[fmt::format("/words/{}", dtype)].get_string().value(), "BF16 -> F32");
   EXPECT_EQ(std::uint64_t(data["/targets/0/6"]), 256u);
-  // A box of all elements from the named source.
+  // The target has one box, which takes all elements from the named source.
   EXPECT_EQ(std::uint64_t(data["/targets/0/9/0/3"]), 64u);
   const std::uint64_t source = data["/targets/0/9/0/0"];
   EXPECT_EQ(data[fmt::format("/sources/{}/0", source)].get_string().value(), "layer.0.q.weight");
-  EXPECT_EQ(std::int64_t(data["/targets/24/7"]), -1);  // zeros have no place in the shards
+  EXPECT_EQ(std::int64_t(data["/targets/24/7"]), -1);  // zeros are not stored in a shard
   EXPECT_EQ(std::uint64_t(data["/limits/cpu"]), 5000u);
   EXPECT_EQ(std::uint64_t(data["/peaks/cpu"]), plan.peak_bytes.at("cpu") + 10);
   EXPECT_EQ(std::uint64_t(data["/peaks/cuda:0"]), 20u);
@@ -115,7 +115,7 @@ TEST(PageData, HoldsEachTargetAndWhatItIsMadeOf) {
 }
 
 TEST(PageData, GrowsWithTargetsAndNotWithBoxes) {
-  // 4,000 experts in one stack: the page shows the first boxes and the total.
+  // A stack of 4,000 experts has 4,000 boxes. The page contains only the first boxes and the total.
   std::vector<FakeTensor> sources;
   for (int e = 0; e < 4000; ++e) sources.push_back({fmt::format("e.{}.w", e), {2}});
   PlanOptions options;

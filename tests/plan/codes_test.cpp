@@ -1,4 +1,4 @@
-// Quantized tensors and targets that want plain values.
+// Tests plans for quantized tensors whose targets want decoded values.
 #include "plan/codes.h"
 
 #include <gmock/gmock.h>
@@ -16,8 +16,8 @@ using namespace ::testing;
 
 struct NamingCase {
   const char* title;
-  const char* kernel;               // empty: no codec reads the layout
-  std::vector<FakeTensor> tensors;  // the data first
+  const char* kernel;               // empty if no codec reads the layout
+  std::vector<FakeTensor> tensors;  // the data is the first tensor
   Shape numbers;
 };
 
@@ -80,12 +80,13 @@ TEST(Codes, AreDecodedWhereNumbersAreWanted) {
       EXPECT_THAT(plan.findings[0].sources, Contains(naming.tensors[1].name)) << naming.title;
       EXPECT_EQ(plan.targets[0].recipe.origin, Origin::excluded);
     }
-    // The decoding uses their scales, or the finding names them, so they are not left over.
+    // The scales are used by the decoding or named by the finding, so loadstone does not report
+    // them as unexpected.
     EXPECT_THAT(found(plan, "plan.unexpected"), IsEmpty()) << naming.title;
   }
 }
 
-// Targets must not take the dtype of quantized data.
+// A target that is to get values must not take the dtype of the codes.
 TEST(Codes, HaveNoDtypeOfNumbers) {
   const NamingCase naming = namings()[0];
   const auto dtype_with = [&](const PlanOptions& options) {
@@ -106,11 +107,11 @@ TEST(Codes, AreNeitherComponentNorNumbersHalfway) {
         found(make_plan(fake_catalog(naming.tensors), skeleton, options), "plan.component");
     return findings.empty() ? std::string() : findings[0].message;
   };
-  // Quantized data whose scale no target takes.
+  // No target takes the scale of the codes.
   const Skeleton alone = numbers_of(fp8, Dtype::f8_e4m3);
   EXPECT_THAT(refused(fp8, alone), HasSubstr("no target gets 'a.weight_scale'"));
   EXPECT_THAT(refused(fp8, alone, {.caller = {.known_sources = {"a.weight_scale"}}}), IsEmpty());
-  // Decoded data whose scale the model takes as well.
+  // The codes are decoded, and a target takes their scale too.
   const Skeleton both = skeleton_of(
       {target_of("a.weight", {4, 8}, Dtype::bf16), target_of("a.weight_scale", {}, Dtype::f32)});
   EXPECT_THAT(refused(fp8, both), HasSubstr("gets its 'a.weight_scale'"));
@@ -124,7 +125,7 @@ TEST(Codes, LoadWithTheirScalesIntoModulesMadeForThem) {
     for (const FakeTensor& tensor : naming.tensors) {
       targets.push_back(target_of(tensor.name, tensor.shape, tensor.encoding.dtype()));
     }
-    // A requested dtype applies to plain values only; quantized data keeps its dtype.
+    // A requested dtype applies to plain values only. Codes keep their dtype.
     for (const bool is_cast : {false, true}) {
       PlanOptions options;
       if (is_cast) options.dtype = Dtype::bf16;
@@ -187,7 +188,7 @@ class SavedCodes : public testing::Test {
     if (!config.empty()) storage_.add_file("/m/config.json", config);
     return open_checkpoint(std::string("/m"), options_);
   }
-  // A plan that takes the quantized data of `name` as plain values.
+  // Returns a forged plan, in which a target takes the codes of `name` as plain values.
   std::string forged(const std::shared_ptr<const Catalog>& catalog, const std::string& name) {
     Plan plan = make_plan(fake_catalog({{"b.weight", {4, 8}, Dtype::f8_e4m3}}),
                           skeleton_of({target_of("b.weight", {4, 8}, Dtype::bf16)}));

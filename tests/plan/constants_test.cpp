@@ -1,4 +1,4 @@
-// Constants in builders, plans and JSON.
+// Tests constants in recipe builders, plans and JSON.
 #include <gmock/gmock.h>
 
 #include <cstring>

@@ -1,4 +1,5 @@
-// A plan of the size of a large mixture-of-experts model is correct, and needs only names.
+// Tests a plan as large as that of a large mixture-of-experts model. It must be correct, and
+// planning must read no tensor data.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -25,7 +26,7 @@ TEST(LargePlan, StacksFortyFiveThousandSources) {
   std::vector<FakeTensor> sources;
   std::vector<Target> targets;
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    // Reverse order, so that the result cannot be sorted by chance.
+    // The reverse order ensures that a sorted result is not a coincidence.
     for (std::size_t e = 45; e-- > 0;) {
       sources.push_back({fmt::format("layers.{}.experts.{}.down.weight", layer, e), {2, 3}});
     }
@@ -66,7 +67,7 @@ TEST(LargePlan, ChecksAQuarterOfAMillionBoxes) {
   }
   const auto catalog = fake_catalog(sources);
   EXPECT_TRUE(make_plan(catalog, skeleton_of(targets), options).findings.empty());
-  // One box of one target is a column too far: an overlap and a hole of the same size.
+  // One box is moved by one column, which makes an overlap and a hole of the same size.
   options.recipes.targets[777].boxes[13].target_offset += 2;
   const auto findings = found(make_plan(catalog, skeleton_of(targets), options), "plan.box");
   ASSERT_EQ(findings.size(), 1u);
@@ -91,7 +92,7 @@ TEST(LargePlan, FindsTensOfThousandsOfProblems) {
       R"([{"op":"rename","sources":["layers\\.(\\d+)\\.w"],"targets":["model.layers.$1.w"]}])");
 }
 
-// A hostile text: it would take a minute if each check scanned all targets.
+// The plan is hostile: reading it would take a minute if each check of a tie scanned all targets.
 TEST(LargePlan, AHundredThousandChecksOfTiesAreReadAtOnce) {
   constexpr int count = 100000;
   MemoryStorage storage;
@@ -121,7 +122,7 @@ TEST(Purity, APlanReadsNothing) {
   OpenOptions open;
   open.storage = &storage;
   const auto catalog = open_checkpoint("/m.safetensors", open);
-  EXPECT_FALSE(storage.accesses().empty());  // the header, so the log works
+  EXPECT_FALSE(storage.accesses().empty());  // control: the log contains the header's reads
   for (const Access& access : storage.accesses()) {
     EXPECT_LE(access.offset + access.bytes, catalog->shards()[0].data_begin);
   }

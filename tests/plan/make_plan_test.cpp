@@ -1,4 +1,4 @@
-// Origins, dtypes, policies and findings of a plan.
+// Tests origins, dtypes, policies and findings of plans.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -110,7 +110,7 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   EXPECT_EQ(planned(plan, "tied").recipe.origin, Origin::tie);
   EXPECT_EQ(found(plan, "plan.kept").size(), 1u);
   EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 4u);
-  // A target on meta has nothing to keep, and neither has one to be quantized.
+  // A target on the meta device has no value to keep.
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({target_of("m", {4})}), options).ok());
   options.missing = MissingPolicy::error;
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
@@ -119,9 +119,9 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   options.caller.missing_of.clear();
   options.missing_patterns = {{"he.d", MissingPolicy::keep}};
   EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  options.missing_patterns = {{"he", MissingPolicy::keep}};  // matches the whole name only
+  options.missing_patterns = {{"he", MissingPolicy::keep}};  // a pattern must match the whole name
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  // A tensor in the checkpoint is loaded.
+  // The policy does not apply to a tensor that is in the checkpoint.
   const Plan loaded = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}), options);
   EXPECT_EQ(planned(loaded, "held").recipe.origin, Origin::checkpoint);
 }
@@ -259,7 +259,7 @@ TEST(MakePlan, BlockFormatsAreDecodedOrTakenAsBytes) {
   EXPECT_EQ(findings[0].target, "a");
 }
 
-// Without elements no decoder is needed.
+// Blocks without elements need no decoder.
 TEST(MakePlan, BlockFormatsMayBeEmpty) {
   const auto catalog = fake_catalog({{"a", {0, 256}, BlockFormat::q4_k}});
   const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog));
@@ -325,7 +325,7 @@ TEST(MakePlan, ConstructorValuesStay) {
   EXPECT_TRUE(plan.findings.empty());
   EXPECT_EQ(plan.targets[0].recipe.origin, Origin::constructor);
   EXPECT_EQ(plan.targets[1].recipe.origin, Origin::constructor);
-  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 24u);  // tables can be larger than the weights
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 24u);  // a table can be larger than the weights
 }
 
 TEST(MakePlan, BuffersWithoutAValueAreErrorsForAModelAndExceptionsForAFile) {

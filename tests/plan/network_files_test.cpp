@@ -1,4 +1,4 @@
-// Network files are copied, even if the caller requests views of them.
+// Tests that loadstone copies files from network file systems even if the caller requests views.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"

@@ -1,4 +1,4 @@
-// Devices, deliveries, budgets.
+// Tests device maps, deliveries and memory budgets.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -15,7 +15,8 @@ using namespace ::testing;
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
 
-// Layers of 100 bytes, an embedding of 50 bytes tied to the head, and a norm of 10 bytes.
+// Returns modules: layers of 100 bytes, an embedding of 50 bytes that is tied to the head, and a
+// norm of 10 bytes.
 std::vector<Placeable> small_model(std::size_t layers) {
   static std::vector<std::string> names;
   names.clear();
@@ -53,8 +54,8 @@ TEST(Balance, WithoutCapacitiesAllIsOnTheHost) {
 }
 
 TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {
-  // cuda:0 reserves 100 for the largest layer: the other 250 fit the embedding with the head, and
-  // two layers.
+  // 100 bytes of cuda:0 are reserved for the largest layer. The other 250 bytes fit the embedding,
+  // the tied head and two layers.
   EXPECT_THAT(
       mapped(small_model(4), DeviceMapMode::sequential, {{"cuda:0", 350}, {"cuda:1", 1000}},
              layers_of(4)),
@@ -73,7 +74,7 @@ TEST(Balance, OverflowGoesToTheHostThenToDisk) {
 }
 
 TEST(Balance, ModulesThatMayBeSplitAre) {
-  // Reserves 60 for the largest layer.
+  // 60 bytes are reserved for the largest layer.
   const auto split = mapped(small_model(2), DeviceMapMode::sequential,
                             {{"cuda:0", 50 + 60 + 60}, {"cpu", 10'000}});
   EXPECT_THAT(split, ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0.a", "cuda:0"),
@@ -166,7 +167,7 @@ TEST(Placement, TheLongestEntryWins) {
   EXPECT_EQ(plan.targets[1].device, "cuda:2");
   EXPECT_EQ(plan.targets[1].delivery, Delivery::memory);
   EXPECT_EQ(plan.peak_bytes.at("cuda:2"), 16u);
-  const auto findings = found(plan, "plan.device_map");  // "b" places nothing
+  const auto findings = found(plan, "plan.device_map");  // entry "b" places no tensor
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].severity, Severity::warning);
   EXPECT_THAT(plan.device_map,
@@ -226,7 +227,7 @@ TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
   options.offload_folder = "/tmp/offload";
   const Plan plan = make_plan(catalog, skeleton, options);
   EXPECT_TRUE(plan.ok());
-  // The reader casts between floats; shapes and integers must match the file.
+  // The reader of an offload folder can cast floats. Shapes and integers must match the file.
   for (const char* const kept : {"same", "wider", "narrower"}) {
     EXPECT_EQ(planned(plan, kept).delivery, Delivery::disk_keep) << kept;
   }
@@ -311,7 +312,7 @@ TEST(Placement, ViewsOfTheFileWhereNothingChanges) {
       options);
   EXPECT_EQ(planned(plan, "a").delivery, Delivery::file_view);
   EXPECT_EQ(planned(plan, "odd").delivery, Delivery::file_view);
-  EXPECT_EQ(planned(plan, "b").delivery, Delivery::memory);  // unaligned in the file
+  EXPECT_EQ(planned(plan, "b").delivery, Delivery::memory);  // not aligned in the file
   EXPECT_EQ(planned(plan, "c").delivery, Delivery::memory);  // needs a cast
   const auto findings = found(plan, "plan.mmap");
   ASSERT_EQ(findings.size(), 1u);
@@ -323,7 +324,7 @@ TEST(Placement, ViewsOfTheFileWhereNothingChanges) {
 TEST(Placement, BudgetsAreChecked) {
   PlanOptions options;
   options.max_memory = {{"cpu", 31}};
-  // 16 + 16 in memory, and 32 for a cast that goes through staging.
+  // The targets need 16 + 16 bytes, and a cast needs 32 bytes of staging.
   const Plan over = make_plan(two_sources(), two, options);
   ASSERT_EQ(found(over, "plan.over_budget").size(), 1u);
   EXPECT_EQ(over.peak_bytes.at("cpu"), 64u);

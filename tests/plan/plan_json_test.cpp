@@ -1,4 +1,4 @@
-// Saved plans survive a round trip, and the reader trusts nothing in the file.
+// Tests that saved plans are read back unchanged, and that the reader trusts nothing in the file.
 #include "plan/plan_json.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ FileTensor tensor(const std::string& name, const std::string& dtype,
   return {name, dtype, std::move(shape), some_bytes(bytes)};
 }
 
-// A checkpoint of two shards that covers all of a plan's fields.
+// Saves a plan that uses all fields of plans, for a checkpoint of two shards.
 class SavedPlans : public testing::Test {
  protected:
   SavedPlans() {
@@ -179,7 +179,7 @@ TEST_F(SavedPlans, AShardOfAnotherTimeIsAWarning) {
   EXPECT_THAT(found->message, HasSubstr("/m/b.safetensors"));
   plan.findings.erase(found);
   expect_same(plan_, plan);
-  // The plan is bound to the current file.
+  // The plan that was read belongs to this version of the file.
   EXPECT_EQ(plan.catalog->shards()[1].identity.modified_ns, 12345);
   storage_.set_modified_ns("/m/a.safetensors", 1);
   EXPECT_EQ(std::ranges::count(read(text_).findings, "io.time", &Finding::code), 1);
@@ -200,7 +200,7 @@ TEST_F(SavedPlans, AShardOfAnotherSizeIsRefused) {
 
 // ---- paths in plans
 
-// A hostile plan that names the victim's folder.
+// A hostile plan names a folder of the victim as its offload folder.
 TEST_F(SavedPlans, TheOffloadFolderIsTheCallersAlone) {
   const auto read_with = [&](const std::string& text, const std::string& folder) {
     return plan_from_json(text, options_, {.offload_folder = folder});
@@ -213,7 +213,7 @@ TEST_F(SavedPlans, TheOffloadFolderIsTheCallersAlone) {
   const std::string edited = changed("/tmp/offload", "/somebody/else");
   EXPECT_EQ(code_of([&] { (void)read_with(edited, ""); }), "plan.offload_folder");
   EXPECT_EQ(read_with(edited, "/tmp/offload").offload_folder, "/tmp/offload");
-  // A plan without offload ignores the folder's name.
+  // If a plan has no offload, the folder's name does not matter.
   plan_options_.device_map.entries.clear();
   const Plan plan = make_plan(catalog_, skeleton_, plan_options_);
   EXPECT_EQ(plan.offload_folder, "/tmp/offload");
@@ -233,7 +233,7 @@ class LeadingElsewhere : public testing::Test {
     return to_json(make_plan(catalog, Skeleton::from_catalog(*catalog)));
   }
 
-  // The plan with a different root.
+  // Returns the plan's JSON with a different root folder.
   std::string leading_to(const std::string& root) const {
     std::string text = text_;
     const std::string from = folder_ / "made/model";
@@ -257,7 +257,7 @@ TEST_F(LeadingElsewhere, TheVeryFilesThatWerePlannedForNeedNoWord) {
 }
 
 TEST_F(LeadingElsewhere, OtherFilesNeedTheCallersWord) {
-  // A foreign file with an equal header.
+  // The file is unrelated to the plan, but has the same header.
   folder_.write("private/a.safetensors", bytes_);
   std::filesystem::last_write_time(
       folder_ / "private/a.safetensors",
@@ -284,7 +284,7 @@ TEST_F(LeadingElsewhere, APlanThatMovedWithItsCheckpointWorks) {
   EXPECT_EQ(code(leading_to(folder_ / "copied/model"), {.plan_folder = folder_ / "copied"}), "");
 }
 
-// The plan cannot vouch for a link in the checkpoint's folder.
+// The plan cannot prove that a link in the checkpoint's folder may be followed.
 TEST_F(LeadingElsewhere, AShardBehindALinkThatLeavesTheFolderIsRefused) {
   folder_.write("private/a.safetensors", bytes_);
   std::filesystem::create_directory_symlink("../../private", folder_.path() / "made/model/sub");
@@ -311,7 +311,7 @@ TEST_F(SavedPlans, AnotherHeaderOfTheSameSizeIsRefused) {
   EXPECT_EQ(error->where().field, "header_digest");
 }
 
-// Offset 5 of a target of 6 elements to which 6 are written: one byte, and one element, too far.
+// The changed box writes every second element from 2 on, so its last is 12, outside of the target.
 TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
   const auto error =
       error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 2")); });
@@ -324,7 +324,7 @@ TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
 }
 
 TEST_F(SavedPlans, ABoxThatOverlapsAnotherIsRefused) {
-  // Writes the even elements twice, the odd ones never.
+  // The boxes write the even elements twice and the odd elements never.
   const auto error =
       error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 0")); });
   ASSERT_TRUE(error);
@@ -370,8 +370,8 @@ TEST_F(SavedPlans, AnOffloadedNameThatIsAPathIsRefused) {
   EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json");
 }
 
-// Replaces every integer of the plan by hostile ones. An accepted plan must equal the original,
-// except for costs.
+// Replaces each integer of the plan by hostile integers. If the reader accepts a changed plan, it
+// must equal the original except for the cost estimates.
 TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
   std::size_t refused = 0;
   std::size_t accepted = 0;
@@ -416,11 +416,11 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
         ++accepted;
         plan.staging_bytes_max = plan_.staging_bytes_max;
         std::erase_if(plan.findings, [](const Finding& finding) {
-          return finding.code == "io.time";  // reports elapsed time
+          return finding.code == "io.time";  // this finding reports the elapsed time
         });
-        // A dimension of one step may have any stride.
+        // The stride of a dimension with one step has no meaning.
         for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-          // Shards cannot confirm the shape of a target that the load skips.
+          // If a load skips a target, no shard confirms the target's shape.
           if (plan.targets[i].delivery == Delivery::none)
             plan.targets[i].shape = plan_.targets[i].shape;
           ASSERT_EQ(written(plan.targets[i].recipe.boxes, plan.targets[i].shape).ids,
@@ -440,7 +440,7 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
   EXPECT_LT(accepted, 80u);
 }
 
-// Random damage to the text gives an Error or a valid plan.
+// Randomly damaged text must give an Error or a valid plan.
 TEST_F(SavedPlans, DamagedTextNeverCrashes) {
   std::uint64_t state = 42;
   const auto random = [&](std::uint64_t bound) {

@@ -1,4 +1,4 @@
-// A prefix shared by all names of a checkpoint.
+// Tests checkpoints in which all names have a prefix that the model lacks.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
@@ -36,7 +36,7 @@ TEST(Prefix, OneOfAllNamesIsTakenAway) {
 
 TEST(Prefix, TheModelsOwnIsLeft) {
   EXPECT_TRUE(plan_of({"module.a"}, {"module.a"}).findings.empty());
-  // Removes the prefix that makes the most names match the model's.
+  // loadstone removes the prefix with which most names match the model.
   EXPECT_TRUE(plan_of({"module._orig_mod.a"}, {"_orig_mod.a"}).ok());
 }
 

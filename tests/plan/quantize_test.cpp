@@ -1,4 +1,4 @@
-// Targets that are quantized during the load: their entries in the plan, and rejected requests.
+// Tests plans that quantize targets during the load, and rejected requests.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -87,7 +87,8 @@ TEST(Quantize, SizesAreThoseOfTheParts) {
   EXPECT_EQ(plan_of_one(nf4, {10, 13}, Dtype::f32, balanced).targets[0].device, "cuda:0");
 }
 
-// bitsandbytes' encodings have different bytes on CPU and GPU; the target's device decides.
+// bitsandbytes writes different bytes on CPU and GPU, so the dialect depends on the target's
+// device.
 TEST(Quantize, TheDialectIsThatOfTheDevice) {
   const auto dialect = [](const Quantization& quantization, const char* device) {
     PlanOptions options;
@@ -215,7 +216,7 @@ TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
   EXPECT_THAT(error->what(), HasSubstr("does not contain an importance"));
 }
 
-// Rejected before any read.
+// The plan rejects a group whose stacks differ in height before any read.
 TEST(Quantize, StacksOfAGroupAreOfOneHeight) {
   const auto codes = [](const Shape& second) {
     const Quantization quantization = {

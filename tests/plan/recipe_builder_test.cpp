@@ -18,7 +18,8 @@ using ::testing::HasSubstr;
 
 using Value = RecipeBuilder::Value;
 
-// Returns the message, found and expected text of the Error "plan.recipe" that `work` throws.
+// Returns the message, the found and the expected text of the Error "plan.recipe" that `work`
+// throws.
 template <typename Work>
 std::string refusal(Work work) {
   try {
@@ -61,7 +62,7 @@ TEST(RecipeBuilder, EachOperationIsWhatItsNameSays) {
   EXPECT_EQ(made_of(builder, builder.reshape(a, {4, 6})), of_a.reshaped({4, 6}));
   EXPECT_EQ(made_of(builder, builder.concat({b, a}, 1)), Elements::concat({of_b, of_a}, 1));
   EXPECT_EQ(made_of(builder, builder.stack({b, a}, -1)), Elements::stack({of_b, of_a}, 3));
-  // Operations must not change their arguments.
+  // Operations must not change the values that they take.
   EXPECT_EQ(made_of(builder, a), of_a);
   EXPECT_EQ(builder.shape(b), Shape({2, 3, 4}));
 }
@@ -83,7 +84,7 @@ TEST(RecipeBuilder, SlicesWithEveryStep) {
   }
 }
 
-// Interleaved halves, as in fused models, take one box each.
+// Each half of an interleaved tensor, as in fused projections, is a single box.
 TEST(RecipeBuilder, EverySecondIsOneBox) {
   RecipeBuilder builder(fake_catalog({{"a", {4, 8}}}));
   const Value a = builder.source("a");
@@ -95,7 +96,7 @@ TEST(RecipeBuilder, EverySecondIsOneBox) {
   }
 }
 
-// Compares random chains of operations with element-by-element code.
+// Compares random chains of operations with plain loops over the elements.
 TEST(RecipeBuilder, RandomChainsGiveTheSameElements) {
   std::mt19937 random(7);  // NOLINT: a fixed seed
   const auto below = [&](std::uint64_t bound) { return random() % bound; };
@@ -151,7 +152,7 @@ TEST(RecipeBuilder, MisfitsAreRefusedWithWhatWasFound) {
               HasSubstr("no value has this number"));
   builder.add("t", a);
   EXPECT_THAT(refusal([&] { builder.add("t", a); }), HasSubstr("already"));
-  // The valid value is still usable.
+  // After the errors the builder still contains the valid value.
   EXPECT_EQ(builder.finish().targets.size(), 1u);
 }
 
@@ -187,7 +188,7 @@ TEST(RecipeBuilder, ASecondCastNeedsAnExactFirstOne) {
   EXPECT_THAT(refusal([&] { (void)builder.cast(narrow, Dtype::f32); }), HasSubstr("BF16 to F32"));
   const Value both = builder.concat({wide, wide}, 0);
   EXPECT_EQ(builder.dtype(builder.cast(both, Dtype::bf16)), Dtype::bf16);
-  // One rounded input makes the result rounded.
+  // If one input of an operation was rounded, so is the result.
   const Value mixed = builder.concat({narrow, h}, 0);
   EXPECT_THAT(refusal([&] { (void)builder.cast(mixed, Dtype::f32); }), HasSubstr("rounds"));
   EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("i"), Dtype::f32); }),
@@ -245,7 +246,7 @@ TEST(MakePlan, ARecipeThatRoundsGivesOnlyItsDtype) {
   EXPECT_EQ(findings[0].expected, "F32");
   const Skeleton narrow = skeleton_of({target_of("t", {2}, Dtype::bf16)});
   EXPECT_TRUE(make_plan(catalog, narrow, options).ok());
-  options.dtype_from_file = true;  // the recipe's dtype counts as the file's
+  options.dtype_from_file = true;  // the recipe's dtype replaces the file's
   EXPECT_EQ(planned(make_plan(catalog, wide, options), "t").dtype, Dtype::bf16);
 }
 
@@ -294,7 +295,7 @@ TEST(RecipesJson, ComeBackAsTheyWere) {
   const std::string text = to_json(recipes, *catalog);
   EXPECT_TRUE(same(recipes_from_json(*catalog, text), recipes));
   EXPECT_EQ(to_json(recipes_from_json(*catalog, text), *catalog), text);
-  // A catalog in a different order assigns different indices to the same tensors.
+  // The other catalog has the same tensors with different indices.
   const auto other = fake_catalog({{"e", {0, 3}}, {"s", {}}, {"b\"\n", {4, 6}}, {"a", {4, 6}}});
   const Recipes moved = recipes_from_json(*other, text);
   EXPECT_FALSE(same(moved, recipes));
@@ -343,7 +344,7 @@ TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
   }
 }
 
-// Boxes outside of their source are rejected by the plan, not by the reader.
+// The plan rejects boxes that are outside of their source. The JSON reader accepts them.
 TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   const auto catalog = fake_catalog({{"a", {4}}});
   PlanOptions options;
@@ -354,7 +355,7 @@ TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   EXPECT_EQ(found(plan, "plan.box").size(), 1u);
 }
 
-// The size of DeepSeek-V3: 174 targets of 256 sources each.
+// DeepSeek-V3 has 174 targets that take 256 sources each.
 TEST(RecipesJson, ManyBoxesComeBackToo) {
   std::vector<FakeTensor> sources;
   for (int i = 0; i < 174 * 256; ++i) {

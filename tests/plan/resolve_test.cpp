@@ -1,4 +1,4 @@
-// Ties, rules that do not fit, and external recipes.
+// Tests ties, rules that do not match, and recipes that the caller provides.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -65,7 +65,7 @@ TEST(MakePlan, TwoNamesOfATieAreComparedByTheLoad) {
     EXPECT_EQ(plan.tie_checks[0].taken, 0u);
     EXPECT_EQ(plan.tie_checks[0].other, 1u);
     EXPECT_EQ(plan.tie_checks[0].is_error, is_error);
-    EXPECT_EQ(plan.bytes_to_read, 3 * 32u);  // one value is loaded, and both are compared
+    EXPECT_EQ(plan.bytes_to_read, 3 * 32u);  // one tensor is loaded, and two are compared
   }
 }
 
@@ -117,7 +117,7 @@ TEST(MakePlan, AMissingExpertIsNamed) {
 
 TEST(MakePlan, ExpertsMissingAtTheEndAreNamedFromTheShape) {
   PlanOptions options;
-  options.missing = MissingPolicy::initialise;  // never applies to half an expert stack
+  options.missing = MissingPolicy::initialise;  // does not apply to an incomplete stack
   options.rules = rules_from_json(
       R"j([{"op": "stack", "sources": ["e(\\d+)"], "targets": ["t"], "dim": -1}])j");
   const Plan plan = make_plan(fake_catalog({{"e0", {3}}, {"e1", {3}}}),
@@ -183,7 +183,7 @@ TEST(MakePlan, TwoSourcesOfOneTargetAreFound) {
   EXPECT_THAT(findings[0].sources, ElementsAre("a", "x.a"));
 }
 
-// ---- external recipes
+// ---- recipes that the caller provides
 
 TEST(MakePlan, RecipesGoBeforeRules) {
   PlanOptions options;

@@ -1,4 +1,4 @@
-// Rules as data: reading, writing, errors, and their results, element by element.
+// Tests rules in JSON: reading, writing, errors, and the elements that they produce.
 #include "plan/rules.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Expects the elements of the only target "t" that the rules make from these sources.
+// Expects that the rules make the only target "t" from the sources, with these elements.
 void expect_made(const std::string& rules, const std::vector<FakeTensor>& sources,
                  const Elements& expected) {
   PlanOptions options;

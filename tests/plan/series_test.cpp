@@ -1,4 +1,5 @@
-// The check of numbered series, and findings of declared rules for broken series.
+// Tests the check of numbered series, and the findings for rules that declare a series which is
+// broken.
 #include "catalog/series.h"
 
 #include <fmt/format.h>
@@ -14,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-using Texts = std::vector<std::vector<std::string>>;  // numbers by partner
+using Texts = std::vector<std::vector<std::string>>;  // the numbers of each partner
 
 SeriesCheck checked(const Texts& partners, const SeriesWish& wish = {}) {
   std::vector<SeriesMember> members;
@@ -61,7 +62,7 @@ TEST(Series, ClaimedNumbersAreNeverCountedTo) {
     EXPECT_THAT(check.stray, ElementsAre(3)) << text;
     EXPECT_THAT(check.absent, ElementsAre(SeriesGap{0, 3})) << text;
   }
-  // The finding lists the first missing numbers and counts all.
+  // The finding lists only the first missing numbers, and counts all.
   const auto check = checked({{"0"}}, {.count = 1'000'000'000});
   EXPECT_EQ(check.absent.size(), series_listed_max(1));
   EXPECT_EQ(check.absent_count, 999'999'999u);

@@ -1,4 +1,4 @@
-// Plans as text for people.
+// Tests plans as text for terminals.
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
@@ -75,7 +75,7 @@ TEST(SuggestedRule, HoldsForAllLayersAndTakesNamesLiterally) {
   };
   EXPECT_TRUE(made("h.3.ln_1.w", "layers.3.norm_1.w", "h.7.ln_1.w", "layers.7.norm_1.w"));
   EXPECT_FALSE(made("h.3.ln_1.w", "layers.3.norm_1.w", "hx7.ln_1.w", "layers.7.norm_1.w"));
-  EXPECT_FALSE(made("h.3.w", "layers.4.w", "h.7.w", "layers.7.w"));  // different numbers: unchanged
+  EXPECT_FALSE(made("h.3.w", "layers.4.w", "h.7.w", "layers.7.w"));  // 3 and 4 stay literal
   const std::string odd = "a+b$1(\"x\\y\")[\u00e9]_{2}";
   EXPECT_TRUE(made(odd, "t$" + odd, odd, "t$" + odd));
 }

@@ -1,4 +1,4 @@
-// Slices of targets, as one of several ranks holds them.
+// Tests plans for slices of targets, which each of several processes loads.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -20,7 +20,7 @@ Target part_of(const std::string& name, Shape shape, Slice slice, Dtype dtype = 
   return target;
 }
 
-// The second of four ranks: rows 2 and 3 of 8.
+// The slice of the second of four processes: rows 2 and 3 of 8.
 const Slice rows = {{2, 0}, {2, 6}};
 
 TEST(Slices, ReadTheirShareOfASource) {
@@ -42,7 +42,8 @@ TEST(Slices, ArePushedThroughStacksAndTranspositions) {
   options.rules = rules_from_json(
       R"j([{"op": "stack", "sources": ["e\\.(\\d+)"], "targets": ["w"], "dim": 0,
             "then": [{"op": "transpose", "dims": [-2, -1]}]}])j");
-  // [4 experts, 3, 5] of four tensors [5, 3]: experts 1 and 2, columns 1 to 3.
+  // The stack [4 experts, 3, 5] consists of four transposed [5, 3] tensors. The slice takes experts
+  // 1 and 2, and columns 1 to 3.
   const Slice slice = {{1, 0, 1}, {2, 3, 3}};
   const Plan plan =
       make_plan(fake_catalog({{"e.0", {5, 3}}, {"e.1", {5, 3}}, {"e.2", {5, 3}}, {"e.3", {5, 3}}}),
@@ -55,7 +56,7 @@ TEST(Slices, ArePushedThroughStacksAndTranspositions) {
   const Elements expected = Elements::stack(experts, 0).sliced(0, 1, 2).sliced(2, 1, 3);
   const PlannedTarget& target = planned(plan, "w");
   EXPECT_EQ(written(target.recipe.boxes, target.shape).ids, expected.ids);
-  // No boxes for experts of other ranks.
+  // The recipe has no boxes for experts outside the slice.
   EXPECT_THAT(target.recipe.boxes,
               testing::Each(testing::Field(&Box::source, testing::AnyOf(1, 2))));
 }
@@ -152,7 +153,7 @@ TEST(Slices, OfGroupsStandInSkeletonFilesToo) {
   EXPECT_EQ(halves.text(), "[1:3 of 2 groups, 0:6]");
   const Plan plan = make_plan(fake_catalog({{"w", {8, 6}}}), skeleton);
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan.bytes_to_read, 6u * 6 * 4);  // the two rows between them are read over
+  EXPECT_EQ(plan.bytes_to_read, 6u * 6 * 4);  // also reads the two rows between the groups
   EXPECT_THAT(planned(plan, "w").recipe.boxes,
               ElementsAre(Box{0, 6, 0, {{2, 24, 12}, {12, 1, 1}}}));
 }

@@ -1,4 +1,5 @@
-// Receipts include tensors that were read while the plan was made and that affect values.
+// Tests that receipts contain the tensors that loadstone read while it made the plan, if they
+// affect values.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -42,7 +43,7 @@ std::vector<std::string> names_of(const std::vector<Difference>& differences) {
   return names;
 }
 
-// A layer, and an adapter whose scale has its own alpha tensor.
+// A base with one layer, and an adapter that stores its alpha as a tensor.
 class DecidingTensors : public ::testing::Test {
  protected:
   std::string write_adapter(const std::string& name, float alpha) const {
@@ -93,7 +94,8 @@ TEST_F(DecidingTensors, AnAlphaThatChangedAfterThePlanIsNotInTheReceipt) {
               ElementsAre("l.lora_down.weight", "l.lora_up.weight"));
 }
 
-// The adapter repeats the product under a tied name, so the plan compares both.
+// The adapter repeats a product under a tied name, so the plan compares the tensors of the two
+// products.
 TEST_F(DecidingTensors, ComparedTensorsOfAnAdapterAreInTheReceipt) {
   std::vector<FileTensor> tensors;
   for (const std::string name : {"l", "m"}) {
@@ -181,7 +183,7 @@ TEST_F(DecidingTensors, AQuantStateIsInTheReceiptOfItsShard) {
     EXPECT_THAT(names_of(verify_receipt(receipt, "", {other}).differences),
                 ElementsAre("l.weight.quant_state.bitsandbytes__nf4"));
   }
-  // A load without decoding does not depend on the tensor.
+  // A load that decodes nothing does not use the state tensor.
   const Receipt plain = receipt_of_load(plan_for("unused", {2}));
   ASSERT_EQ(plain.sources.size(), 1u);
   EXPECT_THAT(names_in(plain.sources[0]), ElementsAre("unused"));

@@ -20,7 +20,7 @@ std::vector<std::byte> noise(std::size_t count) {
   return bytes;
 }
 
-// Pieces of any size in any order, with duplicates, from several threads.
+// Several threads add pieces of any size, in any order, some of them twice.
 TEST(DigestTableTest, OrderDoesNotMatter) {
   const auto bytes = noise((5u << 20) + 12345);
   for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
@@ -48,8 +48,8 @@ TEST(DigestTableTest, OrderDoesNotMatter) {
         }
       };
       std::vector<std::thread> threads;
-      // Threads that wait for a core delay the pieces of others, so the ordered case uses one
-      // thread.
+      // A thread that waits for a core delays the pieces of other threads, so the case that expects
+      // order uses one thread.
       const unsigned count = seed % 3 == 0 ? 1 : 1 + seed % 4;
       for (unsigned t = 0; t < count; ++t) threads.emplace_back(work);
       for (auto& thread : threads) thread.join();
@@ -64,16 +64,16 @@ TEST(DigestTableTest, OrderDoesNotMatter) {
   }
 }
 
-// Without memory for early pieces, their blocks are read again.
+// If early pieces cannot be buffered for lack of memory, complete() must read their blocks again.
 TEST(DigestTableTest, WithoutRoom) {
   const auto bytes = noise(2u << 20);
   DigestTable table(DigestKind::xxh3_128, 1000);
   const std::uint32_t item = table.add({{0, bytes.size()}});
   const auto whole = std::span(bytes);
   table.update(item, 500, whole.subspan(500, 900));
-  table.update(item, 0, whole.first(500));  // in order: nothing waits
+  table.update(item, 0, whole.first(500));  // in order, so nothing is buffered
   table.update(item, 1400, whole.subspan(1400, (1u << 20) - 1400));
-  table.update(item, (1u << 20) + 1, whole.subspan((1u << 20) + 1));  // too much to buffer
+  table.update(item, (1u << 20) + 1, whole.subspan((1u << 20) + 1));  // too large to buffer
   table.update(item, 1u << 20, whole.subspan(1u << 20, 1));
   table.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
     std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), to.size(), to.begin());
@@ -82,7 +82,7 @@ TEST(DigestTableTest, WithoutRoom) {
   EXPECT_EQ(table.bytes_read_again(), 1u << 20);
 }
 
-// Blocks start at each range's first byte; gaps between ranges do not count.
+// Blocks are counted from the first byte of each range, and gaps between ranges are left out.
 TEST(DigestTableTest, Ranges) {
   auto bytes = noise(3u << 20);
   const std::vector<ByteRange> ranges = {{100, 1'500'000}, {1'700'000, 1'700'001}};
@@ -98,9 +98,9 @@ TEST(DigestTableTest, Ranges) {
 }
 
 TEST(ReceiptTest, KnownDigests) {
+  if (!can_digest(DigestKind::sha256_tree)) GTEST_SKIP() << "built without OpenSSL";
   // hashlib.sha256(b"\1loadstone sha256-tree 1\n" + struct.pack("<QQQQ", 1 << 20, 1, 0, 3) +
   //                hashlib.sha256(b"\0abc").digest())
-  if (!can_digest(DigestKind::sha256_tree)) GTEST_SKIP() << "built without OpenSSL";
   EXPECT_EQ(digest_of(DigestKind::sha256_tree, std::as_bytes(std::span("abc", 3))),
             "ce029b80653413e4134881d8841fa489d7927de0e41eed8d30ad50984695e12c");
 }
@@ -133,7 +133,8 @@ TEST(ReceiptTest, JsonRoundTrip) {
   EXPECT_EQ(receipt_from_json(to_json(some_receipt())), some_receipt());
 }
 
-// An output of 64 bytes: a header of 16, tensors of 8, 0 and 32, a trailer of 8.
+// The output has 64 bytes: a header of 16 bytes, tensors of 8, 0 and 32 bytes, and a trailer of 8
+// bytes.
 Receipt receipt_of_output() {
   const std::string digest(32, 'a');
   const auto tensor = [&](const char* name, std::uint64_t begin, std::uint64_t end) {
@@ -211,7 +212,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
             "");
 }
 
-// Any damage to the text gives a receipt, or Error "receipt.json".
+// Damaged text must give a valid receipt or the Error "receipt.json".
 TEST(ReceiptTest, JsonTrustsNothing) {
   const std::string good = to_json(some_receipt());
   const auto expect_refused = [&](const std::string& from, const std::string& to) {

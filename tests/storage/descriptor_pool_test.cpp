@@ -1,4 +1,4 @@
-// More files than the process may have descriptors.
+// Tests reads of more files than the process may have descriptors.
 #include "storage/descriptor_pool.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 namespace loadstone::test {
 namespace {
 
-// Sets RLIMIT_NOFILE of this process until destruction.
+// Sets the process's RLIMIT_NOFILE and restores it on destruction.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t limit) {
@@ -53,7 +53,7 @@ class Descriptors : public testing::Test {
     return text;
   }
 
-  // Reads enough other files for the first one to lose its descriptor.
+  // Reads enough other files for the pool to close the first file's descriptor.
   void use_others() {
     for (std::size_t i = 1; i < files.size(); ++i) EXPECT_EQ(read(i), text_of(i));
   }
@@ -87,7 +87,7 @@ TEST_F(Descriptors, ThreeHundredFilesUnderALimitOfSixtyFour) {
   EXPECT_LT(DescriptorPool::instance().open_count(), before);
 }
 
-// Other code may use descriptors up to the limit; the pool must then work with less than its share.
+// If other code holds almost all descriptors, the pool must work with fewer than it planned for.
 TEST_F(Descriptors, WhereOthersHaveTakenAllButFew) {
   const DescriptorLimit limit(64);
   open(100);
@@ -152,7 +152,8 @@ TEST_F(Descriptors, AFileThatIsOpenedAgainMustBeTheSame) {
             "io.changed");
 }
 
-// A forked child has one thread: locks of the parent's other threads would stay locked forever.
+// A forked child has only one thread, so a lock that another thread of the parent held would stay
+// locked.
 TEST_F(Descriptors, AChildReadsToo) {
   const DescriptorLimit limit(64);
   open(100);

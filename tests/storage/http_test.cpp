@@ -1,4 +1,4 @@
-// Parsing of HTTP responses and URLs; empty if loadstone is built without libcurl.
+// Tests the parsing of HTTP responses and URLs. Without libcurl, this file has no tests.
 #if __has_include(<curl/curl.h>)
 
 #include <arpa/inet.h>

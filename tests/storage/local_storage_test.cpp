@@ -46,7 +46,7 @@ TEST_F(LocalStorage, FillsManyPiecesSomeEmpty) {
   const std::string bytes = some_bytes(5000);
   const auto source = local_storage().open(folder.write("f", bytes));
   std::string target(4000, '\0');
-  std::vector<std::span<std::byte>> pieces;  // more than fit one call
+  std::vector<std::span<std::byte>> pieces;  // more pieces than one system call takes
   for (std::size_t i = 0; i < target.size(); ++i) {
     pieces.push_back(std::as_writable_bytes(std::span(target).subspan(i, 1)));
     if (i % 3 == 0) pieces.emplace_back();
@@ -55,7 +55,7 @@ TEST_F(LocalStorage, FillsManyPiecesSomeEmpty) {
   EXPECT_EQ(target, bytes.substr(7, 4000));
 }
 
-// Requests only bytes that the page cache lacks.
+// loadstone must request only bytes that are not in the page cache.
 TEST_F(LocalStorage, AsksForWhatThePageCacheLacks) {
   const std::uint64_t size = (std::uint64_t{5} << 20) + 1234;
   const std::string path = folder.write("f", some_bytes(size));
@@ -96,14 +96,15 @@ TEST_F(LocalStorage, IdentityIsAsItIsNow) {
   EXPECT_NE(source->identity().modified_ns, before.modified_ns);
 }
 
-// A program can restore size and time of a file, but not its status time and inode.
+// A program can restore a file's size and modification time, but not its status change time and
+// inode.
 TEST_F(LocalStorage, IdentityTellsWhatTimeAndSizeHide) {
   const std::string path = folder.write("f", "12345");
   const auto source = local_storage().open(path);
   const FileIdentity before = source->identity();
   EXPECT_EQ(source->identity(), before);
   const auto time = std::filesystem::last_write_time(path);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over the clock's resolution
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than the clock's resolution
   folder.write("f", "54321");
   std::filesystem::last_write_time(path, time);
   const FileIdentity rewritten = source->identity();
@@ -134,7 +135,7 @@ TEST_F(LocalStorage, WhatCannotBeOpenedSaysWhy) {
   }
 }
 
-// Without a writer, an ordinary open() of a pipe blocks: the test would hang, not fail.
+// An ordinary open() of a pipe without a writer would block forever.
 TEST_F(LocalStorage, ANamedPipeNeverHangs) {
   const std::string pipe = folder / "model.safetensors";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);

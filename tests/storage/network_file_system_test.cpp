@@ -16,7 +16,7 @@
 
 static bool all_are_on_nfs = false;
 
-// Replaces the C library's function: tests have no network mount.
+// Replaces the function of the C library, because tests cannot mount a network file system.
 extern "C" int fstatfs(int descriptor, struct statfs* system) noexcept {
   const long result = ::syscall(SYS_fstatfs, descriptor, system);
   if (result == 0 && all_are_on_nfs) system->f_type = 0x6969;
@@ -46,8 +46,8 @@ TEST(NetworkFileSystem, ALocalFileIsOfThisMachine) {
   EXPECT_FALSE(is_on_network(-1));
 }
 
-// The pool closes the descriptor at once, because the process has too few; another thread could
-// cause the same at any time.
+// The process has too few descriptors, so the pool closes the file's descriptor at once. In
+// practice a read in another thread can cause this at any time.
 TEST(NetworkFileSystem, IsAskedBeforeThePoolMayCloseTheDescriptor) {
   const TemporaryFolder folder;
   const std::string path = folder.write("a", "a");
@@ -69,7 +69,7 @@ TEST(NetworkFileSystem, IsAskedBeforeThePoolMayCloseTheDescriptor) {
   all_are_on_nfs = true;
   const auto file = local_storage().open(path);
   all_are_on_nfs = false;
-  EXPECT_EQ(pool.open_count(), open);  // control: its descriptor is closed
+  EXPECT_EQ(pool.open_count(), open);  // control: the file's descriptor was closed
   EXPECT_TRUE(file->is_on_network());
   uses.clear();
   EXPECT_FALSE(local_storage().open(path)->is_on_network());

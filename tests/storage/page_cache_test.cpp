@@ -1,4 +1,4 @@
-// Requests to the system for bytes that are not in the page cache.
+// Tests requests to the system for bytes that are not in the page cache.
 #include "storage/page_cache.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 constexpr uid_t nobody = 65534;
 
-// A file without pages in the cache, and without read-ahead by the system.
+// Creates a file that has no pages in the cache, and disables the system's read-ahead for it.
 class ColdFile : public ::testing::Test {
  protected:
   void make(std::uint64_t bytes) {
@@ -46,20 +46,20 @@ class ColdFile : public ::testing::Test {
   int descriptor_ = -1;
 };
 
-// The previous step has loaded the page that contains this step's start.
+// The page that contains the first byte of each step is already cached by the previous step.
 TEST_F(ColdFile, StepsThatBeginInsideAPageAreAskedForWhole) {
-  constexpr std::uint64_t begin = 504;  // as in safetensors files
+  constexpr std::uint64_t begin = 504;  // typical start of the data in a safetensors file
   make(begin + 16 * mib);
   if (IsSkipped()) return;
   for (std::uint64_t at = begin; at < 16 * mib; at += 4 * mib) {
-    // Excludes the last page, which a neighbour may have loaded.
+    // The last page may be cached already, so the bound allows for one page less.
     EXPECT_GT(prefetch_missing(descriptor_, at, 4 * mib), 4 * mib - 4096) << at;
     read(at, 4 * mib);
     EXPECT_EQ(prefetch_missing(descriptor_, at, 4 * mib), 0u) << at;
   }
 }
 
-// A small shard whose header was read.
+// The header of a small shard was read, so only its page is cached.
 TEST_F(ColdFile, TheHeadersPageSaysNothingOfTheData) {
   make(mib);
   if (IsSkipped()) return;
@@ -67,7 +67,7 @@ TEST_F(ColdFile, TheHeadersPageSaysNothingOfTheData) {
   EXPECT_EQ(prefetch_missing(descriptor_, 504, mib - 504), mib - 504);
 }
 
-// mincore() reports every page of such a file as present.
+// For a file of another user, mincore() reports every page as cached.
 TEST_F(ColdFile, FilesOfOthersAreAskedForToo) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   make(4 * mib);

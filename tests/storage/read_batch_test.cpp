@@ -1,4 +1,5 @@
-// Bytes arrive at their destination and nowhere else, for any alignment in file and memory.
+// Tests that reads write their bytes only to their destination, for any alignment in file and
+// memory.
 #include "storage/read_batch.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr std::size_t guard_bytes = 128;
 
-// Memory aligned to a cache line, with guard bytes around it.
+// Memory that is aligned to a cache line and has guard bytes around it.
 class Guarded {
  public:
   explicit Guarded(std::size_t bytes) : memory_(bytes + 3 * guard_bytes, '#') {}
@@ -26,7 +27,7 @@ class Guarded {
   std::span<std::byte> piece(std::size_t begin, std::size_t bytes) {
     return std::as_writable_bytes(std::span(memory_)).subspan(line() + begin, bytes);
   }
-  // Expects these bytes, and unchanged guard bytes.
+  // Expects these bytes at `begin`, and unchanged guard bytes.
   void expect(const std::string& bytes, std::size_t begin) {
     std::string wanted(memory_.size(), '#');
     wanted.replace(line() + begin, bytes.size(), bytes);
@@ -94,7 +95,7 @@ TEST_F(ReadBatchTest, PiecesOfAllSizesGoWhereTheyAreWanted) {
   }
 }
 
-// Bytes before the end of the file are delivered; the error names the end.
+// Bytes before the end of the file are written, and the error reports the file's size.
 TEST_F(ReadBatchTest, TheEndOfTheFileIsWhereItIs) {
   for (const std::size_t before : {1, 4096, 10'001, 270'000}) {
     Guarded memory(before + 6000);
@@ -108,7 +109,8 @@ TEST_F(ReadBatchTest, TheEndOfTheFileIsWhereItIs) {
   }
 }
 
-// Reads with equal alignment in file and memory are fast, in batches that fit a cache.
+// Long reads go to addresses with the same alignment as their file offsets, which is fast, in
+// batches that fit the CPU's cache.
 TEST_F(ReadBatchTest, LongPiecesAreReadToALineOfTheirOwn) {
   Guarded memory(600'000);
   const auto piece = memory.piece(0, 600'000);

@@ -1,4 +1,5 @@
-// A text file at a user's path: its old or its new content, whatever fails.
+// Tests that a text file which loadstone replaces contains the old or the new text after any
+// failure.
 #include "storage/whole_file.h"
 
 #include <fcntl.h>
@@ -73,7 +74,8 @@ TEST(WholeFile, PipesAndDescriptorsAreWrittenInPlace) {
   write_whole_file(pipe, "through");
   EXPECT_EQ(::read(reader, got.data(), got.size()), 7);
   EXPECT_EQ(std::string(got.data(), 7), "through");
-  // A shell's standard output that the caller opened receives the text.
+  // If the caller opened the descriptor, as a shell does for standard output, the text is written
+  // to it.
   write_whole_file("/dev/fd/" + std::to_string(opened), "through");
   EXPECT_EQ(::pread(opened, got.data(), got.size(), 0), 7);
   write_whole_file("/dev/null", "nothing");
@@ -132,7 +134,7 @@ TEST(WholeFile, EveryCallFailsOnceInEveryWay) {
         if (!came_about || HasFailure()) break;
         EXPECT_EQ(code.empty(), is_mended || fault.is_short) << number;
       }
-      EXPECT_GT(number, 3u);  // control: some calls fail
+      EXPECT_GT(number, 3u);  // control: some calls failed
     }
   }
 }
@@ -150,7 +152,7 @@ TEST(WholeFile, AKillAtEveryCallLeavesOldOrNew) {
   EXPECT_GT(number, 3u);
 }
 
-// A folder that permits no new file, or a mount point, leaves writing in place as the only way.
+// If the folder permits no new file, or the path is a mount point, loadstone must write in place.
 TEST(WholeFile, IsWrittenInPlaceWhereTheFolderTakesNoNewOne) {
   for (const auto& [name, problem] :
        {std::pair{"create", EACCES}, std::pair{"create", EROFS}, std::pair{"rename", EBUSY}}) {

@@ -1,4 +1,4 @@
-// Reads of files at their place of writing, and decorators that forward every call.
+// Tests reads of a file that is still being written, and wrappers that forward every call.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// Returns thrown errors as values.
+// Functions that return a thrown error.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ template <typename Call>
   return std::nullopt;
 }
 
-// Returns its code, or "".
+// Returns the code of the Error that `call` throws, or "".
 template <typename Call>
 [[nodiscard]] std::string code_of(Call&& call) {
   const auto error = error_of(call);

@@ -25,13 +25,13 @@ class FaultyFiles::Gate {
     if (fault.is_memory) throw std::bad_alloc();
     return fault;
   }
-  // For calls without a byte count, which cannot be short.
+  // Makes a call that has no byte count, so it cannot be cut short.
   template <typename Call>
   int call(std::string_view name, const std::string& path, const Call& inner) {
     const int problem = pass(name, path).problem;
     return problem != 0 ? problem : inner();
   }
-  // For reads, whose interface has no error numbers: interrupted calls are repeated inside.
+  // Makes a read. Reads repeat interrupted calls internally, so they report no error number.
   void read(std::string_view name, const std::string& path) {
     const FileFault fault = pass(name, path);
     if (fault.problem == 0 || fault.problem == EINTR) return;
@@ -83,7 +83,7 @@ class FaultySink final : public FileSink {
   int try_map(std::uint64_t byte_count, std::byte*& memory) override {
     return gate_->call("map", path(), [&] { return inner_->try_map(byte_count, memory); });
   }
-  // A killed process leaves its writes even without a sync, which would only cost time.
+  // Skips the sync, which costs time: even if the process is killed, its writes remain.
   int try_sync() override {
     return gate_->call("sync", path(), [] { return 0; });
   }

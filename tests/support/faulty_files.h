@@ -1,5 +1,5 @@
-// A file system with injected faults, below the code that retries and cleans up, so that tests
-// cover that code.
+// Declares a file system with injected faults. The faults occur below the code that retries and
+// cleans up, so tests cover this code.
 #pragma once
 
 #include <atomic>
@@ -14,23 +14,22 @@
 
 namespace loadstone::test {
 
-// The system call about to be made.
+// A system call that is about to be made.
 struct FileCall {
-  std::uint64_t number = 0;  // from 1, over all threads
+  std::uint64_t number = 0;  // counted from 1 over all threads
   std::string_view name;     // "write", "rename" ...
   std::string path;
 };
 
-// Result of the call: an error number instead of the call, a write of only half the bytes, or
-// std::bad_alloc.
+// The fault of a call: an error number, a write of only half the bytes, or std::bad_alloc.
 struct FileFault {
   int problem = 0;
   bool is_short = false;
   bool is_memory = false;
 };
 
-// Wraps a file system and skips its syncs; `choose` runs before each call and may end the process.
-// Thread-safe if both are.
+// Wraps a file system and skips syncs. `choose` is called before each call and may end the process.
+// Thread-safe if `choose` and the wrapped file system are.
 class FaultyFiles final : public ForwardingStorage {
  public:
   using Choose = std::function<FileFault(const FileCall&)>;
@@ -49,7 +48,7 @@ class FaultyFiles final : public ForwardingStorage {
 
   [[nodiscard]] std::uint64_t calls() const noexcept;
 
-  class Gate;  // every call passes through it
+  class Gate;
 
  private:
   std::shared_ptr<Gate> gate_;
@@ -57,14 +56,14 @@ class FaultyFiles final : public ForwardingStorage {
 };
 
 [[nodiscard]] inline FileFault no_fault(const FileCall&) { return {}; }
-// Fails only the n-th call.
+// Returns a function for FaultyFiles that fails only call `number`.
 [[nodiscard]] FaultyFiles::Choose fail_call(std::uint64_t number, FileFault fault);
 
-// Number of open descriptors of this process.
+// Returns the number of open descriptors of this process.
 [[nodiscard]] std::size_t open_descriptors();
 
-// Runs `work` in a child that is killed (SIGKILL) before its n-th call. Returns false if the work
-// completed.
+// Runs `work` in a child process that is killed (SIGKILL) before call `number`. Returns false if
+// the work completed.
 [[nodiscard]] bool killed_at(std::uint64_t number, const std::function<void(Storage&)>& work,
                              Storage& inner = local_storage());
 

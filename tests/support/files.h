@@ -1,4 +1,5 @@
-// Small checkpoints for tests, valid and invalid, and a folder for them.
+// Declares functions that write small valid and invalid checkpoints, and a temporary folder for
+// them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace loadstone::test {
 
-// Little-endian bytes of plain values, as in files.
+// Returns the little-endian bytes of a value, as stored in files.
 template <typename Value>
 [[nodiscard]] std::string raw(const Value& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
@@ -27,18 +28,18 @@ template <typename Value>
 
 struct FileTensor {
   std::string name;
-  std::string dtype;  // name of the format, "F32"
+  std::string dtype;  // the file format's name, such as "F32"
   std::vector<std::uint64_t> shape;
   std::string data;
 };
 
-// A valid file: tensors in the given order, header padded to 8 bytes.
+// Returns a valid file with the tensors in the given order. The header is padded to 8 bytes.
 [[nodiscard]] std::string safetensors_bytes(
     const std::vector<FileTensor>& tensors,
     const std::map<std::string, std::string>& metadata = {});
-// Any header before any data, with the header's true length.
+// Returns a file with any header, preceded by the header's true length.
 [[nodiscard]] std::string safetensors_raw(std::string_view header, std::string_view data = {});
-// An entry of a header: "name":{"dtype":...}
+// Returns an entry of a header: "name":{"dtype":...}
 [[nodiscard]] std::string safetensors_entry(std::string_view name, std::string_view dtype,
                                             const std::vector<std::uint64_t>& shape,
                                             std::uint64_t begin, std::uint64_t end);
@@ -46,16 +47,16 @@ struct FileTensor {
 [[nodiscard]] std::string index_json(const std::map<std::string, std::string>& weight_map,
                                      std::int64_t total_size = -1);
 
-// Builds a GGUF file piece by piece; every piece can be made invalid.
+// Builds a GGUF file from parts, each of which can be made invalid.
 class GgufWriter {
  public:
   static constexpr std::uint32_t u8 = 0, i8 = 1, u16 = 2, i16 = 3, u32 = 4, i32 = 5, f32 = 6,
                                  boolean = 7, string = 8, array = 9, u64 = 10, i64 = 11, f64 = 12;
 
-  // A length and the text.
+  // Returns the length and the text.
   [[nodiscard]] static std::string text(std::string_view text);
 
-  // A key, a type and the value's raw bytes.
+  // Adds a key, a type and the raw bytes of the value.
   GgufWriter& entry(std::string_view key, std::uint32_t type, std::string_view value);
   GgufWriter& entry_text(std::string_view key, std::string_view value) {
     return entry(key, string, text(value));
@@ -64,20 +65,21 @@ class GgufWriter {
   GgufWriter& entry_number(std::string_view key, std::uint32_t type, Value value) {
     return entry(key, type, raw(value));
   }
-  // `dims`: in the file's order, fastest first. The data follows earlier tensors, aligned.
+  // Adds a tensor. `dims` is in the file's order, fastest first. The data follows earlier data,
+  // aligned.
   GgufWriter& tensor(std::string_view name, const std::vector<std::uint64_t>& dims,
                      std::uint32_t type, std::string_view data);
-  // An info with a given offset, and no data.
+  // Adds the info of a tensor with this offset, and no data.
   GgufWriter& info(std::string_view name, const std::vector<std::uint64_t>& dims,
                    std::uint32_t type, std::uint64_t offset);
-  // Bytes after the last tensor's.
+  // Adds bytes after the data of the last tensor.
   GgufWriter& data(std::string_view bytes);
 
   [[nodiscard]] std::string bytes() const;
 
   std::uint32_t version = 3;
-  std::uint64_t alignment = 32;   // for placing only; write general.alignment yourself
-  std::int64_t more_entries = 0;  // added to the counts
+  std::uint64_t alignment = 32;   // not written: add general.alignment yourself
+  std::int64_t more_entries = 0;  // added to the count in the header
   std::int64_t more_tensors = 0;
   bool pad_tail = true;
 

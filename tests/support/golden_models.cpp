@@ -20,7 +20,7 @@ namespace {
 
 using Shapes = std::vector<std::pair<std::string, std::vector<std::uint64_t>>>;
 
-// Finite BF16 values around zero, seeded by the tensor's name.
+// Returns a tensor of finite BF16 values around zero. Its name and `seed` determine the values.
 FileTensor weight(const std::string& name, const std::vector<std::uint64_t>& shape, unsigned seed) {
   std::seed_seq sequence(name.begin(), name.end());
   std::mt19937 random(sequence);
@@ -75,7 +75,8 @@ const Shapes stack_shapes = {{"model.embed_tokens.weight", {64, 128}},
                              {"model.layers.0.mlp.experts.down_proj", {3, 128, 128}},
                              {"model.layers.0.mlp.gate.weight", {3, 128}}};
 
-// llama.cpp's names, with 16 layers because mixes depend on the eighth that a layer is in.
+// Returns tensors with llama.cpp's names. There are 16 layers, because a mix can depend on the
+// eighth of the model that a layer is in.
 Shapes llama_shapes(std::uint64_t rows) {
   Shapes all = {{"token_embd.weight", {rows, 256}}, {"output_norm.weight", {256}}};
   for (int layer = 0; layer < 16; ++layer) {

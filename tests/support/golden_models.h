@@ -1,11 +1,11 @@
-// Small checkpoints of many kinds, with values from fixed seeds.
+// Declares the checkpoints of the golden tests. Their values come from fixed seeds.
 #pragma once
 
 #include "support/files.h"
 
 namespace loadstone::test {
 
-// Writes folders with a config each ("moe", "gpt2", "adapter" ...), and files
+// Writes folders with a config each ("moe", "gpt2", "adapter" ...), and single files
 // ("llama.safetensors").
 void write_golden_models(const TemporaryFolder& folder);
 

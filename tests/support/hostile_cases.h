@@ -1,4 +1,4 @@
-// The cases of tests/hostile/manifest.json.
+// Reads the cases of tests/hostile/manifest.json.
 #pragma once
 
 #include <string>
@@ -9,29 +9,31 @@ namespace loadstone::test {
 
 struct HostileCase {
   std::string name;
-  std::string format;   // "safetensors", "sharded", "gguf", "torch"
+  std::string format;   // absolute path
   std::string path;     // absolute
   std::string accept;   // "yes", "no", "warn"
-  std::string field;    // "-" if none
-  std::string culprit;  // text that the message must contain
+  std::string field;    // text that the error's message contains
+  std::string culprit;  // expected code; "-" if none
   std::string expect;   // the code; "-" if none
 };
 
-// In the manifest's order.
+// Returns all cases in the manifest's order.
 [[nodiscard]] const std::vector<HostileCase>& hostile_cases();
-// Valid files with damaged quantized weights.
+// Returns valid files that contain damaged quantized weights.
 [[nodiscard]] const std::vector<HostileCase>& quantized_cases();
-// Cases of quantization methods that loadstone does not read yet: only their harmlessness is
-// tested, not the manifest's expectations.
+// Returns cases of quantization methods that loadstone does not support. Tests check only that the
+// files do no harm, not the manifest's expectations.
 [[nodiscard]] const std::vector<HostileCase>& unread_cases();
 
-// Codes that need a tensor's values or a model, so opening the file cannot find them.
+// Returns true if the error depends on a tensor's values or on a model, so that opening the file
+// cannot find it.
 [[nodiscard]] bool needs_values(std::string_view code);
-// Rules without a check yet: checksums inside an archive.
+// Returns true if loadstone does not check the rule: checksums inside an archive.
 [[nodiscard]] bool is_not_looked_at(std::string_view code);
 [[nodiscard]] bool needs_model(std::string_view code);
 
-// Codes of files that other readers may swap or unpack, and that loadstone rejects by name.
+// Returns true for codes of files that other readers may swap or unpack, but that loadstone
+// rejects.
 [[nodiscard]] bool is_never_read(std::string_view code);
 
 }  // namespace loadstone::test

@@ -1,4 +1,4 @@
-// Importance matrix files in both of llama.cpp's formats.
+// Writes importance matrices in both of llama.cpp's formats.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace loadstone::test {
 
-// An entry of the older, non-GGUF format; every piece can be made invalid.
+// Returns an entry of the older format, which is not GGUF. Each argument can be made invalid.
 [[nodiscard]] inline std::string imatrix_entry(std::string_view name, std::int32_t calls,
                                                const std::vector<float>& numbers) {
   return raw(static_cast<std::int32_t>(name.size())) + std::string(name) + raw(calls) +
@@ -21,7 +21,7 @@ namespace loadstone::test {
   return raw(chunks) + raw(static_cast<std::int32_t>(dataset.size())) + std::string(dataset);
 }
 
-// The keys that make a GGUF file an importance matrix.
+// Writes the keys that mark a GGUF file as an importance matrix.
 [[nodiscard]] inline GgufWriter imatrix_keys(std::uint32_t chunks, std::string_view dataset) {
   GgufWriter writer;
   writer.entry_text("general.type", "imatrix")
@@ -32,7 +32,7 @@ namespace loadstone::test {
   return writer;
 }
 
-// Sums of one matrix, or of a stack with one count per matrix.
+// Adds the sums of one matrix, or of a stack with one count for each of its matrices.
 inline void add_imatrix_entry(GgufWriter& writer, const std::string& name,
                               const std::vector<float>& sums, const std::vector<float>& counts) {
   const std::uint64_t matrices = counts.size();

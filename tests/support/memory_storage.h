@@ -1,4 +1,4 @@
-// A file system in memory: folders, links and named pipes without a disk.
+// Declares a file system in memory, with folders, links and named pipes.
 #pragma once
 
 #include <map>
@@ -11,20 +11,20 @@
 
 namespace loadstone::test {
 
-// Paths are absolute, "/dir/file". Thread-safe while nothing is added.
+// Paths are absolute, such as "/dir/file". Thread-safe while nothing is added.
 class MemoryStorage final : public Storage {
  public:
-  // Creates missing folders.
+  // Adds a file and its missing folders.
   void add_file(const std::string& path, std::string bytes);
   void add_folder(const std::string& path);
   // `target` may be relative to the folder of `path`, as with ln -s.
   void add_link(const std::string& path, std::string target);
-  // Exists, but is neither file nor folder.
+  // Adds a path that is neither a file nor a folder.
   void add_pipe(const std::string& path);
   // Makes opening the path fail with "io.denied".
   void deny(const std::string& path) { denied_.insert(path); }
   void set_modified_ns(const std::string& path, std::int64_t time) { modified_ns_[path] = time; }
-  // Files opened from now on report a network file system.
+  // Makes files that are opened later report a network file system.
   void move_to_network() { is_on_network_ = true; }
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
@@ -42,7 +42,7 @@ class MemoryStorage final : public Storage {
   bool is_on_network_ = false;
 };
 
-// One file, for tests without a file system.
+// Returns a source with these bytes.
 [[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::string bytes,
                                                         std::string path = "/test/file");
 

@@ -18,7 +18,7 @@ namespace {
 thread_local bool is_refused = false;
 std::atomic<std::int64_t> allowed = INT64_MAX;
 
-// RE2 is not exception-safe: an exception that passes through it corrupts the heap.
+// An exception that passes through RE2 corrupts the heap, because RE2 is not exception-safe.
 bool is_called_by_re2() noexcept {
   std::array<void*, 64> frames = {};
   const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));

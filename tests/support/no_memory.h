@@ -1,18 +1,17 @@
-// Operator new with failures on request, for the whole binary.
+// Replaces operator new of the whole binary by one that fails on request.
 #pragma once
 
 #include <cstdint>
 
 namespace loadstone::test {
 
-// From now on every allocation of this thread throws std::bad_alloc until the thread ends, even
-// after a catch.
+// Makes every later allocation of this thread throw std::bad_alloc until the thread ends.
 void end_memory_of_this_thread() noexcept;
 
-// Only the `number`-th allocation from now on (from 1), in any thread, throws std::bad_alloc. If
-// RE2 makes that allocation, none does.
+// Makes only allocation `number` from now on (from 1), in any thread, throw std::bad_alloc. If RE2
+// makes this allocation, no allocation fails.
 void fail_allocation(std::uint64_t number) noexcept;
-// Stops failures; returns true if the failing allocation was reached.
+// Ends the request. Returns true if the failing allocation was reached.
 bool forget_failure() noexcept;
 
 }  // namespace loadstone::test

@@ -1,4 +1,4 @@
-// Reads an offload folder as accelerate does: through its index alone.
+// Reads an offload folder as accelerate does, using only its index.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,9 @@
 
 namespace loadstone::testing {
 
-// Returns each value that a run wrote, under all its names; omits values that stay in a shard of
-// the source. Empty without an index. Throws if a file in the index is missing.
+// Returns each value that the load wrote, under all its names, without values that stay in a shard
+// of the checkpoint. The result is empty without an index. Throws if a file in the index is
+// missing.
 [[nodiscard]] std::map<std::string, Bytes> offload_values(const std::filesystem::path& folder);
 
 }  // namespace loadstone::testing

@@ -24,7 +24,7 @@ constexpr std::size_t header_bytes = 100;
 
 }  // namespace
 
-// Thread-safe if the storage is.
+// A file of MemoryStorage. Thread-safe if the storage is.
 class MemorySource final : public ByteSource {
  public:
   MemorySource(MemoryStorage& storage, std::string path, MemoryStorage::File& file)
@@ -120,7 +120,7 @@ PlanBuilder::PlanBuilder() { add_shard(); }
 
 void PlanBuilder::add_shard(const std::string& path) {
   if (!shards_.empty() && files_.back().size() == header_bytes) {
-    shards_.pop_back();  // drop the unused first shard
+    shards_.pop_back();  // removes the first shard if it is unused
     files_.pop_back();
   }
   Shard shard;
@@ -196,7 +196,7 @@ Box whole(std::uint32_t source, const Shape& shape) {
 
 namespace {
 
-// Decodes the whole value in one call.
+// Returns the whole value, decoded in one call.
 Bytes decoded_value(const PlanBuilder& builder, const Decoding& decoding) {
   std::vector<DecodePart> parts;
   for (const std::uint32_t source : decoding.sources) {

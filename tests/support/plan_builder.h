@@ -1,4 +1,4 @@
-// Checkpoints and plans built by hand, in memory, with a log of reads and injected faults.
+// Builds checkpoints in memory and plans for tests, with a log of reads and injected faults.
 #pragma once
 
 #include <atomic>
@@ -22,10 +22,10 @@ namespace loadstone::testing {
 
 using Bytes = std::vector<std::byte>;
 
-// Returns the bytes that a load may hold, besides the values themselves.
+// Returns how many bytes a load may use in addition to the values.
 [[nodiscard]] std::uint64_t bytes_promised(const Plan& plan);
 
-// Bytes that differ by position; deterministic per seed.
+// Returns bytes that differ by position. They depend only on the arguments.
 [[nodiscard]] Bytes pattern(std::size_t count, std::uint64_t seed);
 
 struct ReadEvent {
@@ -34,7 +34,7 @@ struct ReadEvent {
   std::uint64_t bytes = 0;
 };
 
-// Files in memory. Thread-safe except for adding files.
+// A storage of files in memory. Thread-safe except for adding files.
 class MemoryStorage final : public Storage {
  public:
   struct File {
@@ -44,11 +44,11 @@ class MemoryStorage final : public Storage {
 
   File& add(const std::string& path, Bytes bytes);
 
-  // Called before each read with its number, from 0; may throw, change files, or wait.
+  // Called before each read with the read's index, from 0. May throw, change files, or wait.
   std::function<void(std::size_t number, const ReadEvent& event)> before_read;
 
   [[nodiscard]] std::vector<ReadEvent> reads() const;
-  // Requests ahead of reads; must not be called during a load.
+  // Returns the requests ahead of reads. Must not be called during a load.
   [[nodiscard]] const std::vector<ReadEvent>& asked() const { return asked_; }
   [[nodiscard]] std::uint64_t bytes_read() const;
 
@@ -65,23 +65,23 @@ class MemoryStorage final : public Storage {
   std::vector<ReadEvent> asked_;
 };
 
-// Collects tensors into shards and targets into a plan.
+// Adds tensors to shards and targets to a plan.
 class PlanBuilder {
  public:
   PlanBuilder();
 
-  // Starts a new shard; tensors go to the last one.
+  // Starts a new shard. add_tensor() adds to the last shard.
   void add_shard(const std::string& path = "");
-  // Returns the tensor's index. `gap`: unused bytes before it.
+  // Returns the tensor's index. `gap` is the number of unused bytes before the tensor.
   std::uint32_t add_tensor(const std::string& name, Encoding encoding, Shape shape, Bytes bytes,
                            std::size_t gap = 0);
   PlannedTarget& add_target(const std::string& name, Dtype dtype, Shape shape,
                             std::vector<Box> boxes);
-  // A tensor and a target with the same name, copied or cast.
+  // Adds a tensor and a target with the same name. The load copies or casts the tensor.
   PlannedTarget& add_plain(const std::string& name, Dtype source, Dtype target, Shape shape,
                            Bytes bytes);
 
-  // Call once; the storage then contains the shards.
+  // Returns the plan and adds the shards to the storage. Must be called only once.
   [[nodiscard]] Plan build();
 
   [[nodiscard]] const TensorInfo& tensor(std::uint32_t index) const { return tensors_[index]; }
@@ -99,22 +99,22 @@ class PlanBuilder {
   std::vector<PlannedTarget> targets_;
 };
 
-// The box from a whole tensor to a target with the same shape.
+// Returns the box that copies a whole tensor to a target with the same shape.
 [[nodiscard]] Box whole(std::uint32_t source, const Shape& shape);
 
-// Expected bytes of a target: copies each box element by element.
+// Returns the expected bytes of a target, by copying each box element by element.
 [[nodiscard]] Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target);
 
-// Adds one of each kind of movement, over two shards.
+// Adds two shards and a target for each kind of copy.
 void add_all_movements(PlanBuilder& builder);
 
-// Returns the error that the action throws; the test fails if it throws none.
+// Returns the error that the action throws. The test fails if the action throws none.
 [[nodiscard]] Error error_of(const std::function<void()>& action);
 
-// Loads into fresh memory and compares every target with expected_value().
+// Loads into new memory and compares every target with expected_value().
 Report load_and_compare(PlanBuilder& builder, const Plan& plan, ExecuteOptions options = {});
 
-// Bytes of a destination.
+// Returns the bytes of a destination.
 [[nodiscard]] Bytes value_of(const Destination& destination);
 
 }  // namespace loadstone::testing

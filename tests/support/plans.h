@@ -1,4 +1,4 @@
-// Hand-made catalogs, and plans evaluated element by element.
+// Declares catalogs without files for tests, and functions that evaluate plans element by element.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct FakeTensor {
   Encoding encoding = Dtype::f32;
 };
 
-// One shard with these tensors in sequence; the file does not exist.
+// Returns a catalog of one shard with these tensors in sequence. The shard's file does not exist.
 [[nodiscard]] std::shared_ptr<const Catalog> fake_catalog(const std::vector<FakeTensor>& tensors,
                                                           std::uint64_t data_begin = 64);
 
@@ -25,16 +25,16 @@ struct FakeTensor {
                                TargetKind kind = TargetKind::parameter);
 [[nodiscard]] Skeleton skeleton_of(std::vector<Target> targets);
 
-// Twelve layers of "layer.N.q.weight" and "layer.N.k.weight", a missing target named `last`, and an
-// unexpected source "stranger".
+// Returns a plan with "layer.N.q.weight" and "layer.N.k.weight" for twelve layers, a missing tensor
+// named `last`, and an unexpected tensor "stranger".
 [[nodiscard]] Plan plan_of_layers(const std::string& last,
                                   MissingPolicy missing = MissingPolicy::zeros);
 
-// The findings with this code.
+// Returns the plan's findings with this code.
 [[nodiscard]] std::vector<Finding> found(const Plan& plan, const std::string& code);
 [[nodiscard]] const PlannedTarget& planned(const Plan& plan, const std::string& name);
 
-// A tensor whose elements encode their origin: source * 2^32 + element. All operations are plain
+// A tensor whose elements encode their origin as source * 2^32 + element. All operations are plain
 // loops over indices.
 struct Elements {
   Shape shape;
@@ -57,8 +57,8 @@ struct Elements {
   friend bool operator==(const Elements&, const Elements&) = default;
 };
 
-// Elements that boxes write into a tensor of this shape. Unwritten elements are UINT64_MAX,
-// elements written twice UINT64_MAX - 1.
+// Returns the elements that the boxes write to a tensor of this shape. Elements that are not
+// written are UINT64_MAX, elements that are written twice are UINT64_MAX - 1.
 [[nodiscard]] Elements written(const std::vector<Box>& boxes, const Shape& shape);
 
 }  // namespace loadstone::test

@@ -6,7 +6,7 @@
 
 namespace loadstone::test {
 
-// Values of a normal distribution; deterministic per seed.
+// Returns normally distributed values. They depend only on the arguments.
 [[nodiscard]] inline std::vector<float> random_numbers(std::size_t count, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array dtypes = {Dtype::u8,  Dtype::bf16, Dtype::f32,
                                Dtype::f64, Dtype::c64,  Dtype::c128};
 
-// A part of a target: start and extent in each dimension.
+// A region of a target: its start and extent in each dimension.
 struct Part {
   std::vector<std::uint64_t> begin;
   std::vector<std::uint64_t> extent;
@@ -35,7 +35,7 @@ class Generator {
     return shape;
   }
 
-  // Cuts the whole into parts recursively.
+  // Cuts the region recursively into smaller regions.
   std::vector<Part> cut(const std::vector<std::uint64_t>& shape) {
     std::vector<Part> parts = {{std::vector<std::uint64_t>(shape.size(), 0), shape}};
     for (std::uint64_t cuts = shape.empty() ? 0 : below(6); cuts > 0; --cuts) {
@@ -53,8 +53,8 @@ class Generator {
     return parts;
   }
 
-  // Adds a source with dimensions in any order and space around the part, and returns the box to
-  // the target.
+  // Adds a source that contains the region, with its dimensions in any order and unused space
+  // around it. Returns the box from the source to the target.
   Box place(PlanBuilder& builder, Dtype dtype, const std::vector<std::uint64_t>& shape,
             const Part& part) {
     const std::size_t rank = shape.size();
@@ -72,7 +72,7 @@ class Generator {
     }
     std::uint64_t source_stride = 1;
     for (const std::size_t i : order) {
-      if (chance(5)) continue;  // stride 0: the same source for all steps
+      if (chance(5)) continue;  // stride 0 reads the same element at each step
       const std::uint64_t step = chance(20) ? 2 : 1;
       const std::uint64_t before = chance(30) ? below(4) : 0;
       std::uint64_t after = chance(30) ? below(4) : 0;
@@ -80,7 +80,7 @@ class Generator {
       box.dims[i].source_stride = source_stride * step;
       box.source_offset += before * source_stride;
       source_stride *= before + (part.extent[i] - 1) * step + 1 + after;
-      if (source_stride > (4u << 20)) return {};  // too large for a test
+      if (source_stride > (4u << 20)) return {};  // the source would be too large for a test
     }
     box.source = source(builder, dtype, source_stride);
     return box;

@@ -1,4 +1,4 @@
-// Plans of random boxes: cut, transposed, expanded and cast.
+// Generates plans of random boxes, which are cut, transposed, expanded and cast.
 #pragma once
 
 #include <random>
@@ -7,7 +7,7 @@
 
 namespace loadstone::testing {
 
-// Targets over one or more shards; deterministic per state of `random`.
+// Returns targets over one or more shards. They depend only on the state of `random`.
 [[nodiscard]] Plan random_plan(std::mt19937_64& random, PlanBuilder& builder);
 
 }  // namespace loadstone::testing

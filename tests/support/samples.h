@@ -1,4 +1,4 @@
-// Inputs of conversion tests.
+// Declares inputs of conversion tests.
 #pragma once
 
 #include <filesystem>
@@ -9,13 +9,13 @@
 
 namespace loadstone::test {
 
-// All names below a folder, sorted.
+// Returns the names of all files and folders below a folder, sorted.
 [[nodiscard]] std::vector<std::string> names_in(const std::filesystem::path& folder);
 
-// One tensor of each kind, too large for the smallest windows.
+// Returns a file with one tensor of each kind. The tensors are larger than the smallest window.
 [[nodiscard]] std::string mixed_file();
 
-// Opens, plans and converts.
+// Opens the source, plans and converts.
 ConvertReport converted(const std::string& source, const std::string& target,
                         const ConvertOptions& options = {});
 

@@ -12,7 +12,7 @@ namespace {
 
 using Word = std::uint32_t;
 
-// First 32 fractional bits of the `root`-th roots of the first primes.
+// Returns the first 32 fractional bits of the `root`-th roots of the first primes.
 template <std::size_t count>
 std::array<Word, count> fractions_of_primes(long double root) {
   std::array<Word, count> words{};

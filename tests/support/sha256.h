@@ -1,4 +1,4 @@
-// SHA-256, to pin values of a document.
+// Computes SHA-256, for tests that compare documented tables with a known hash.
 #pragma once
 
 #include <cstddef>

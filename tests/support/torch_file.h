@@ -1,4 +1,4 @@
-// Torch files byte by byte: pickles at the level of opcodes, and the surrounding zip archive.
+// Writes torch files byte by byte: pickles from opcodes, and the zip archive around them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace loadstone::test {
 
-// Opcodes as text, for concatenation.
+// Each function returns opcodes as a string, for concatenation.
 namespace pickle {
 
 [[nodiscard]] std::string text(std::string_view text);
@@ -16,7 +16,7 @@ namespace pickle {
 [[nodiscard]] std::string global(std::string_view module, std::string_view name);
 [[nodiscard]] std::string tuple(const std::vector<std::string>& items);
 [[nodiscard]] std::string list(const std::vector<std::string>& items);
-// `items`: alternating keys and values.
+// `items` contains alternating keys and values.
 [[nodiscard]] std::string dict(const std::vector<std::string>& items);
 [[nodiscard]] std::string call(std::string_view module, std::string_view name,
                                const std::vector<std::string>& arguments);
@@ -41,23 +41,23 @@ struct View {
 struct ZipEntry {
   std::string name;
   std::string bytes;
-  // False claims, for tests of the reader.
-  std::string local_name = {};  // in place of `name`
+  // These fields make a record invalid, to test the reader.
+  std::string local_name = {};  // in the record's header, in place of `name`
   std::uint16_t method = 0;
-  std::uint32_t header_shift = 0;  // added to its offset in the directory
+  std::uint32_t header_shift = 0;  // added to the header's offset in the directory
   std::uint32_t bytes_more = 0;    // added to both sizes in the directory
 };
 
 struct ZipOptions {
   bool zip64 = false;
-  std::string prefix = {};   // before the first record
-  std::string comment = {};  // at the end
+  std::string prefix = {};   // bytes before the first record
+  std::string comment = {};  // comment at the end of the archive
 };
 
 [[nodiscard]] std::string zip_bytes(const std::vector<ZipEntry>& entries,
                                     const ZipOptions& options = {});
 
-// A checkpoint with this pickle and 16 bytes under data/0.
+// Returns a torch file with this value as its pickle, and 16 bytes in data/0.
 [[nodiscard]] std::string torch_bytes(const std::string& value);
 
 }  // namespace loadstone::test

@@ -1,4 +1,4 @@
-// Wraps a file system, records every access, and fails on request.
+// Declares storages that record every access and fail on request.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct Access {
   friend bool operator==(const Access&, const Access&) = default;
 };
 
-// Hook for reads, shared by the files and their storage. Thread-safe.
+// Hook for reads, shared by a storage and its files. Thread-safe.
 class Watch {
  public:
   void note(const std::string& path, std::uint64_t offset, std::uint64_t bytes);
   [[nodiscard]] std::vector<Access> accesses() const;
   void clear();
 
-  // Called before each read, outside any lock; may throw, sleep, cancel.
+  // Called before each read without a lock held. May throw, sleep or cancel.
   std::function<void(const Access&)> before_read;
 
  private:
@@ -57,8 +57,8 @@ class LoggingStorage : public ForwardingStorage {
   std::vector<std::string> opened_;
 };
 
-// An injected fault. A read that overlaps [offset_begin, offset_end) of a file whose path ends with
-// `path_end` throws, from the `skip`-th such read on.
+// A fault for reads that overlap [offset_begin, offset_end) of a file whose path ends with
+// `path_end`. The first `skip` of these reads succeed, and later ones throw.
 struct Fault {
   std::string path_end;
   std::uint64_t offset_begin = 0;

@@ -1,4 +1,5 @@
-// Quantized weights: their scales, and their distance from the original weights.
+// Tests the verification of quantized weights: their scales, and their distance from the original
+// weights.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -35,7 +36,8 @@ std::vector<float> numbers() {
 
 FileTensor plain() { return {"a.weight", "F32", {rows, columns}, raw_all(numbers())}; }
 
-// Quantizes rows to 8 bits; the data matches these scales, even if `written` replaces them.
+// Quantizes each row to 8 bits. If `written` is given, the file contains these scales instead of
+// the true ones.
 std::vector<FileTensor> quantized(std::vector<float> written = {}) {
   const std::vector<float> values = numbers();
   std::string bytes;
@@ -134,7 +136,7 @@ struct Written {
 std::vector<Written> written_files() {
   std::vector<Written> all;
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (each->is_gguf()) continue;  // safetensors files cannot contain them
+    if (each->is_gguf()) continue;  // GGUF encodings cannot be stored in safetensors files
     const std::string name(each->name);
     if (each->is_bitsandbytes()) {
       all.push_back({*each, name, std::nullopt});
@@ -147,7 +149,7 @@ std::vector<Written> written_files() {
   return all;
 }
 
-// A file with one weight of each row size.
+// Writes a file with one weight for each row size, converts it, and returns the output's path.
 std::string converted(const TemporaryFolder& folder, const std::string& source,
                       const Written& written) {
   ConvertOptions options;
@@ -158,7 +160,7 @@ std::string converted(const TemporaryFolder& folder, const std::string& source,
   return target;
 }
 
-// Edits the bytes of a tensor in place.
+// Changes the bytes of a tensor in its file.
 void edit(const Catalog& catalog, std::uint32_t tensor,
           const std::function<void(std::span<std::byte>)>& change) {
   const TensorInfo& info = catalog.tensors()[tensor];
@@ -201,7 +203,7 @@ std::vector<float> normal_numbers(std::size_t count) {
 TEST(VerifyQuantized, WhatConversionsWriteIsExplainedEitherWay) {
   const TemporaryFolder folder;
   std::vector<float> values = normal_numbers(512 * 512);
-  values[60000] = 50;  // not in any sample, and the largest of all
+  values[60000] = 50;  // the largest value, at an index that is not sampled
   const auto one = open_checkpoint(plain_file(folder, values));
   std::vector<std::shared_ptr<const Catalog>> others;
   for (const Written& written : written_files()) {
@@ -214,7 +216,7 @@ TEST(VerifyQuantized, WhatConversionsWriteIsExplainedEitherWay) {
     }
     others.push_back(other);
   }
-  // Both sides are rounded differently; neither has the original values.
+  // The two files are rounded differently, and neither has the original values.
   for (const auto& other : others) {
     const VerifyReport report = compare(*others.front(), *other);
     for (const Difference& each : report.differences) EXPECT_NE(each.kind, DifferenceKind::values);
@@ -252,7 +254,7 @@ TEST(VerifyQuantized, WrongScalesAndOrdersOfEachEncodingAreDifferences) {
   }
 }
 
-// Cases of the manifest that open without an error but contain damaged weights.
+// Checks the manifest's files that open without an error but contain damaged weights.
 TEST(VerifyQuantized, FindsWhatTheManifestSays) {
   const auto& cases = quantized_cases();
   EXPECT_THAT(cases, SizeIs(13));

@@ -83,7 +83,7 @@ TEST(VerifyValues, BoolsOtherThanZeroAndOneAreFound) {
   EXPECT_THAT(to_json(report), HasSubstr("\"suggestion\""));
 }
 
-// Views that torch saved may overlap: verify reads each byte once and counts it for each tensor.
+// Views that torch saved may overlap. verify reads each byte once, and checks it for each tensor.
 TEST(VerifyValues, OverlappingViewsAreReadOnce) {
   constexpr std::int32_t count = 1000;
   std::mt19937_64 random(3);
@@ -118,7 +118,8 @@ TEST(VerifyValues, OverlappingViewsAreReadOnce) {
   EXPECT_THAT(report.not_finite, UnorderedElementsAreArray(expected));
 }
 
-// A tensor larger than a chunk, with a bad value at several places, each counted once.
+// The tensor is larger than a chunk and has bad values at several offsets. verify must count each
+// bad value once.
 TEST(VerifyValues, LargeTensorsAreReadInChunks) {
   std::vector<float> values((std::size_t{9} << 20) / sizeof(float), 1.0f);
   for (const std::size_t at : {std::size_t{0}, values.size() / 2, values.size() - 1}) {
@@ -136,7 +137,7 @@ struct ScalePlace {
 
 class BlockScales : public ::testing::TestWithParam<ScalePlace> {};
 
-// Three blocks of zeros are valid; a scale of all ones in the second is not.
+// Only the second of three blocks is invalid: all bits of its scale are set.
 TEST_P(BlockScales, AScaleThatIsNotFiniteIsCounted) {
   const auto& [format, offset, bytes] = GetParam();
   const std::size_t block = layout(format).bytes;
@@ -160,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ScalePlace{BlockFormat::mxfp4, 0, 1}, ScalePlace{BlockFormat::nvfp4, 3, 1},
                       ScalePlace{BlockFormat::q1_0, 0, 2}, ScalePlace{BlockFormat::q2_0, 0, 2}));
 
-// Cases of the manifest that opening a file cannot detect.
+// Checks the manifest's files whose damage is not detected on opening.
 TEST(VerifyValues, FindsWhatTheManifestSays) {
   int seen = 0;
   for (const HostileCase& test : hostile_cases()) {
@@ -182,7 +183,7 @@ TEST(VerifyValues, AChangedFileIsRefused) {
   EXPECT_EQ(code_of([&] { (void)verify_values(*file.catalog, file.options()); }), "io.changed");
 }
 
-// A storage may lack inodes, and a program can set times, so verify compares headers too.
+// A storage may lack inodes, and programs can set a file's time, so verify also compares headers.
 TEST(VerifyValues, AnotherHeaderIsRefused) {
   Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
   file.storage->add_file("/m/model.safetensors", safetensors_bytes({{"b", "U8", {2}, "ab"}}));
@@ -223,7 +224,7 @@ class ThrowAtOnce final : public Observer {
   bool on_progress(const Progress&) override { throw std::runtime_error("seen enough"); }
 };
 
-// The exception stops the remaining reads.
+// The exception stops the reads that have not started.
 TEST(VerifyValues, AnObserverThatThrowsEndsIt) {
   constexpr std::size_t tensors = 200;
   std::vector<FileTensor> many;
@@ -255,7 +256,7 @@ std::string code_of_late_stop(Storage& files,
                               const std::function<void(const VerifyOptions&)>& work) {
   LoggingStorage slow(files);
   const VerifyOptions alone = {.storage = &slow, .threads = 1};
-  work(alone);  // the header is read once per catalog
+  work(alone);  // reads the header, once per catalog
   slow.watch().clear();
   work(alone);
   const std::size_t reads = slow.accesses().size();
@@ -314,7 +315,7 @@ TEST(Compare, CanBeCancelledAmongSamples) {
 
 class WrittenTo : public ::testing::Test {
  protected:
-  // Opens the file through a storage that changes one byte before the data are read.
+  // Opens the file through a storage that changes one byte before the data is read.
   std::shared_ptr<const Catalog> open(const std::string& name, bool is_written) {
     const std::string path = folder_.write(
         name, safetensors_bytes({{"a", "U8", {2}, "ab"}, {"b", "F32", {64}, some_bytes(256)}}));
@@ -323,7 +324,7 @@ class WrittenTo : public ::testing::Test {
     if (!is_written) return catalog;
     storage_.watch().before_read = [path, data_begin](const Access& access) {
       if (access.path != path || access.offset < data_begin) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over the clock's resolution
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than a clock tick
       std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
       file.seekp(static_cast<std::streamoff>(data_begin));
       file.put('x');

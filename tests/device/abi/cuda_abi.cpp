@@ -6,15 +6,15 @@
 
 #include "device/cuda_driver.h"
 
-// Makes cuda.h declare every version of a function under its exported name.
+// This macro makes cuda.h declare every version of a function under its exported name.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 namespace loadstone {
 namespace {
 
-// True if a value of one type can be passed as the other: cuda.h has enumerations in place of our
-// integers, and structures with the same layout.
+// True if values of the two types can be passed in place of each other. cuda.h has enumerations
+// where loadstone has integers, and its structures have the same layout.
 template <typename Ours, typename Real>
 struct Agrees : std::bool_constant<std::is_same_v<Ours, Real>> {};
 
@@ -70,7 +70,7 @@ static_assert(
 #if CUDA_VERSION >= 13000
 static_assert(
     Agrees<decltype(CudaDriver::cuMemcpyBatchAsync_v2), decltype(&::cuMemcpyBatchAsync_v2)>::value);
-// Control: the older version has one argument more.
+// Control: the older version of the function has one more argument.
 static_assert(
     !Agrees<decltype(CudaDriver::cuMemcpyBatchAsync), decltype(&::cuMemcpyBatchAsync_v2)>::value);
 #endif
@@ -87,14 +87,14 @@ static_assert(cuda::host_memory_portable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(cuda::stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(cuda::event_flags == (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING));
 
-// Controls: differences are detected.
+// Controls: the comparison detects differences.
 static_assert(!Agrees<CUresult (*)(CUevent), decltype(&::cuStreamDestroy_v2)>::value);
 static_assert(
     !Agrees<CUresult (*)(void*, CUdeviceptr, unsigned), decltype(&::cuMemcpyDtoH_v2)>::value);
 static_assert(!Agrees<CUresult (*)(void*, CUdeviceptr), decltype(&::cuMemcpyDtoH_v2)>::value);
 static_assert(!Agrees<long long (*)(unsigned), decltype(&::cuInit)>::value);
 
-// The compiler compares everything; the test records the version of the header.
+// The compiler makes all comparisons. The test only records the version of cuda.h.
 TEST(CudaAbi, TheDeclarationsAreThoseOfTheHeader) { RecordProperty("CUDA_VERSION", CUDA_VERSION); }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The first version of cuMemcpyBatchAsync, of CUDA 12.8: it reports the index of the failed copy.
+// Defines the first version of cuMemcpyBatchAsync, from CUDA 12.8, which reports the index of the
+// failed copy.
 #include "fake_state.h"
 
 using namespace fake_cuda;

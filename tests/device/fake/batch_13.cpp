@@ -1,4 +1,4 @@
-// The version of CUDA 13.
+// Defines the version of cuMemcpyBatchAsync from CUDA 13.
 #include "fake_state.h"
 
 using namespace fake_cuda;

@@ -1,4 +1,4 @@
-// Driver functions common to all versions.
+// Defines the driver functions that are the same in all versions.
 #include <algorithm>
 #include <cstring>
 #include <iterator>

@@ -64,7 +64,7 @@ const std::byte* address_of(unsigned long long number) {
   return reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(number));
 }
 
-// The rules that cuda.h documents.
+// Checks the rules for batches that cuda.h documents.
 int check_batch(const Batch& batch) {
   if (batch.stream == nullptr) return violate("a batch in the legacy stream", invalid_handle);
   if (batch.count == 0) return violate("a batch of nothing", invalid_value);
@@ -147,7 +147,7 @@ using namespace fake_cuda;
 
 namespace {
 
-std::string answer;  // of the last function that returns text
+std::string answer;  // of the last function that returned a string
 
 }  // namespace
 

@@ -1,7 +1,8 @@
-// A CUDA driver without a GPU, for tests: registered memory of this process acts as device memory.
-// Copies happen when a caller waits for them, with the source bytes of that moment. C linkage, so
-// that Python can call it too. Thread-safe. Three libraries act as CUDA 13, 12.8 and older; they
-// differ in the calls for batches of copies, and share these functions and their state.
+// Declares a CUDA driver for tests without a GPU, in which registered memory of this process acts
+// as device memory. A copy happens only when a caller waits for it, and takes the source bytes of
+// that moment. The functions have C linkage, so Python can call them too, and are thread-safe.
+// Three libraries act as CUDA 13, CUDA 12.8 and older versions. They differ only in the functions
+// for batches of copies, and share all other functions and the state.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +10,27 @@
 extern "C" {
 // Resets all state, including requested failures.
 void fake_cuda_reset();
-// Makes [address, address + bytes) memory of device 0 or 1.
+// Registers [address, address + bytes) as memory of a device, 0 or 1.
 void fake_cuda_register(void* address, std::size_t bytes, int device);
-// Makes call `number` (from 0) of a function return `result`. With function "lost", every call from
-// that copy on returns it.
+// Makes call `number` (from 0) of a function return `result`. If the function is "lost", every
+// later call returns `result` too, starting with that copy.
 void fake_cuda_fail(const char* function, int number, int result);
-// Makes call `number` of a batch function fail at copy `position`, after the earlier copies have
-// started.
+// Makes call `number` of a batch function fail at the copy with index `position`. Earlier copies of
+// the batch have started by then.
 void fake_cuda_fail_copy(const char* function, int number, std::size_t position, int result);
-// Misuse that a driver would punish, one line each: copies outside of device memory or from
-// unpinned memory, streams of a different context, and objects freed while in use.
+// Returns the misuse that a real driver would punish, one line each: copies outside of device
+// memory or from unpinned memory, streams of a different context, and objects that were freed while
+// in use.
 const char* fake_cuda_violations();
-// Pinned allocations, streams, events and retained contexts that were not released.
+// Returns the number of pinned allocations, streams, events and retained contexts that were not
+// released.
 int fake_cuda_live();
-// Peak of pinned bytes.
+// Returns the largest number of bytes that were pinned at once.
 std::size_t fake_cuda_pinned_peak();
-// Calls of a function since the reset.
+// Returns the number of calls of a function since the reset.
 int fake_cuda_calls(const char* function);
-// Appends to the log of calls, which has "copy S", "batch S COPIES" and "wait S" for stream S.
+// Appends a line to the log of calls. The driver logs "copy S", "batch S COPIES" and "wait S" for
+// stream S.
 void fake_cuda_note(const char* line);
 const char* fake_cuda_order();
 }

@@ -1,5 +1,5 @@
-// State shared by the fake driver's functions, see fake_cuda.h. One per process, even if several
-// versions of the driver are loaded.
+// Declares the state that the fake driver's functions share, see fake_cuda.h. There is one state
+// per process, even if several versions of the driver are loaded.
 #pragma once
 
 #include <cstddef>
@@ -41,14 +41,14 @@ struct Range {
   int device = 0;
 };
 
-// The failure concerns the call, not a single copy.
+// Position of a failure that concerns the whole call, not a single copy.
 constexpr std::size_t whole_call = SIZE_MAX;
 
 struct Failure {
   std::string function;
   int number = 0;
   int result = 0;
-  std::size_t position = whole_call;  // within a batch
+  std::size_t position = whole_call;  // index of a copy in a batch
 };
 
 struct State {
@@ -62,12 +62,12 @@ struct State {
   std::uintptr_t next = 0x1000;
   std::size_t pinned_now = 0;
   std::size_t pinned_peak = 0;
-  int lost = 0;  // result of every call
+  int lost = 0;  // if not 0, the result of every call
   std::string violations{};
   std::string order{};
 };
 
-// The used parts of cuda.h's structures.
+// These structures have only the members of cuda.h that the fake driver uses.
 struct Location {
   int type = 0;
   int id = 0;
@@ -79,7 +79,7 @@ struct Attributes {
   unsigned flags = 0;
 };
 
-// Arguments common to both versions of cuMemcpyBatchAsync.
+// Arguments that both versions of cuMemcpyBatchAsync have.
 struct Batch {
   const unsigned long long* to;
   const unsigned long long* from;
@@ -92,21 +92,22 @@ struct Batch {
 };
 
 std::mutex& mutex();
-// Guarded by mutex(), which callers of the functions below must lock.
+// Returns the state. The caller must lock mutex(), as for all functions below.
 State& state();
-// Devices of the contexts that the calling thread has pushed.
+// Returns the devices of the contexts that the calling thread has pushed.
 std::vector<int>& current();
 
 int violate(const std::string& what, int result);
-// Returns the result that the call must return instead, or 0 to continue.
+// Counts a call. Returns the result that the function must return at once, or 0 to continue.
 int enter(const std::string& function);
 int in_context(const char* function);
 bool is_memory(const std::byte* begin, std::size_t bytes, int device);
-// Returns the current context's stream for a copy, or null and sets `result`.
+// Returns the current context's stream for a copy. On failure, returns null and sets `result`.
 Stream* stream_for_copies(void* handle, int& result);
-// Adds one copy, or returns the driver's error.
+// Adds one copy to the stream. Returns the driver's error, or 0.
 int add_copy(Stream& stream, const Copy& copy);
-// Implements both versions of cuMemcpyBatchAsync. `failed`: output of the older version.
+// Implements both versions of cuMemcpyBatchAsync. `failed` receives the index that the older
+// version reports.
 int copy_batch(const char* function, const Batch& batch, std::size_t& failed);
 
 }  // namespace fake_cuda
