@@ -126,6 +126,8 @@ def read_and_install(
     is_shared = plan.shared_read is not None
     with model_lock(model), read_once.session(is_shared):
         _require_modules(plan)
+        plan.shown = plan.core  # findings about the machine may be out of date
+        plan.require_ok()
         slots = planned_slots(plan, model)
         writes_in_place = plan.in_place if in_place is None else in_place
         plan.compare_with_machine(reused_bytes(slots, plan.targets) if writes_in_place else 0)

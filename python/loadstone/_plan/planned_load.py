@@ -59,8 +59,8 @@ class PlannedLoad:
         Args:
             reused_bytes: memory of the model that the load writes to.
         """
-        peak = self.core.peak_bytes["cpu"]
-        findings = self.core.machine_findings(0 if self.limits_memory else peak - reused_bytes)
+        new_bytes = max(0, self.core.peak_bytes["cpu"] - reused_bytes)
+        findings = self.core.machine_findings(0 if self.limits_memory else new_bytes)
         self.shown = self.core.with_findings(findings) if findings else self.core
 
     @cached_property

@@ -105,7 +105,7 @@ def test_files_of_an_older_model_are_named(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert told(older, out) == ""
     (out / name).write_text(LEFT[name])
-    assert told(newer, out).endswith(f"libraries read them with it: '{name}'")
+    assert told(newer, out).endswith(f"libraries read them together with it: '{name}'")
     assert (out / name).read_text() == LEFT[name]
     if name == "model_index.json" or name.startswith("pytorch_model"):
         return  # no conversion from a folder to safetensors writes it

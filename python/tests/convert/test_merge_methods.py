@@ -311,7 +311,7 @@ class TestNotFinite:
         is_cast = dtype == torch.float16 and base == 6e4
         code = "convert.overflow" if is_cast else "q.nan"
         include = ["l"] if quantize else []
-        told = "1 of 4096 numbers" if is_cast and quantize is None else "element 194"
+        told = "1 of 4096 values" if is_cast and quantize is None else "element 194"
         with pytest.raises(loadstone.Error, match=told) as caught:
             loadstone.merge(sources, out, quantize=quantize, include=include)
         if quantize is None:

@@ -195,7 +195,7 @@ def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
         assert torch.equal(model.table, value)
         return
     before = snapshot(model)
-    with pytest.raises(loadstone.PlanError, match=r"table.*another kind") as caught:
+    with pytest.raises(loadstone.PlanError, match=r"table.*a different kind") as caught:
         plan.execute(model=model)
     assert caught.value.code == "plan.model_changed"
     assert_untouched(model, before)

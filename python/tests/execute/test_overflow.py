@@ -448,7 +448,7 @@ def test_verify_compares_across_dtypes(
     written(second, x_weight=changed)
     status, report = verified(first, second)
     assert (status, report["differences"][0]["kind"]) == (1, "values")
-    assert f"element {20 * 64 + 20} on" in report["differences"][0]["found"]
+    assert f"first at element {20 * 64 + 20}" in report["differences"][0]["found"]
     assert report["rounded"] == []
     tensor = values(source, large)
     written(first, x_weight=tensor)
@@ -483,7 +483,7 @@ def test_only_delivered_values_are_counted(kind: Any, dim: int, tmp_path: Path) 
         report = loadstone.load(model, file, rules=[rule])
     found = {f.target: f.message for f in report.findings if f.code == "convert.overflow"}
     assert found.keys() == {"b"}
-    assert f"{counts[1]} of 2048 numbers" in found["b"]
+    assert f"{counts[1]} of 2048 values" in found["b"]
     assert int(model.b.isinf().sum()) == counts[1] and not model.a.isinf().any()
 
 

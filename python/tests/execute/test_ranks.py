@@ -251,7 +251,7 @@ def test_what_is_refused_is_named(matrix) -> None:
                 stride=whole.stride(),
             )
         )
-        with pytest.raises(loadstone.PlanError, match=r"holds \[3, 48\] .* specify \[16, 48\]"):
+        with pytest.raises(loadstone.PlanError, match=r"shape \[3, 48\] .* specify \[16, 48\]"):
             loadstone.load(wrong, file)
 
 

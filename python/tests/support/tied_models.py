@@ -125,7 +125,7 @@ def by_command(folder: Path, *options: str) -> Outcome:
     error = ""
     if done.returncode:
         error = next(code for code in ("plan.shape", "plan.tie", "plan.") if code in words)
-    return Outcome(error=error, warned=words if "two values" in words else "")
+    return Outcome(error=error, warned=words if "different values" in words else "")
 
 
 def _in_place(folder: Path, **options: Any) -> Any:

@@ -27,6 +27,8 @@ _DEPTHS = (
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
 # Pairs (layers, experts). In models that mix kinds of layers, eight layers contain every kind.
+# The model is only planned, never loaded.
+_UNLIMITED = {"cpu": "unlimited"}
 _SIZES = ((8, 16), (9, 20))
 _AUTO = (
     "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
@@ -74,14 +76,16 @@ class Sample:
         state = library.revert_weight_conversion(self.model, state)
         write_header(state, file)
         self.file = file
-        traced = plan(self.model, file, rules="transformers")
+        traced = plan(self.model, file, rules="transformers", max_memory=_UNLIMITED)
         traced.require_ok()
         self.boxes = general.boxes_of(traced.to_json())
         self.sources = _shapes(state)
         self.targets = _shapes(self.model.state_dict())
 
     def differing_targets(self, rules: list[dict[str, Any]]) -> list[str]:
-        boxes = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
+        boxes = general.boxes_of(
+            plan(self.model, self.file, rules=rules, max_memory=_UNLIMITED).to_json()
+        )
         names = sorted(self.boxes.keys() | boxes.keys())
         return [name for name in names if boxes.get(name) != self.boxes.get(name)]
 

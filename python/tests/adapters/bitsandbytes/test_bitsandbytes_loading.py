@@ -446,7 +446,7 @@ def test_experts_are_not_put_on_disk(tmp_path: Path) -> None:
         )
 
     devices, ids = {"": "cpu", "model.layers.1": "disk"}, torch.arange(7)[None]
-    with pytest.raises(loadstone.PlanError, match=r"cannot be on disk[\s\S]*place its"):
+    with pytest.raises(loadstone.PlanError, match=r"cannot be placed on disk[\s\S]*place its"):
         load(devices)
     for is_quantized, places in ((True, {"model.layers.1.mlp.experts": "cpu"}), (False, {})):
         model = load(devices | places, is_quantized)

@@ -462,7 +462,8 @@ def test_a_plan_of_forty_five_thousand_tensors(tmp_path: Path, cache_folder: Pat
     large_plan.write(tmp_path, listed)
     texts = []
     for _ in ("cold", "cached"):
-        plan = loadstone.plan(model, tmp_path, rules="transformers", dtype="bfloat16")
+        options = {"dtype": "bfloat16", "max_memory": {"cpu": "unlimited"}}
+        plan = loadstone.plan(model, tmp_path, rules="transformers", **options)
         assert plan.ok
         texts.append(plan.to_json())
     assert texts[0] == texts[1]

@@ -177,7 +177,9 @@ def test_values_are_those_of_the_configs_blocks(
             warnings.simplefilter("always")
             model = WAYS[way](cls, tmp_path / "model", dtype)
         assert_same(model, library)
-        said = [warning for warning in caught if "last blocks are cut" in str(warning.message)]
+        said = [
+            warning for warning in caught if "last blocks are incomplete" in str(warning.message)
+        ]
         assert len(said) == (way in SAYS)
 
 
