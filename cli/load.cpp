@@ -34,7 +34,7 @@ struct LoadArgs {
   std::string receipt;  // kind of digest; may be empty
   std::string receipt_path;
   std::string read_ahead;
-  ExecuteOptions options;  // options that are stored as typed
+  ExecuteOptions options;  // options that need no parsing
 };
 
 // The result of a load, and its costs.

@@ -241,7 +241,7 @@ class Generator {
     return boxes;
   }
 
-  // Keeps the dtype or, without an earlier cast, changes it.
+  // Keeps the target's dtype, or picks a new one if the target has not been cast yet.
   void add_target(const TargetRecipe& recipe) {
     Expected& known = expected.at(recipe.target);
     Dtype dtype = recipe.dtype;

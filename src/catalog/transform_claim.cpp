@@ -119,16 +119,16 @@ std::optional<Finding> scaled_activation_finding(const Catalog& catalog) {
     if (!name.ends_with(".scales") || quantized.is_companion(i)) continue;
     const std::string module = name.substr(0, name.size() - leaf.size());
     if (catalog.find(module + std::string(words))) continue;
-    return Finding{
-        .severity = Severity::error,
-        .code = "plan.encoding",
-        .sources = {name},
-        .message = fmt::format("'{}' divides the result of an activation while the model runs, "
-                               "which only the config of the quantized checkpoint specifies",
-                               printable(name)),
-        .suggestion = "keep the codes and the config together",
-        .found = "scales without qweight",
-        .expected = "weights that do not need scaled activations"};
+    return Finding{.severity = Severity::error,
+                   .code = "plan.encoding",
+                   .sources = {name},
+                   .message = fmt::format(
+                       "'{}' divides the output of an activation while the model runs; only "
+                       "the config of the quantized checkpoint declares this",
+                       printable(name)),
+                   .suggestion = "keep the codes and the config together",
+                   .found = "scales without qweight",
+                   .expected = "weights that do not need scaled activations"};
   }
   return std::nullopt;
 }

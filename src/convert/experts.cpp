@@ -286,8 +286,8 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
 
 std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog) {
   std::vector<Recipes> layouts;
-  // For joined experts, two model types cover both names of the block. For separate experts, there
-  // is one model type per ExpertNaming.
+  // Fused experts need two model types, one for each name of the MoE module. Separate experts need
+  // one model type for each ExpertNaming.
   for (const std::string_view model_type : {"", "lfm2_moe"}) {
     layouts.push_back(values_in(catalog, ExpertLayout::fused, model_type));
   }

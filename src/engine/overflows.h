@@ -12,7 +12,7 @@
 
 namespace loadstone {
 
-// Overflow counts by value. Thread-safe.
+// Number of overflows of each planned value, by its index. Thread-safe.
 class Overflows {
  public:
   void add(std::uint32_t value, const Overflow& found);

@@ -29,7 +29,7 @@ struct WindowWork {
   WindowQueue& queue;
   MergeStatistics statistics{};
   std::mutex mutex{};
-  // By value: the first element that cannot be quantized. Guarded by `mutex`.
+  // For each value, by its index, the first element that cannot be quantized. Guarded by `mutex`.
   std::map<std::uint32_t, BadNumber> bad_numbers{};
 };
 

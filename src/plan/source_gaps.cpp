@@ -35,7 +35,7 @@ std::optional<std::size_t> counting_group(const Member& member, const Template& 
   return found;
 }
 
-// Returns the member's name with a different number in its counting group.
+// Returns the name with `number` in place of the number that the regex group `group` matched.
 std::string renumbered(std::string_view name, std::string_view group, std::uint64_t number) {
   std::string result(name);
   const auto begin = static_cast<std::size_t>(group.data() - name.data());

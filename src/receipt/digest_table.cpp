@@ -20,7 +20,7 @@ struct DigestTable::OpenBlock {
   std::mutex mutex;                 // guards all members below; lock the item's mutex first
   std::unique_ptr<BlockHash> hash;  // hash of all bytes before `at`
   std::uint64_t at = 0;
-  // Parts that arrived early, by their first byte.
+  // Byte ranges that arrived early, by start offset.
   std::map<std::uint64_t, std::vector<std::byte>> waiting;
   bool is_given_up = false;
 };

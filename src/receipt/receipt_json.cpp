@@ -175,7 +175,8 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
     if (!paths.insert({file.checkpoint, file.path}).second) {
       reader.refuse({&at, "path"}, "two sources have the same path", printable(file.path));
     }
-    // Outputs that read different ranges of a tensor list it with separate digests.
+    // If outputs read different ranges of a tensor, each output lists the tensor with its own
+    // digest.
     std::map<std::string_view, ByteRange> places;
     std::set<std::tuple<std::string_view, const std::vector<ByteRange>&>> own;
     for (const ReceiptTensor& tensor : file.tensors) {

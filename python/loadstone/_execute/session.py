@@ -92,4 +92,4 @@ class LoadSession:
         return report
 
     def amend_report(self, model: Any, report: Report) -> None:
-        """Add to the report changes that the library made after the values were read."""
+        """Record in the report what the library changed after the values were read."""

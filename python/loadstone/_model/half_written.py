@@ -47,7 +47,10 @@ class _Mark:
         return _Mark, ()
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor has moved to other memory, which only this mark covers."""
+        """Return whether the tensor has moved to other memory.
+
+        The mark applies to its old memory only.
+        """
         return self.range is None or _range(tensor) != self.range
 
 

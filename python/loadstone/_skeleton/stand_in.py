@@ -24,7 +24,7 @@ class WriteGuard(DispatchMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._slots = walk(model)  # keeps the storages, so that their keys stay unique
-        self.refused: list[WriteError] = []  # includes errors that the code caught
+        self.refused: list[WriteError] = []  # includes errors that the model's code caught
         self._protected = {storage_key(slot.tensor): slot.name for slot in self._slots}
 
     def __torch_dispatch__(

@@ -52,7 +52,7 @@ def test_every_cell_is_equal(versions: Any, oldest: list[Path]) -> None:
 
 
 def test_the_rows_of_old_releases_are_looked_at(oldest: list[Path]) -> None:
-    """A release that has these sites runs the tests that remove and rename each."""
+    """A release that has these patch sites also runs the tests that remove or rename each site."""
     table = sites_of("transformers").table
     rows = {site.path.rpartition(".")[2] for site in table if site.last and site.last < (5,)}
     tests = str(Path(__file__).with_name("test_sites.py"))

@@ -60,7 +60,7 @@ def test_every_mix_is_that_of_llama_quantize(
 def test_all_doors_write_the_same_file(
     small: Path, imatrix: dict[str, Path | None], tmp_path: Path
 ) -> None:
-    """A call, the command, merges of a model with itself, and different thread counts."""
+    """Python, the command, a merge with itself, and all numbers of threads write equal bytes."""
     keys = llama_quantize.write_keys(tmp_path / "keys.json", llama_quantize.METADATA)
     options: dict[str, Any] = {"quantize": "q4_k_m", "imatrix": imatrix["gguf"]}
     loadstone.convert(small, tmp_path / "call.gguf", metadata=keys, **options)

@@ -35,7 +35,7 @@ def model(device: str = "meta") -> torch.nn.Module:
     return torch.nn.Linear(COLUMNS, ROWS, bias=False, device=device, dtype=torch.bfloat16)
 
 
-# A tensor that is stored as it is would stay in its shard.
+# A tensor that needs no change would stay in its shard, so the rule transposes it.
 RULES = json.dumps(
     [{"op": "transpose", "sources": ["^weight$"], "targets": ["weight"], "dims": [1, 0]}]
 )

@@ -32,7 +32,7 @@ def digests(model: Any) -> dict[str, str]:
 
 
 def resident(key: str) -> int:
-    """Return bytes of this process: ``VmRSS`` now, ``VmHWM`` at most."""
+    """Return this process's memory in bytes: current (``VmRSS``) or peak (``VmHWM``)."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 

@@ -45,7 +45,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
 
 using Pair = std::array<float, 2>;
 
-// Returns the two values of each byte, which one look-up finds without shifts.
+// Returns the two values packed in each byte. One look-up replaces the shifts.
 constexpr std::array<Pair, 256> make_pairs() {
   std::array<Pair, 256> pairs = {};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) {

@@ -391,7 +391,7 @@ class BlockChooser {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "convert.requantized",
-         .message = fmt::format("{} already {} quantized to blocks, whose values are rounded again",
+         .message = fmt::format("{} {} already quantized to blocks; the values are rounded again",
                                 rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
          .suggestion = "quantize the original checkpoint, if there is one"});
   }

@@ -51,8 +51,8 @@ struct WorkState {
 // Parses a state. Throws Error "convert.state" if the text is invalid.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Compares a run's state with the state of the work to continue. Ignores `parts`, and the time,
-// inode and version of sources, because these differ between copies. Throws Error "convert.state"
+// Compares a run's state with the state of the work to continue. Ignores `parts`. Also ignores the
+// time, inode and version of sources, which differ between copies. Throws Error "convert.state"
 // that names the difference. Sets `has_copies` if sources were replaced by copies, because the work
 // does not record which copy a shard was made from.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);

@@ -1,5 +1,5 @@
-// Searches the scales that fit codes to values best, as ggml does, one run per lane. Sums follow
-// the order of a run's values; nothing is reordered or fused. Included by files that Highway
+// Searches for the scales whose codes fit the values best, as ggml does, one run per lane. Sums
+// follow the order of a run's values; nothing is reordered or fused. Included by files that Highway
 // compiles once per instruction set.
 //
 // A search does not store the codes of its best candidate, because they are needed only if a scale

@@ -168,8 +168,8 @@ struct WriterOf<Dtype::bf16, nan> {
 };
 
 // Decodes a run whose scale or offset is infinite or NaN. If both terms of the sum are NaN, the
-// result is the product's NaN, as in the reference decoder. With `half` it is the offset's, because
-// torch's choice depends on the machine and the shape.
+// result is the product's NaN, as in the reference decoder. With `half` the result is the offset's
+// NaN: torch's own choice varies with the machine and the shape.
 template <std::size_t run, bool has_offset, bool half, Dtype target, std::uint16_t nan>
 HWY_NOINLINE void write_special_run(const std::int8_t* codes, float scale, float offset,
                                     std::byte* to) {

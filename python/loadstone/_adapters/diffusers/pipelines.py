@@ -38,7 +38,7 @@ from loadstone._plan.placement import expanded
 _device_map: ContextVar[PipelineDeviceMap | None] = ContextVar(
     "loadstone_diffusers_device_map", default=None
 )
-# Receives the tensors of a text encoder whose load ends after their conversion.
+# Receives the converted tensors of a text encoder, whose load ends only after the conversion.
 CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
     "loadstone_diffusers_converted", default=None
 )

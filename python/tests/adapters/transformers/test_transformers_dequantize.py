@@ -360,7 +360,7 @@ def test_without_its_package(
 def test_experts_of_a_bitsandbytes_folder_are_dequantized(
     sources: Callable[[Source], Path], tmp_path: Path
 ) -> None:
-    """Its modules are linear layers, while transformers fuses the experts of a layer."""
+    """The converted checkpoint stores experts as linear layers, while transformers fuses them."""
     pytest.importorskip("bitsandbytes")
     loadstone.convert(sources(MOE), tmp_path / "out", quantize="int8")
     with pytest.warns(UserWarning, match="cannot store codes"):
