@@ -1,7 +1,7 @@
 """Tests of `make test-all` that `make test` leaves out; conftest.py marks them `long`.
 
-A row is slow and checks no product logic of its own, or it is the rest of a matrix: `make test` runs
-`kept`, or the cases that `cover` chooses. test_tiers.py fails if a row matches no test.
+Other tests check the product logic of a row, or the row is a matrix: `make test` runs the cases in
+`kept`, or those that `cover` chooses. test_tiers.py fails if a row matches no test.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ LONG = (
     # --- kills and faults in a loop
     Long("cli/test_cli_receipt::test_killed_50_times_*", "test_convert_resume kills, too"),
     Long("convert/test_convert_resume::test_killed_at_any_*", "kills at more moments", ("new",)),
-    Long("convert/test_convert_resume::test_no_output_mixes_*", "the rest of a matrix", cover="pairs"),
+    Long("convert/test_convert_resume::test_no_output_mixes_*", "the rest of a matrix",
+         cover="pairs"),
     Long("convert/test_convert::test_killed_at_any_moment*", "the other output", ("90-out-some",)),
-    Long("files/test_remote_resume::test_killed_and_*", "test_remote_folders kills and resumes, too"),
+    Long("files/test_remote_resume::test_killed_and_*", "test_remote_folders resumes, too"),
     # --- large peaks
     Long("execute/test_memory::test_peak_is_*", "the same peak", ("0.3-dense-loadstone",)),
-    Long("execute/test_memory::test_gguf_blocks_become_*", "test_budget checks peaks of small files"),
+    Long("execute/test_memory::test_gguf_blocks_become_*", "test_budget checks small peaks"),
     Long("execute/test_memory::test_fused_experts_leave_*", "gigabytes"),
     Long("execute/test_devices::test_no_second_copy_*", "more devices", ("cuda:0-bfloat16",)),
     Long("execute/test_identity::test_the_memory_is_*", "the rest of a matrix", cover="values"),
