@@ -87,8 +87,8 @@ def values_of(item: pytest.Item, cover: str) -> tuple[Any, ...]:
     """Return what `cover` combines: the item's parameters, or the parts of its id."""
     if cover == "parts":
         return tuple(item.nodeid.partition("[")[2].removesuffix("]").split("-"))
-    indices: dict[str, int] = item.callspec.indices  # type: ignore[attr-defined]
-    return tuple(indices.values())
+    values = item.callspec.params.values()  # type: ignore[attr-defined]
+    return tuple(each if isinstance(each, str | int | float) else id(each) for each in values)
 
 
 def is_kept(item: pytest.Item, row: Long) -> bool:
