@@ -42,8 +42,9 @@ help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
 	@echo 'make test      all tests but the long ones'
 	@echo 'make test-fast what is quick of them, in a minute after a build'
-	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
-	@echo '               and the C++ tests under sanitizers'
+	@echo 'make test-all  those too: whole matrices, kills in a loop, sweeps over model classes,'
+	@echo '               measurements (gigabytes, an hour), and the C++ tests under sanitizers'
+	@echo 'make test-llama-cpp  builds llama.cpp, and runs the tests that compare with it'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
 	@echo 'make screenshots  pictures of it for docs/images'
 	@echo 'make wheel     the source archive and the wheel, with all it links, in build/dist'
@@ -93,6 +94,11 @@ test-vllm: package
 	build/vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null \
 	  --rootdir python/tests/serving python/tests/serving
 
+# Compares with llama.cpp's converter, llama-quantize and encoders, built from sources.
+.PHONY: test-llama-cpp
+test-llama-cpp: package
+	JOBS=$(JOBS) tools/llama_cpp.sh build/llama-cpp -n $(JOBS)
+
 .PHONY: test-page screenshots
 screenshots: package
 	tools/setup.sh chromium
@@ -107,11 +113,11 @@ test-page: package
 .PHONY: test-fast
 test-fast: release package
 	$(CTEST) fast | $(SHORTEN)
-	python -m pytest -q -n $(JOBS) --dist loadfile -m 'fast and not sweep and not bench'
+	python -m pytest -q -n $(JOBS) --dist loadfile -m 'fast and not sweep and not bench and not long'
 
 test-all: release package
 	$(CTEST) release | $(SHORTEN)
-	python -m pytest -q -n $(JOBS)
+	python -m pytest -q -n $(JOBS) -m 'not sweep and not bench'
 	python -m pytest -q -m 'sweep or bench'
 	@$(MAKE) --no-print-directory asan tsan
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from fast_files import FAST
+from long_tests import FAULTS, LONG, Long, covering, matches
+from needed_programs import NEEDED
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of
 # interruption need it to arrive.
@@ -74,11 +77,93 @@ def is_fast(path: Path) -> bool:
     return str(path.relative_to(Path(__file__).parent).with_suffix("")) in FAST
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `make test-fast`."""
+def id_of(item: pytest.Item) -> str:
+    """Return the id in the tables, such as ``plan/test_strict::test_a[b]``."""
+    path = item.path.relative_to(Path(__file__).parent).with_suffix("")
+    return f"{path}::{item.nodeid.partition('::')[2]}"
+
+
+def values_of(item: pytest.Item, cover: str) -> tuple[Any, ...]:
+    """Return what `cover` combines: the item's parameters, or the parts of its id."""
+    if cover == "parts":
+        return tuple(item.nodeid.partition("[")[2].removesuffix("]").split("-"))
+    values = item.callspec.params.values()  # type: ignore[attr-defined]
+    return tuple(each if isinstance(each, str | int | float) else id(each) for each in values)
+
+
+def is_kept(item: pytest.Item, row: Long) -> bool:
+    return item.nodeid.endswith(tuple(f"[{each}]" for each in row.kept))
+
+
+def mark_long(items: list[pytest.Item]) -> list[str]:
+    """Mark the tests of `LONG`, and return what its rows fail to match in the collected files."""
+    faults = []
+    ids = {id_of(item): item for item in items}
+    files = {each.partition("::")[0] for each in ids}
+    for row in LONG:
+        if row.tests.partition("::")[0] not in files:
+            continue
+        found = [item for each, item in ids.items() if matches(row.tests, each)]
+        if row.cover:
+            chosen = covering([values_of(item, row.cover) for item in found], row.cover)
+            left_out = [item for i, item in enumerate(found) if i not in chosen]
+        else:
+            left_out = [item for item in found if not is_kept(item, row)]
+        if len(left_out) == 0 or not all(
+            any(item.nodeid.endswith(f"[{each}]") for item in found) for each in row.kept
+        ):
+            faults.append(row.tests)
+        for item in left_out:
+            item.add_marker("long")
+    return faults
+
+
+def why_not_here(item: pytest.Item) -> str:
+    """Return why a test can never run on this machine, or an empty string."""
+    for row in NEEDED:
+        if not row.is_here() and any(matches(each, id_of(item)) for each in row.tests):
+            return row.reason
+    for mark in item.iter_markers("skipif"):
+        if mark.args and mark.args[0] is True:
+            return str(mark.kwargs.get("reason", ""))
+    return ""
+
+
+ABSENT = pytest.StashKey[Counter[str]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
+    """Mark tests by the tables, then deselect those that can never run on this machine."""
     for item in items:
         if is_fast(item.path):
             item.add_marker("fast")
+    faults = mark_long(items)
+    config.stash[FAULTS] = [] if any("::" in each for each in config.args) else faults
+    result = yield
+    reasons = [why_not_here(item) for item in items]
+    absent = [item for item, reason in zip(items, reasons, strict=True) if reason]
+    config.stash[ABSENT] = Counter(reason for reason in reasons if reason)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["absent"] = dict(config.stash[ABSENT])
+    if absent:
+        config.hook.pytest_deselected(items=absent)
+        items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep the counts of a worker; all workers collect the same tests."""
+    node.config.stash[ABSENT] = Counter(getattr(node, "workeroutput", {}).get("absent", {}))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Count the tests that cannot run on this machine."""
+    for reason, count in sorted(config.stash.get(ABSENT, Counter()).items()):
+        terminalreporter.write_line(f"{count} tests cannot run here: {reason}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
