@@ -56,7 +56,7 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   for (const std::string& name : typed) {
     // This option is allowed with --plan, because the user must confirm the offload folder that a
     // plan contains.
-    if (name == "--offload-folder") continue;
+    if (name == "--offload-folder" || name == "--max-memory") continue;
     throw Error("usage",
                 fmt::format("{} cannot be combined with --plan, which already contains it", name));
   }
@@ -161,7 +161,7 @@ int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json)
   if (args.plan.open.strict) {
     for (TieCheck& check : plan.tie_checks) check.is_error = true;
   }
-  compare_with_machine(plan, args.plan);
+  compare_with_machine(plan, args.plan, !args.plan_path.empty());
   write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
     if (!json) print_hint(verdict_of(plan).first + "; nothing was read");

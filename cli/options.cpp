@@ -284,13 +284,20 @@ Plan make_plan(const PlanArgs& args) {
   return make_plan(catalog, skeleton, options);
 }
 
-void compare_with_machine(Plan& plan, const PlanArgs& args) {
-  const bool is_settled =
-      from_name<DeviceMapMode>(args.device_map) || limits_host(memory_limits(args));
+void compare_with_machine(Plan& plan, const PlanArgs& args, bool is_saved) {
+  const MemoryLimits limits = memory_limits(args);
+  std::optional<std::uint64_t> limit;
+  if (!is_saved && (from_name<DeviceMapMode>(args.device_map) || limits_host(limits))) {
+    limit = defaults::memory_unlimited;
+  }
+  for (const auto& [device, bytes] : is_saved ? limits : MemoryLimits()) {
+    if (device != "cpu") throw Error("usage", "--max-memory with --plan is for cpu only");
+    limit = bytes;
+  }
   const auto needed = plan.peak_bytes.find("cpu");
-  const bool compares = !is_settled && needed != plan.peak_bytes.end();
-  std::ranges::move(machine_findings(plan, compares ? needed->second : 0),
-                    std::back_inserter(plan.findings));
+  std::ranges::move(
+      machine_findings(plan, needed == plan.peak_bytes.end() ? 0 : needed->second, limit),
+      std::back_inserter(plan.findings));
   sort_findings(plan.findings);
 }
 

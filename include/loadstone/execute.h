@@ -167,8 +167,9 @@ LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> dest
 // more than the free memory, error "io.no_space" if the disk of the offload folder has too little
 // room. Figures that the system does not report are not compared. A saved plan holds no such
 // finding.
-// `memory_bytes`: host memory that the load will allocate; 0: do not compare.
-[[nodiscard]] LOADSTONE_API std::vector<Finding> machine_findings(const Plan& plan,
-                                                                  std::uint64_t memory_bytes);
+// `memory_bytes`: host memory that the load will allocate.
+// `limit`: replaces the free memory.
+[[nodiscard]] LOADSTONE_API std::vector<Finding> machine_findings(
+    const Plan& plan, std::uint64_t memory_bytes, std::optional<std::uint64_t> limit = {});
 
 }  // namespace loadstone

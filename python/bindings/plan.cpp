@@ -8,6 +8,7 @@
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
 #include "loadstone/execute.h"
+#include "loadstone/machine.h"
 #include "loadstone/page.h"
 #include "named_options.h"
 #include "offload/offload.h"
@@ -269,6 +270,7 @@ void bind_names(nb::module_& module) {
 void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
+  module.def("available_memory_bytes", &available_memory_bytes);
   module.attr("MEMORY_UNLIMITED") = defaults::memory_unlimited;
   module.attr("GGUF_RANK_MAX") = defaults::gguf_rank_max;
   module.attr("GGUF_RANK_MOST") = defaults::gguf_rank_most;
@@ -283,8 +285,9 @@ void bind_defaults(nb::module_& module) {
 }
 
 static std::vector<Finding> findings_about_machine(const SharedPlan& plan,
-                                                   std::uint64_t memory_bytes) {
-  return machine_findings(*plan, memory_bytes);
+                                                   std::uint64_t memory_bytes,
+                                                   std::optional<std::uint64_t> limit) {
+  return machine_findings(*plan, memory_bytes, limit);
 }
 
 void bind_plan(nb::module_& module) {
@@ -298,7 +301,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("findings", &get<&Plan::findings>)
       .def("add_findings", &SharedPlan::add_findings)
       .def("with_findings", &SharedPlan::with_findings)
-      .def("machine_findings", &findings_about_machine)
+      .def("machine_findings", &findings_about_machine, nb::arg(), nb::arg().none())
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
       .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
       .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)

@@ -13,6 +13,7 @@
 #include "loadstone/execute.h"
 #include "loadstone/machine.h"
 #include "loadstone/storage.h"
+#include "storage/disk_space.h"
 
 namespace loadstone {
 
@@ -27,36 +28,32 @@ std::optional<std::uint64_t> free_disk_bytes(WritableStorage& storage, std::stri
   return storage.free_bytes(folder);
 }
 
-void compare(std::vector<Finding>& findings, std::uint64_t needed,
-             const std::optional<std::uint64_t>& available, Finding finding) {
-  if (!available || needed <= *available) return;
-  finding.severity = Severity::error;
-  finding.found = human_bytes(*available);
-  finding.expected = human_bytes(needed);
-  findings.push_back(std::move(finding));
-}
-
 }  // namespace
 
-std::vector<Finding> machine_findings(const Plan& plan, std::uint64_t memory_bytes) {
+std::vector<Finding> machine_findings(const Plan& plan, std::uint64_t memory_bytes,
+                                      std::optional<std::uint64_t> limit) {
   return only_errors([&] {
     std::vector<Finding> findings;
-    if (memory_bytes > 0) {
-      compare(findings, memory_bytes, available_memory_bytes(),
-              {.code = "memory.host",
-               .message = "the load needs more memory than this machine has free",
-               .suggestion = "free memory, place modules on disk or on another device, or choose a "
-                             "smaller dtype"});
+    const auto available = limit ? limit : available_memory_bytes();
+    if (available && memory_bytes > *available) {
+      findings.push_back(
+          {.severity = Severity::error,
+           .code = "memory.host",
+           .message =
+               fmt::format("the load needs {} of memory, but only {} {}", human_bytes(memory_bytes),
+                           human_bytes(*available), limit ? "are allowed" : "are free"),
+           .suggestion = "free memory, place modules on disk or on another device, choose a "
+                         "smaller dtype, or allow more: max_memory={'cpu': SIZE}, --max-memory "
+                         "cpu=SIZE (or unlimited)",
+           .found = human_bytes(*available),
+           .expected = human_bytes(memory_bytes)});
     }
-    if (plan.bytes_to_write > 0 && !plan.offload_folder.empty()) {
-      WritableStorage& storage = plan.catalog->storage().writable();
-      compare(findings, plan.bytes_to_write, free_disk_bytes(storage, plan.offload_folder),
-              {.code = "io.no_space",
-               .message = fmt::format(
-                   "the disk of the offload folder '{}' does not have enough free space for "
-                   "the tensors that are placed on disk",
-                   printable(plan.offload_folder, 400)),
-               .suggestion = "free space, or choose an offload folder on another disk"});
+    if (plan.bytes_to_write == 0 || plan.offload_folder.empty()) return findings;
+    WritableStorage& storage = plan.catalog->storage().writable();
+    const auto free = free_disk_bytes(storage, plan.offload_folder);
+    if (auto finding =
+            space_finding("the offload folder", plan.offload_folder, plan.bytes_to_write, free)) {
+      findings.push_back(*std::move(finding));
     }
     return findings;
   });

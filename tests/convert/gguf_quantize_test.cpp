@@ -229,6 +229,9 @@ TEST_F(GgufQuantize, BlocksOfTheTypeStayAndOthersAreRoundedOnceMore) {
   again.quantize.formats = llama_options("q8_0").quantize.formats;
   const Conversion other = make_conversion(blocks, again);
   EXPECT_THAT(codes_of(other), Contains("convert.requantized"));
+  EXPECT_THAT(other.plan.findings,
+              Contains(Field(&Finding::message,
+                             HasSubstr(" tensors are already quantized to blocks; the values"))));
   convert(other, folder_ / "other.gguf");
   EXPECT_THAT(types_in(folder_ / "other.gguf"), Contains("blk.0.attn_q.weight Q8_0"));
   EXPECT_TRUE(compare(*blocks, *open_checkpoint(folder_ / "other.gguf")).ok());

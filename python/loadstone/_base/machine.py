@@ -59,7 +59,7 @@ def available_memory() -> dict[str, int]:
     capacities = {}
     for index in range(torch.cuda.device_count()):
         capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
-    capacities["cpu"] = read_proc_bytes("/proc/meminfo", "MemAvailable")
+    capacities["cpu"] = _core.available_memory_bytes() or 0
     return capacities
 
 

@@ -37,7 +37,7 @@ from loadstone._model.ranks import refresh_fsdp
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_memory import reused_bytes
-from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.planned_load import PlannedLoad, require_ok
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
 from loadstone._skeleton import initialise
@@ -126,12 +126,11 @@ def read_and_install(
     is_shared = plan.shared_read is not None
     with model_lock(model), read_once.session(is_shared):
         _require_modules(plan)
-        plan.shown = plan.core  # findings about the machine may be out of date
         plan.require_ok()
         slots = planned_slots(plan, model)
         writes_in_place = plan.in_place if in_place is None else in_place
-        plan.compare_with_machine(reused_bytes(slots, plan.targets) if writes_in_place else 0)
-        plan.require_ok()
+        reused = reused_bytes(slots, plan.targets) if writes_in_place else 0
+        require_ok(plan.on_this_machine(reused))
         # Run the initialisers before any byte is read, because they may fail.
         initial = {} if plan.library_initialises else initialise.values(plan.targets, model)
         before = ModelState(model)

@@ -31,7 +31,7 @@ from loadstone._model.modules import require_module
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.library_recipes import trace
 from loadstone._plan.placement import Device, DeviceMap
-from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.planned_load import PlannedLoad, require_ok
 from loadstone._plan.planning import make_plan
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.rules import Rules, is_file, is_json
@@ -49,8 +49,8 @@ class Plan:
     """
 
     def __init__(self, planned: PlannedLoad) -> None:
-        planned.compare_with_machine(planned.reused_bytes)
         self._planned = planned
+        self._shown = planned.on_this_machine(planned.reused_bytes)
 
     @property
     def targets(self) -> list[PlannedTarget]:
@@ -60,12 +60,12 @@ class Plan:
     @property
     def findings(self) -> list[_core.Finding]:
         """All findings, most severe first."""
-        return self._planned.findings
+        return self._shown.findings
 
     @property
     def ok(self) -> bool:
         """True if no finding is an error, so that :meth:`execute` will start."""
-        return self._planned.shown.ok
+        return self._shown.ok
 
     @property
     def bytes_to_read(self) -> int:
@@ -96,7 +96,7 @@ class Plan:
 
         A defective quantized weight is a :class:`FormatError`.
         """
-        self._planned.require_ok()
+        require_ok(self._shown)
 
     @names_keywords
     def execute(
@@ -183,6 +183,7 @@ class Plan:
         root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "",
         offload_folder: str | os.PathLike[str] | None = None,
         allow_remote: bool = False,
+        max_memory: MaxMemory | None = None,
     ) -> Plan:
         """Read a saved plan, and check it against the shards without trusting it.
 
@@ -194,6 +195,8 @@ class Plan:
                 folder in the file: pass it again.
             allow_remote: read the checkpoint from the URL in the plan. Without it loadstone
                 contacts no host (``plan.remote``), except for a URL that you pass as ``root``.
+            max_memory: the limit of ``"cpu"`` replaces the free memory of this machine, with which
+                the plan is compared; ``{"cpu": "unlimited"}`` allows any size.
 
         Raises:
             PlanError: the text is not a plan, or a box does not fit its tensors; or the plan writes
@@ -209,6 +212,7 @@ class Plan:
             offload_folder=optional_path("offload_folder", offload_folder),
             allow_remote=allow_remote,
         )
+        planned.memory_limit = _host_limit(max_memory)
         return cls(planned)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,7 +235,7 @@ class Plan:
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model()
-        page = self._planned.shown.to_html(
+        page = self._shown.to_html(
             type(model).__name__ if model is not None else "",
             [
                 (device, size)
@@ -255,7 +259,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return self._planned.shown.to_table()
+        return self._shown.to_table()
 
     def __repr__(self) -> str:
         errors = sum(finding.severity == "error" for finding in self.findings)
@@ -386,7 +390,7 @@ def _planned(
     is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # trace() and make_plan() share one walk over the model
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        return make_plan(
+        planned = make_plan(
             model,
             catalog,
             traced,
@@ -398,6 +402,14 @@ def _planned(
             runs_hooks=not is_traced,
             **options,
         )
+    mode, _ = machine.device_map_entries(options["device_map"])
+    if not mode and _host_limit(options["max_memory"]) is None:
+        planned.memory_limit = None  # no other limit applies
+    return planned
+
+
+def _host_limit(max_memory: MaxMemory | None) -> int | None:
+    return dict(machine.capacities(max_memory, computed=False)).get("cpu")
 
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
@@ -409,7 +421,9 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
         "" if _core.is_remote(checkpoint["root"]) else str(Path(folder, checkpoint["root"]))
         for checkpoint in checkpoints
     ]
-    return Plan(_plan_from_json(text, roots, offload_folder=offload_folder, allow_remote=True))
+    planned = _plan_from_json(text, roots, offload_folder=offload_folder, allow_remote=True)
+    planned.memory_limit = None
+    return Plan(planned)
 
 
 def _plan_from_json(text: str, roots: list[str], **options: Any) -> PlannedLoad:

@@ -31,9 +31,9 @@ class PlannedLoad:
         held_bytes: bytes per device that the load takes but the core does not count.
         reused_bytes: bytes of the model's host memory that the load writes to.
         library_initialises: a library gives values to missing tensors after the load.
-        limits_memory: the plan keeps to a limit for the host, so its free memory is irrelevant.
+        memory_limit: bytes of host memory that the load may allocate; ``None``: the free memory.
+            By default unlimited, because libraries compute device maps up to the free memory.
         shared_read: the plan of whole tensors, if ranks read for each other.
-        shown: ``core``, with findings about this machine, which a saved plan does not hold.
     """
 
     core: _core.Plan
@@ -46,22 +46,20 @@ class PlannedLoad:
     in_place: bool = False
     reused_bytes: int = 0
     library_initialises: bool = False
-    limits_memory: bool = False
+    memory_limit: int | None = _core.MEMORY_UNLIMITED
     shared_read: SharedReadPlan | None = None
-    shown: _core.Plan = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.shown = self.core
+    def on_this_machine(self, reused_bytes: int) -> _core.Plan:
+        """Return the plan with errors if the memory or disk that is free now is too small.
 
-    def compare_with_machine(self, reused_bytes: int) -> None:
-        """Report a load that needs more memory or disk space than this machine has free now.
+        A saved plan does not have these findings.
 
         Args:
             reused_bytes: memory of the model that the load writes to.
         """
         new_bytes = max(0, self.core.peak_bytes["cpu"] - reused_bytes)
-        findings = self.core.machine_findings(0 if self.limits_memory else new_bytes)
-        self.shown = self.core.with_findings(findings) if findings else self.core
+        findings = self.core.machine_findings(new_bytes, self.memory_limit)
+        return self.core.with_findings(findings) if findings else self.core
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -69,7 +67,7 @@ class PlannedLoad:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        return self.shown.findings
+        return self.core.findings
 
     def extension_names(self) -> set[str]:
         return {name for extension in self.extensions for name in extension.installed_targets()}
@@ -81,12 +79,17 @@ class PlannedLoad:
         return peak | {device: peak.get(device, 0) + nbytes for device, nbytes in held}
 
     def require_ok(self) -> None:
-        try:
-            self.shown.require_ok()
-        except Error as error:
-            error.findings = self.findings
-            error.args = (f"{error}{_listed_errors(self.findings)}",)
-            raise
+        require_ok(self.core)
+
+
+def require_ok(core: _core.Plan) -> None:
+    """Raise the first error of a plan, with all findings."""
+    try:
+        core.require_ok()
+    except Error as error:
+        error.findings = core.findings
+        error.args = (f"{error}{_listed_errors(core.findings)}",)
+        raise
 
 
 def _listed_errors(findings: Iterable[_core.Finding]) -> str:

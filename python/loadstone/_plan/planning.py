@@ -78,7 +78,7 @@ def make_plan(
     prefixes = string_list("strip_prefix", strip_prefix)
     text, recipes = rules_or_recipes(rules, catalog._core)
     extensions, hook_changes = list(derived.extensions), None
-    make_core: functools.partial[_core.Plan] = functools.partial(
+    make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
         values_known=model_targets.module is not None,
@@ -113,7 +113,7 @@ def make_plan(
         extensions += [] if hook_changes.extra is None else [hook_changes.extra]
     shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
-    return _finished(make_core, core, model_targets, extensions, in_place, shared_read, policies)
+    return _finished(core, model_targets, extensions, in_place, shared_read, policies)
 
 
 def _expanded_targets(
@@ -184,7 +184,6 @@ def _shared_read(
 
 
 def _finished(
-    make_core: functools.partial[_core.Plan],
     core: _core.Plan,
     model_targets: ModelTargets,
     extensions: list[TargetExtension],
@@ -201,8 +200,6 @@ def _finished(
         dict(model_targets.constructor_values),
         extensions=extensions,
         in_place=in_place,
-        # A limit comes from the caller, or from a map that is computed to fit the machine.
-        limits_memory="cpu" in dict(make_core.keywords["max_memory"]),
         shared_read=shared_read,
     )
     targets = planned.targets

@@ -63,8 +63,6 @@ LONG = (
     Long("files/test_remote_memory::test_a_load_keeps_*", "more threads", ("4",)),
     Long("files/test_remote_memory::test_a_conversion_keeps_*", "more threads", ("4",)),
     # --- processes and other programs
-    Long("project/test_tidy::test_the_tree_keeps_the_rules", "`make lint` runs the check"),
-    Long("project/test_language::test_the_tree_has_no_breach", "`make lint` runs the check"),
     Long("project/test_peer_suites::test_c*", "runs pytest in pytest to test a tool"),
     Long("project/test_wheel::*", "builds a wheel; test_package checks the installed package"),
     Long("project/test_libtorch::*", "compiles a program with LibTorch"),

@@ -357,7 +357,7 @@ class BlockChooser {
       refuse_option(
           "quantize",
           fmt::format("'{}' would get the type {}, which this version of loadstone does not write",
-                      type.name(), printable(recipe.target)),
+                      printable(recipe.target), type.name()),
           printable(usual_), "another format");
     }
     // F32 keeps the exact values that the source's blocks decode to.

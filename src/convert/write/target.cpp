@@ -23,6 +23,7 @@
 #include "convert/write/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "storage/disk_space.h"
 #include "storage/new_file.h"
 #include "storage/remote_path.h"
 
@@ -336,21 +337,6 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   return place;
 }
 
-// Reports a file system with too little space. If its free space is unknown, a write will fail.
-static void check_space(WritableStorage& storage, const TargetPlace& place,
-                        std::uint64_t byte_count, std::vector<Finding>& findings) {
-  const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
-  if (!room || byte_count <= *room) return;
-  findings.push_back(
-      {.severity = Severity::error,
-       .code = "io.no_space",
-       .message = fmt::format("the disk does not have enough free space for the target '{}'",
-                              printable(place.path, 400)),
-       .suggestion = "free space, or choose a target on another disk",
-       .found = human_bytes(*room),
-       .expected = human_bytes(byte_count)});
-}
-
 std::optional<FileFormat> format_of_target(std::string_view target) {
   return only_errors([&]() -> std::optional<FileFormat> {
     for (const Container* const container : containers()) {
@@ -410,7 +396,11 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
     bytes = conversion.bytes_to_write + extra_bytes(conversion, storage);
   }
   const std::uint64_t waiting = bytes_waiting(storage, conversion, place.work, wanted);
-  check_space(storage, place, bytes - std::min(bytes, waiting), place.findings);
+  const auto free = storage.free_bytes(place.has_files ? place.path : place.parent);
+  if (auto finding =
+          space_finding("the target", place.path, bytes - std::min(bytes, waiting), free)) {
+    place.findings.push_back(*std::move(finding));
+  }
   return std::move(place.findings);
 }
 
