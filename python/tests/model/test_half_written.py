@@ -183,7 +183,7 @@ def test_a_tied_name_is_known_in_a_copy_of_its_own(files):
 
 
 def test_memory_that_another_module_repairs_is_whole(files):
-    """The memory decides, as long as the tensor exists."""
+    """The mark follows the memory, not the tensor object, as long as the tensor exists."""
     model, other = net(), net()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         two.data = one.data

@@ -82,7 +82,8 @@ def test_tensors_can_be_swapped(when, tmp_path):
             1 / 0  # noqa: B018
     else:
         model = build() if when == "after the block" else loaded(tmp_path)
-    # A direct construction also shares the memory of a view's base.
+    # A model that is built without a skeleton has the same unswappable tensors: a view shares its
+    # base's memory there too.
     assert set(unswappable(model)) <= set(unswappable(Net())) == {"table"}
 
 
@@ -301,7 +302,7 @@ def test_torchs_compiler_is_not_imported():
 
 
 def test_a_compiled_constructor_brings_the_compiler_itself():
-    """Control, and a build that compiles code in its block."""
+    """Control: a build that compiles code inside its skeleton block does import torch._dynamo."""
     assert "torch._dynamo" in imports_of("compile")["compile"]
 
 

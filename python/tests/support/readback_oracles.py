@@ -102,8 +102,8 @@ def _nvfp4(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
     shape = torch.Size([*data.shape[:-1], 2 * data.shape[-1]])
     scales = {"scale": tensors[f"{name}_scale"], "double_scale": tensors[f"{name}_scale_2"]}
     found = NVFP4QTensor(shape, F32, data).dequantize(F32, **scales, block_sizes={-1: 16})
-    # Its table has a plain zero for the code of minus zero; restoring the sign changes no other
-    # value.
+    # compressed-tensors' table maps the code of minus zero to a plain zero; restoring the sign
+    # changes no other value.
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
     return torch.where((found == 0) & (codes == 8), -0.0, found)
 
