@@ -223,7 +223,7 @@ def test_a_load_that_failed_before_its_first_byte_leaves_no_mark(files):
 
 
 def test_a_tensor_that_got_no_byte_is_not_marked(monkeypatch):
-    """Of three tensors, which one thread reads in order, the second is unreadable."""
+    """One thread reads three tensors in order, and the second is unreadable."""
     monkeypatch.setenv("no_proxy", "*")
     shape = (3, 1 << 19)
     state = {name: torch.ones(shape) for name in "abc"}

@@ -109,7 +109,7 @@ def test_another_thread_gets_real_parameters():
 
 
 def test_threads_that_come_and_go_do_not_disturb_a_registration():
-    """With global hooks, removing a hook while a thread iterates over them would raise there."""
+    """A global hook would raise if it is removed while another thread iterates over the hooks."""
     failures, stop = [], threading.Event()
 
     def construct():
