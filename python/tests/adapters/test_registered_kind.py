@@ -1,4 +1,4 @@
-"""Every entry point loads a kind of target that a library's adapter registers."""
+"""Tests that every entry point loads a kind of target that a library's adapter registers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LIBRARY = "negating"
 
 
 class Negated(torch.nn.Linear):
-    """A layer of a different library, whose weight checkpoints store negated."""
+    """A layer of a pretend library, whose weight is stored negated in checkpoints."""
 
     __module__ = LIBRARY
 
 
 class NegatedWeight(torch.nn.Parameter):
-    """A weight of that library inside a layer of torch's own."""
+    """A weight of the pretend library, in a layer of torch."""
 
     __module__ = LIBRARY
 

@@ -339,7 +339,7 @@ def outputs(model: Any) -> torch.Tensor:
 def test_buffers_that_no_file_holds_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no warning, because no saved tensor is missing."""
+    """The load must not warn, because no saved tensor is missing."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     file = File(tmp_path, WAN)
     model = file.load(missing="zeros")  # pytest turns a warning into an error

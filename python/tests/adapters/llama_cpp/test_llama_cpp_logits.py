@@ -1,4 +1,4 @@
-"""Tests that llama.cpp opens loadstone's files, and computes the logits of its own files.
+"""Tests that llama.cpp opens loadstone's files, and computes the same logits as from its files.
 
 The tests use llama-cpp-python and the converter; docs/design/tests.md explains how to install them.
 """
