@@ -386,7 +386,7 @@ def test_tables_name_all_that_is_taken(library: str) -> None:
     same = {id(found) for found in objects if not inspect.ismodule(found)}
     lacking = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        if file.name == "canary.py":  # a canary needs no rows, because it fails by itself
+        if file.name == "canary.py":  # needs no rows, because a canary fails if a name is gone
             continue
         for path in names_in(library, file.read_text(encoding="utf-8")):
             if "__" in path or any(is_covered(prefix, known, same) for prefix in prefixes(path)):

@@ -1,4 +1,4 @@
-"""Tensors of torch.distributed checkpoints, and their comparison."""
+"""Reads and compares tensors of torch.distributed checkpoints."""
 
 from __future__ import annotations
 

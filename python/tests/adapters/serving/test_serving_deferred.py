@@ -25,7 +25,7 @@ from loadstone._adapters.serving.write_tracking import WriteTracker
 
 
 class Load:
-    """Runs a model's own loading code on a checkpoint, and records what was read and written."""
+    """Runs a model's own loading code on a checkpoint, and records reads and writes."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.copies = PendingCopies()
