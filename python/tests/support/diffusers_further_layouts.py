@@ -55,7 +55,7 @@ _animatediff = Rules(
 
 
 def animatediff(state: State, config: Mapping[str, Any]) -> State:
-    """Map motion modules, with the tables in the file, which the converter keeps."""
+    """Map motion modules. Files contain their tables, which diffusers' converter drops."""
     del config
     made = {}
     for name, tensor in state.items():

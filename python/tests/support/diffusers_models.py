@@ -51,7 +51,7 @@ class Case:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the model is as large as published, because its converter knows one width."""
+        """True if the model is as large as published, because its converter knows one width."""
         return self.name in WIDE
 
     def construct(self, dtype: torch.dtype | None = None) -> Any:
