@@ -28,8 +28,6 @@ class Negated(torch.nn.Linear):
 
 
 class NegatedWeight(torch.nn.Parameter):
-    """A weight of the pretend library, in a layer of torch."""
-
     __module__ = LIBRARY
 
     @staticmethod

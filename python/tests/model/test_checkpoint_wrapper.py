@@ -30,8 +30,6 @@ class Block(nn.Module):
 
 
 class Extra(nn.Linear):
-    """A layer with its own extra state."""
-
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
         self.state = torch.zeros(2)

@@ -73,7 +73,6 @@ def saved(model):
 
 
 def with_copies(model):
-    """Replace parameters with copies."""
     for module in (model["body"], model["norm"]):
         module.weight = nn.Parameter(module.weight.detach().clone())
     return model

@@ -21,7 +21,6 @@ NOTES = "LOADSTONE_TEST_NOTES"
 
 
 def digests(model: Any) -> dict[str, str]:
-    """Return the digests of all parameters and buffers."""
     import torch
 
     state = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -222,7 +222,6 @@ def test_a_forked_child_does_not_wait_for_blocks_of_its_parents_threads():
 
 
 def test_missing_parameters_are_drawn_anew_each_time():
-    """Two calls draw different values."""
     from loadstone._skeleton.constructor import parameter_values
 
     first, second = (parameter_values(lambda: nn.Linear(4, 4), ["weight"]) for _ in range(2))

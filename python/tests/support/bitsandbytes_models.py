@@ -41,7 +41,6 @@ class Net(torch.nn.Module):
         return self.body(x)
 
     def quantized(self) -> list[torch.nn.Module]:
-        """Return the quantized layers."""
         return [self.body[0], self.body[2]]
 
 

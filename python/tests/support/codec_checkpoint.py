@@ -69,7 +69,6 @@ class Checkpoint:
         self.config: dict[str, Any] | None = None
 
     def add_plain(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that is not quantized."""
         self.stored[name] = tensor
         self.numbers[name] = tensor
 
@@ -101,7 +100,6 @@ class Checkpoint:
         self.stored[name] = tensor
 
     def add_layers(self) -> None:
-        """Add tensors of layers that are not quantized."""
         self.add_plain("embed.weight", self.normal(11, 6).bfloat16())
         self.add_plain("norm.weight", self.normal(13))
         self.add_plain("head.bias", self.normal(5).half())
@@ -113,7 +111,6 @@ class Checkpoint:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, generator=self.generator)
 
     def bytes(self, *shape: int) -> torch.Tensor:

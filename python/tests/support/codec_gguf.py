@@ -114,7 +114,6 @@ class GgufFile:
         self._rows: list[tuple[str, str, tuple[int, ...], bytes]] = []
 
     def add_blocks(self, name: str, kind: str, shape: tuple[int, ...]) -> None:
-        """Add a tensor of random blocks."""
         elements = block_size(kind)[0]
         assert shape[-1] % elements == 0
         rows = legal_blocks(kind, int(np.prod(shape)) // elements, self.rng)
@@ -124,7 +123,6 @@ class GgufFile:
         self._rows.append((name, kind, shape, rows.tobytes()))
 
     def add_plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Add a tensor of random values."""
         values = self.rng.standard_normal(shape) * (1 if dtype.is_floating_point else 50)
         tensor = torch.from_numpy(values).to(dtype)
         self.numbers[name] = tensor

@@ -36,7 +36,6 @@ def low_first(data: torch.Tensor) -> torch.Tensor:
 
 
 def oracle(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
-    """Decode one matrix with ``modelopt_oracle``."""
     arrays: dict[str, Any] = {}
     for role, tensor in parts.items():
         is_fp8 = tensor.dtype == torch.float8_e4m3fn
@@ -55,7 +54,6 @@ def named(parts: Tensors, names: Names = OF_MODELOPT) -> dict[str, tuple[str, to
 
 
 def positive_fp8(made: Checkpoint, *shape: int) -> torch.Tensor:
-    """Return positive E4M3 scales."""
     return made.integers(1, 0x7F, *shape).to(torch.uint8).view(torch.float8_e4m3fn)
 
 

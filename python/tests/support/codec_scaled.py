@@ -17,7 +17,6 @@ LAYER = "model.layers.0"
 
 
 def power(scale: torch.Tensor) -> torch.Tensor:
-    """Return 2^(byte - 127) in F32."""
     return torch.exp2(scale.view(torch.uint8).double() - 127).float()
 
 

@@ -31,6 +31,5 @@ def output(*arguments: object, status: int = 0) -> str:
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and report of ``verify``."""
     done = run("verify", *arguments, "--json")
     return done.returncode, json.loads(done.stdout)

@@ -10,7 +10,6 @@ import loadstone
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bit for bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))

@@ -208,7 +208,6 @@ def wrapped(path: Path, prefix: str = "net.") -> Path:
 
 
 def gguf(path: Path) -> Path:
-    """Write a GGUF file of a language model with one layer."""
     import gguf as writer_of
     import numpy as np
 
@@ -237,7 +236,6 @@ def gguf_folder(folder: Path) -> Path:
 
 
 def skeleton_file(path: Path) -> Path:
-    """Write the skeleton of :func:`llama` as JSON."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import loadstone

@@ -82,7 +82,6 @@ class FakeDevices:
         self.driver.fake_cuda_fail(function.encode(), number, result)
 
     def calls(self, function: str) -> int:
-        """Return the number of calls of a driver function."""
         return int(self.driver.fake_cuda_calls(function.encode()))
 
     def pinned_bytes_peak(self) -> int:

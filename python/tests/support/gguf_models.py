@@ -98,7 +98,6 @@ def _arch(name: str) -> Any:
 
 
 def _stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stack the experts of each layer into one tensor."""
     made: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in state.items():

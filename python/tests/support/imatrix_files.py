@@ -27,7 +27,7 @@ def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarra
         counts = chance.integers(1, 512, matrices).astype(np.float32)
         if matrices > 2:
             counts[1] = 0
-        # As in real models, a few columns have much larger values than the others.
+        # A few columns have much larger values than the others, as in real models.
         sums = chance.lognormal(0, 2, (matrices, columns)).astype(np.float32)
         made[name] = (sums * np.minimum(counts, 1)[:, None], counts)
     return made

@@ -101,5 +101,4 @@ def same_bits(found: Tensors | Path, expected: Tensors) -> None:
 
 
 def rounded(tensors: Tensors, like: Tensors) -> Tensors:
-    """Cast each tensor to its dtype in ``like``."""
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}

@@ -1,8 +1,8 @@
 """Tiny models, their checkpoints, and the models that ModelOpt packs from them in memory.
 
 ModelOpt does not pack experts that a model keeps in one tensor, and a compressed model with such
-experts does not run. The expected bytes and buffers of an expert are therefore those of its own
-quantizer on its slice, and the expected outputs those of the resident model with decoded slices.
+experts does not run. The expected bytes and buffers of an expert are therefore those that its
+quantizer makes of its slice, and the expected outputs those of the resident model with decoded slices.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compare shape, dtype and every byte."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(raw(one), raw(other))
 

@@ -1,7 +1,7 @@
 """Lists tests that need a program or sources, whose path an environment variable names.
 
 Without the variable, conftest.py does not run these tests, and counts them at the end of a run.
-Tests that have a `skipif` mark of their own need no row.
+Tests that already have a `skipif` mark need no row.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ class RandomFile:
 
 
 def draw(source: random.Random, folder: Path) -> RandomFile:
-    """Write one random checkpoint into an empty folder."""
     kind = source.choice(("safetensors", "sharded", "torch", "legacy torch", "gguf"))
     dtypes = list(NAMES) if kind != "gguf" else list(GGUF)
     tensors = {name: _tensor(source, NAMES[source.choice(dtypes)], kind) for name in _names(source)}

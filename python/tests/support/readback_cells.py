@@ -98,7 +98,6 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of ``loadstone.convert``."""
         return {
             "quantize": self.encoding,
             "style": self.style,
@@ -142,7 +141,6 @@ def _is_held(encoding: str, style: str | None) -> bool:
 
 
 def cells() -> list[Cell]:
-    """Return all supported cells."""
     return [
         Cell(encoding, style, source)
         for encoding in written_encodings()
@@ -234,6 +232,5 @@ def model_state(numbers: Tensors, source: Source) -> Tensors:
 
 
 def tensors_of(path: Path) -> Tensors:
-    """Return all tensors of a folder or a file."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -21,13 +21,11 @@ F32 = torch.float32
 
 
 def tensors_in(folder: Path) -> Tensors:
-    """Return all tensors of the folder's files."""
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def section_of(folder: Path) -> dict[str, Any]:
-    """Return the ``quantization_config`` of ``config.json``."""
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
     return found
 

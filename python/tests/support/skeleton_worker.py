@@ -174,7 +174,6 @@ def unfilled() -> Iterator[None]:
 
 
 def build_skeleton(build: Callable[[], Any]) -> Any:
-    """Build the skeleton under test."""
     torch.manual_seed(1)
     with skeleton():
         return build()

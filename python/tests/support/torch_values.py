@@ -35,7 +35,6 @@ def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bit for bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))

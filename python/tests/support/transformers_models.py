@@ -62,7 +62,6 @@ class ModelCase:
         return getattr(transformers, self.class_name)
 
     def config(self) -> Any:
-        """Return a new configuration."""
         made = self.cls.config_class
         return made(**small_fields(_default(made), self.changes))
 

@@ -189,7 +189,6 @@ def ours_load(cls: Any, folder: Path, **options: Any) -> Loaded:
 
 
 def both(case: Case, folder: Path) -> tuple[Outcome, Outcome]:
-    """Return the outcomes of loadstone and of transformers."""
     write(case, folder)
     if case.conversions is not None:
         conversion_mapping.register_checkpoint_conversion_mapping(
@@ -251,8 +250,6 @@ FUSED = {"layers.0.experts.gate_up": [12, 6, 4], "layers.0.experts.down": [12, 3
 
 
 class Broken(library.ConversionOps):
-    """An operation that fails on any input."""
-
     def convert(self, input_dict: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError("broken on purpose")
 

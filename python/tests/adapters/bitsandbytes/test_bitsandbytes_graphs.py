@@ -189,7 +189,6 @@ def test_control_a_gate_that_dynamo_traces_breaks_the_graph(
 
 
 def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
-    """The comparison detects wrong outputs."""
     kind, shape = "nf4", SHAPES[1]
     wanted = expected(kind, shape, True, "compile")
     found = result(compiled, net(kind, shape, True), rows(kind, shape), True)

@@ -53,7 +53,6 @@ def test_peak_is_the_quantized_model_and_a_fixed_ring(checkpoint, kind: str) -> 
 
 
 def test_the_library_takes_more(checkpoint) -> None:
-    """Control."""
     folder, gigabytes = checkpoint
     model = finished_bytes(gigabytes, "nf4")
     ours, theirs = (

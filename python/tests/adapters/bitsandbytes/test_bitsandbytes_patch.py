@@ -187,8 +187,6 @@ def test_an_offloaded_model_is_saved_as_the_one_in_memory(kind, checkpoint, tmp_
 
 
 class Mixer(ModelMixin, ConfigMixin):
-    """A small diffusers model with a quantized layer."""
-
     @register_to_config
     def __init__(self, kind: str = "nf4") -> None:
         super().__init__()
@@ -199,8 +197,6 @@ class Mixer(ModelMixin, ConfigMixin):
 
 
 class Two(DiffusionPipeline):
-    """A pipeline of two models that run in sequence."""
-
     model_cpu_offload_seq = "text_encoder->transformer"
 
     def __init__(self, text_encoder, transformer):

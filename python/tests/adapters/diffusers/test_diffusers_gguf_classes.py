@@ -86,7 +86,6 @@ def test_matrices_of_a_vae(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
 def test_wide_models_in_all_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """The matrices of the file cycle through all types."""
     kinds = itertools.cycle(ALL_KINDS)
     file = File(tmp_path, case, lambda _: next(kinds))
     assert set(ALL_KINDS) <= set(file.tensors.kinds.values())

@@ -70,7 +70,6 @@ def test_a_file_is_the_converters_own(stack: Path, tmp_path: Path, dtype: str | 
 
 
 def bytes_read() -> int:
-    """Return the bytes that this process has read from files."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 

@@ -186,7 +186,6 @@ def test_what_takes_memory_away_is_refused_by_name(
 
 
 def test_what_needs_none_is_not_done_twice(values: torch.Tensor, tmp_path: Path) -> None:
-    """Control."""
     taken = []
 
     def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:

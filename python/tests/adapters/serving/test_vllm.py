@@ -107,7 +107,6 @@ def test_other_options_are_refused(given: Any, found: str) -> None:
 
 
 def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> None:
-    """Control."""
     how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
     expected = ConversionOptions("fp8", "modelopt", ("a",), ("b",))
     assert Options.from_mapping({"quantize": "fp8"} | how).changes == expected

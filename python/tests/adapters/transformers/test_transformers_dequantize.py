@@ -168,7 +168,6 @@ def test_scales_of_activations_and_caches_go_with_a_finding(folder: Path) -> Non
 
 
 def test_other_tensors_that_nobody_wants_are_unexpected(folder: Path) -> None:
-    """Control."""
     change(folder, lambda tensors: tensors.update({"model.other_scale": torch.tensor(0.5)}))
     _, info = ours(AutoModelForCausalLM, folder, output_loading_info=True)
     assert info["unexpected_keys"] == {"model.other_scale"}

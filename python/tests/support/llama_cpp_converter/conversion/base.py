@@ -83,8 +83,6 @@ class Stack(ModelBase):
 
 
 class Sums(ModelBase):
-    """A model whose converter adds one to each norm."""
-
     def modify_tensors(self, data, name):
         yield f"blk.{name}", data + 1 if name.startswith("norm") else data
 
@@ -100,8 +98,6 @@ class Blocks(ModelBase):
 
 
 class Arrays(ModelBase):
-    """A model whose converter computes with NumPy."""
-
     def prepare_tensors(self):
         for name, data in self.get_tensors():
             self.gguf_writer.add_tensor(name, data.numpy() * 2)
