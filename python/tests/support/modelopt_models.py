@@ -2,7 +2,8 @@
 
 ModelOpt does not pack experts that a model keeps in one tensor, and a compressed model with such
 experts does not run. The expected bytes and buffers of an expert are therefore those that its
-quantizer makes of its slice, and the expected outputs those of the resident model with decoded slices.
+quantizer makes of its slice, and the expected outputs those of the resident model with decoded
+slices.
 """
 
 from __future__ import annotations
