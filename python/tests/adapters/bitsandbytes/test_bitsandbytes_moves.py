@@ -62,7 +62,7 @@ def test_the_libraries_are_as_they_were(kind):
 
 @kinds
 def test_a_forward_pass_leaves_every_byte(kind):
-    """Without loadstone, on a CPU with AVX512-BF16, it rearranges the weight and rounds scales."""
+    """bitsandbytes alone would rearrange the weight and round scales on a CPU with AVX512-BF16."""
     model = healed(kind)
     stored = copied(model.state_dict())
     for _ in range(2):
