@@ -217,7 +217,7 @@ def _made_private(model: Any) -> Any:
 
 
 def _packed(folder: Path, kind: str, resident: bool) -> Work:
-    """Load a ModelOpt model: packed during the load, or in memory by the library."""
+    """Load a ModelOpt model: loadstone packs it during the load, or ModelOpt packs it later."""
     import modelopt.torch.quantization as mtq
     import transformers
 

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct VerifyArgs {
-  OpenArgs open;  // without paths: `first` and `second` are separate checkpoints
+  OpenArgs open;  // its paths are unused, because `first` and `second` name the checkpoints
   std::string first;
   std::string second;
   VerifyOptions options;

@@ -72,7 +72,7 @@ def component(kind: str, name: str, version: str) -> dict[str, str]:
 
 
 def packages_of(libraries: Path) -> set[str]:
-    """Return the Debian packages of a wheel's libraries, whose names contain a digest."""
+    """Return the Debian packages of a wheel's libraries, whose file names have a digest."""
     found = set()
     for path in libraries.iterdir():
         name = re.sub(r"-[0-9a-f]{8}(?=[.])", "", path.name)

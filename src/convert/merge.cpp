@@ -299,7 +299,8 @@ class Merger {
     }
   }
 
-  // Warns of complex tensors, which are not merged: unlike integers, they are weights.
+  // Warns that complex tensors are not merged. Integers need no warning, because they are not
+  // weights.
   void tell_complex() {
     for (const auto& [name, draft] : drafts_.items) {
       if (draft.source.is_number || kind(draft.source.dtype) != DtypeKind::complex) continue;

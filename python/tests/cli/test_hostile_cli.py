@@ -194,8 +194,7 @@ OPTIONS = ([], ["--quantize", "nvfp4"], ["--experts", "fused"], ["--experts", "s
 
 @pytest.fixture
 def numbers(tmp_path: Path, write_safetensors: Callable[..., Path]) -> list[Path]:
-    """Series of one tensor each, numbered as the last of 100,000: one with a long name, and 400
-    series."""
+    """Name tensors as number 99,999 of a series: one with a long name, and 400 short ones."""
     suffix = ".experts.99999.up_proj.weight"
     named = {"long": ["a" * 10_000], "many": [f"{k:x}" for k in range(400)]}
     return [

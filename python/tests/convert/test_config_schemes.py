@@ -173,7 +173,7 @@ def moved(prefix: str) -> list[Config]:
 
 
 DOWN = f"{LAYER}.mlp.down_proj"
-# Encoding, style, and each list of the copied configs with its entry.
+# For each list of a copied config: the encoding, the style, and the config with an entry.
 LISTS: dict[str, tuple[str, str | None, Config]] = {
     "ignore": ("fp8", CT, {"ignore": [DOWN]}),
     "expression": ("fp8", CT, {"ignore": [r"re:model\.layers\.\d+\.mlp\.down_proj$"]}),

@@ -140,8 +140,8 @@ def test_layers_of_one_name_are_told_apart(choice: str, tmp_path: Path) -> None:
     assert wrong_layers(case, converted(case, tmp_path, **options)) == []
 
 
-# Choices that leave part of a list of layers plain, by model type. AutoModel drops `model.`,
-# `roberta.` and `tracker_model.`; the library's `encoder.layers` is AltCLIP's `encoder.layer`.
+# Options that leave some layers of a list unquantized, by model type. AutoModel drops `model.`,
+# `roberta.` and `tracker_model.`; AltCLIP calls `encoder.layers` `encoder.layer`.
 IN_PART: dict[str, dict[str, Any]] = {
     "bart": {"exclude": [r"encoder\.layers\.0\."]},
     "mbart": {"exclude": [r"encoder\.layers\.0\.", r"decoder\.layers\.1\.encoder_attn"]},

@@ -345,7 +345,7 @@ def test_stacks_of_experts_are_no_numbers(
         REQUESTS[request_name](source, tmp_path / "out.safetensors")
 
 
-# Ordinary parameters of a module, and of other modules.
+# Names of parameters that both quantized and other modules have.
 ORDINARY = ("bias", "gamma", "layer_norm.scale", "ls1.gamma", "weight_g", "running_mean", "alpha")
 
 

@@ -257,7 +257,7 @@ class TestRefused:
 
 
 class TestSaved:
-    """A plan with adapters as a file: each source by checkpoint and name, each with a root."""
+    """A saved plan names each source by checkpoint and name, and each checkpoint by its root."""
 
     def test_carried_out_by_python(self, folder: Path, tmp_path: Path) -> None:
         expected, found, third = skeleton(), skeleton(), skeleton()

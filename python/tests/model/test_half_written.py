@@ -184,7 +184,7 @@ def test_a_tied_name_is_known_in_a_copy_of_its_own(files):
 
 
 def test_memory_that_another_module_repairs_is_whole(files):
-    """Two models share memory, so a load into one of them repairs the tensors of both."""
+    """The mark follows the memory, not the tensor object, as long as the tensor exists."""
     model, other = net(), net()
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         two.data = one.data

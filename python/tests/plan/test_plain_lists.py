@@ -139,7 +139,8 @@ LOOK_AROUND = re.compile(r"\(\?<?[=!](\([^()]*\)|[^()])*\)(?!\*)")
 def is_unread(reader: Reader, entry: str) -> bool:
     """Return true if loadstone or the library cannot read the entry as a pattern.
 
-    Look-around counts if modules match without it; at the beginning it is read.
+    An entry with look-around counts as unreadable if modules match without the look-around.
+    Look-around at the beginning is read.
     """
     is_expression = entry.startswith("re:")
     if reader is not by_transformers and (reader is not by_compressed_tensors or not is_expression):

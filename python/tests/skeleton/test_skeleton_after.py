@@ -82,7 +82,8 @@ def test_tensors_can_be_swapped(when, tmp_path):
             1 / 0  # noqa: B018
     else:
         model = build() if when == "after the block" else loaded(tmp_path)
-    # "table" is a view, which shares its base's memory also after a direct construction.
+    # A model that is built without a skeleton has the same unswappable tensors: a view shares its
+    # base's memory there too.
     assert set(unswappable(model)) <= set(unswappable(Net())) == {"table"}
 
 
@@ -299,7 +300,7 @@ def test_torchs_compiler_is_not_imported():
 
 
 def test_a_compiled_constructor_brings_the_compiler_itself():
-    """Control: a build that compiles code in its block does import the compiler."""
+    """Control: a build that compiles code inside its skeleton block does import torch._dynamo."""
     assert "torch._dynamo" in imports_of("compile")["compile"]
 
 

@@ -122,7 +122,10 @@ def test_one_is_missing(tmp_path: Path, number: int) -> None:
 
 
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A6: the load uses all 88 tensors; without the rule, the error suggests the right pair."""
+    """Case A6: all 88 tensors load.
+
+    Without the rule, the error pairs the unexpected tensor with the missing one.
+    """
     from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()

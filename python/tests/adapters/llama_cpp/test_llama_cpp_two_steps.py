@@ -18,7 +18,8 @@ import loadstone
 from loadstone import llama_cpp
 from loadstone._command import command
 
-# llama-quantize's rules depend on eighths of the layers, on tied embeddings, and on 8 experts.
+# The rules depend on the eighth that a layer is in, on tied embeddings, and on whether there are 8
+# experts.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9}
 MODELS: dict[str, dict[str, int]] = {
     "llama": SIZES,
