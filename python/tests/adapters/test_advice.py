@@ -1,6 +1,6 @@
-"""Advice in messages ("pass ...", "call ...") works when followed.
+"""Tests that advice in messages ("pass ...", "call ...") works when a caller follows it.
 
-The test collects the messages from the package's source. Each has a row here.
+The test collects the messages from the package's source, and each needs a row in ROWS.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ADVICE = re.compile(
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Yield every string in code except docstrings; braces replace the values of an f-string."""
+    """Yield every string in code except docstrings, with braces for the values of f-strings."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -54,7 +54,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def messages(package: Path = PACKAGE) -> dict[str, str]:
-    """Return each message with advice, prefixed with its file, and the file."""
+    """Return each message with advice, prefixed with its file, mapped to the file's path."""
     return {
         f"{(file := path.relative_to(package).as_posix())}: {text}": file
         for path in sorted(package.rglob("*.py"))
@@ -153,7 +153,7 @@ def a_model_on_meta(file: Path) -> None:
 
 
 def a_tied_head_of_another_size(file: Path) -> None:
-    """Either name of a tie, or both, can have a different size in the file."""
+    """In the file, the embedding, the head or both have a different size than in the model."""
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(
@@ -179,7 +179,7 @@ def a_tied_head_of_another_size(file: Path) -> None:
         model = load(ignore_mismatched_sizes=True)
         assert loadstone.audit(model).ok
         for name, rows in names.items():
-            if rows == 40:  # tensors of the right size are loaded
+            if rows == 40:  # tensors of the right size are still loaded
                 assert torch.equal(model.get_parameter(name), given[name])
         assert model(torch.arange(4)[None]).logits.isfinite().all()
 
@@ -221,7 +221,7 @@ def an_initialiser_that_is_not_there(file: Path) -> None:
 
 
 class Reads(Net):
-    """Reads values while a state dict is loaded."""
+    """A module that reads values while a state dict is loaded."""
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
         if state[f"{prefix}layer.bias"].sum().item() > 0:
@@ -238,7 +238,7 @@ def a_hook_that_reads_values(file: Path) -> None:
 
 
 class Extra(Net):
-    """An extra state that is not a tensor."""
+    """A module whose extra state is not a tensor."""
 
     def get_extra_state(self) -> Any:
         return {"step": 1}
@@ -257,7 +257,7 @@ def an_extra_state_that_is_no_tensor(file: Path) -> None:
 
 
 class Overlapping(torch.nn.Module):
-    """Two parameters in one memory; with ``is_one``, one parameter that has a view."""
+    """Two parameters that share memory; with ``is_one``, a single parameter."""
 
     def __init__(self, is_one: bool = False) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ def options_of_servers(file: Path) -> None:
     whole(model)
 
 
-# Part of a message, and the function that follows its advice or the test ("file::name") that does.
+# For part of a message: the function or test ("file::name") that follows the message's advice.
 ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
     "this plan has no model: pass model=": a_plan_without_a_model,

@@ -1,4 +1,4 @@
-"""The package's extras, the site tables and the page of releases agree on versions."""
+"""Tests that the package's extras, the site tables and the page of releases agree on versions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def minor(text: str) -> Minor:
 
 
 def of_table(library: str) -> tuple[Minor, Minor]:
-    """Return the first and the last minor release that a site table names."""
+    """Return the oldest and the newest minor release in a library's site table."""
     named = [minor(each) for each in re.findall(r"\d+\.\d+", sites_of(library).tested)]
     return min(named), max(named)
 
 
 def measured(library: str, page: str) -> tuple[Minor, Minor]:
-    """Return the first and the last release whose cells on the page are all equal."""
+    """Return the oldest and the newest release whose results on the page are all equal."""
     section = page.partition(f"## {library}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([\d.]+) \| (\d+) of (\d+) equal \|$", section, re.MULTILINE)
     equal = [minor(release) for release, count, cells in rows if count == cells]

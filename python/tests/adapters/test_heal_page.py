@@ -1,4 +1,4 @@
-"""The scripts of the how-to page on fixing a script fail as shown, and its line fixes them."""
+"""Tests that the how-to's scripts fail as shown, and that its one line fixes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_anew(script: str, world: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new process that imports its libraries itself."""
+    """Run a script in a new process, which imports the libraries itself."""
     return subprocess.run(
         [sys.executable, "-c", script],
         cwd=world,
@@ -60,7 +60,7 @@ def test_the_script_alone_fails_as_shown(case: dict[str, str], world: Path) -> N
     assert done.stderr.splitlines()[-1].startswith(case["error"])
 
 
-# Checks that compare the loaded model with a different reader's values.
+# Code that compares the loaded model with values from a different reader.
 COMPARED = {
     "diffusers": """
 import gguf
@@ -80,7 +80,7 @@ assert not found
 
 
 def under_imports(script: str, line: str) -> str:
-    """Return the script with the line below its imports."""
+    """Return the script with the line inserted after its imports."""
     at = re.search(r"(?:(?:import|from) [^\n]+\n)+", script).end()
     return script[:at] + line + script[at:]
 
@@ -105,7 +105,7 @@ def test_the_audit_is_as_shown(world: Path) -> None:
 
 
 def test_the_readme_tells_the_truth_about_its_script(world: Path) -> None:
-    """The first block runs, and its last call fails without the line that fixes it."""
+    """The first code block runs; without the line that fixes it, its last call fails."""
     block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
     lines = [line for line in block.splitlines() if not line.startswith("loadstone.patch")]
     assert len(lines) == len(block.splitlines()) - 1

@@ -1,4 +1,4 @@
-"""Every function that loads rejects misspelled keywords and suggests the nearest one."""
+"""Tests that each function which loads rejects misspelled keywords and suggests the nearest one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vae(tmp_path: Path) -> Path:
     return tmp_path / "vae"
 
 
-# By function: the checkpoint, a misspelled keyword, and the nearest one with a value.
+# By function: the checkpoint, a misspelled keyword, the nearest keyword, and a value for it.
 DOORS: dict[str, tuple[str, str, str, Any]] = {
     "plan": ("file", "max_memroy", "max_memory", None),
     "load": ("file", "max_memroy", "max_memory", None),
@@ -69,7 +69,6 @@ DOORS: dict[str, tuple[str, str, str, Any]] = {
 
 
 def call(door: str, path: Path, **keywords: Any) -> Any:
-    """Load a model through a function."""
     if door == "plan":
         return loadstone.plan(blank(), path, **keywords)
     if door == "load":
@@ -123,7 +122,7 @@ def test_a_misspelled_keyword_is_refused_with_the_nearest_one(
     call(door, path, **{right: value})
 
 
-# By public function that does not load into a model: a misspelled keyword, and the nearest one.
+# Public functions that do not load into a model: a misspelled keyword, and the nearest keyword.
 OTHER_FUNCTIONS = {
     "configure_remote": ("ca_flie", "ca_file"),
     "convert": ("shard_szie", "shard_size"),
@@ -234,6 +233,6 @@ def test_names_that_a_function_looks_up_are_its_keywords() -> None:
 
 @pytest.mark.parametrize("door", ["load_checkpoint_in_model", "load_checkpoint_and_dispatch"])
 def test_functions_keep_their_signature(door: str) -> None:
-    """Tools and the libraries' patches read the signature."""
+    """Tools and the libraries' patches inspect the signature."""
     names = list(inspect.signature(getattr(loadstone.accelerate, door)).parameters)
     assert names[:2] == ["model", "checkpoint"] and "receipt" in names

@@ -1,6 +1,6 @@
-"""The oldest supported release of transformers, installed next to the current one.
+"""Tests the oldest supported release of transformers, installed next to the current one.
 
-`make versions` tests all releases.
+`make versions` tests all supported releases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def versions() -> Any:
 
 @pytest.fixture(scope="module")
 def oldest(versions: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Install that release and its dependencies; return the folders for PYTHONPATH."""
+    """Install the oldest release and its dependencies; return the folders for PYTHONPATH."""
     cohort = [each for each in versions.COHORTS if each.library == "transformers"][-1]
     release = cohort.releases[-1]
     assert release.startswith(sites_of("transformers").first)
@@ -52,7 +52,7 @@ def test_every_cell_is_equal(versions: Any, oldest: list[Path]) -> None:
 
 
 def test_the_rows_of_old_releases_are_looked_at(oldest: list[Path]) -> None:
-    """A release that has these patch sites also runs the tests that remove or rename each site."""
+    """Run the tests of test_sites.py with this release, for the sites that only it has."""
     table = sites_of("transformers").table
     rows = {site.path.rpartition(".")[2] for site in table if site.last and site.last < (5,)}
     tests = str(Path(__file__).with_name("test_sites.py"))

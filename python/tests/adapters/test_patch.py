@@ -1,4 +1,4 @@
-"""Hooks on library functions: their scope, and their complete removal."""
+"""Tests the hooks on library functions: where they apply, and that they are removed completely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parent:
 
 
 class Owner(Parent):
-    """A stand-in for a library's class, with a descriptor of each kind."""
+    """A stand-in for a library's class, with an attribute of each kind."""
 
     attribute = "text"
 
@@ -61,7 +61,7 @@ def hooks(library="accelerate"):
 
 
 def state():
-    """Return all attributes of the owners, as objects and in order."""
+    """Return all attributes of the patched owners, in order."""
     return [list(vars(owner).items()) for owner in (Owner, Parent, MODULE)]
 
 
@@ -83,7 +83,7 @@ def untouched():
 
 @pytest.fixture
 def library(monkeypatch):
-    """Replace the hooks of `accelerate` and `transformers` with those of the stand-ins."""
+    """Use hooks on the stand-ins for `accelerate` and `transformers`."""
     made = {name: hooks(name) for name in ("accelerate", "transformers")}
     monkeypatch.setattr(patch, "_library_hooks", made.__getitem__)
     return made
@@ -96,7 +96,7 @@ def all_calls():
 
 
 def patched():
-    """Return true if the calls are hooked; fail if only some are."""
+    """Return true if all calls are hooked, and false if none is; fail if only some are."""
     ours = {call[0] == "loadstone" for call in all_calls()}
     assert len(ours) == 1
     return ours.pop()
@@ -121,7 +121,7 @@ def test_the_comparison_would_see_a_wrapper_that_stays(untouched):
         assert_same_objects(untouched)
     held.release()
     before = vars(Owner)["make"]
-    Owner.make = classmethod(before.__func__)  # equal, but a different object
+    Owner.make = classmethod(before.__func__)  # an equal but different object
     with pytest.raises(AssertionError):
         assert_same_objects(untouched)
     Owner.make = before
@@ -257,7 +257,7 @@ def test_start_concerns_every_thread_until_stop(library):
 
 
 def test_threads_enter_and_leave_at_the_same_time(library):
-    """Half of the threads are patched and half are not; all share one object."""
+    """Half of the threads enter the patch; all threads share one patch object."""
     shared = loadstone.patch("accelerate")
     wrong = []
     barrier = threading.Barrier(6)

@@ -1,4 +1,4 @@
-"""Regressions: calls that work in the libraries must work under ``loadstone.patch``."""
+"""Regression tests: calls that work in the libraries must work under ``loadstone.patch``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tiny_vae(tmp_path: Path) -> Path:
 
 
 def in_thread(function):
-    """Run it in a thread that may hang."""
+    """Run the function in a thread, and fail if it hangs."""
     done = []
     thread = threading.Thread(target=lambda: done.append(function()), daemon=True)
     thread.start()
@@ -101,7 +101,7 @@ class SlowConfig(PretrainedConfig):
 
 
 class Slow(PreTrainedModel):
-    """Waits in its second construction, which happens because no file has ``gain``."""
+    """A model whose second construction waits. It is constructed twice as files lack ``gain``."""
 
     config_class = SlowConfig
     constructed = 0
@@ -115,7 +115,7 @@ class Slow(PreTrainedModel):
         type(self).constructed += 1
         if type(self).constructed == 2:
             self.inside.set()
-            self.other_done.wait(1)  # times out, because the other construction waits for this one
+            self.other_done.wait(1)  # times out, because the other thread must wait for this one
 
     def _init_weights(self, module):
         pass
@@ -166,7 +166,7 @@ def test_the_librarys_own_constructions_take_their_turn_too(bert):
         got: list[BertModel] = []
         thread.start()
         thread.join(0.5)
-        assert thread.is_alive()  # the other thread waits although it is not patched
+        assert thread.is_alive()  # it waits for this thread's patch, although it is not patched
     thread.join(60)
     assert got[0].embeddings.word_embeddings.weight.dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
@@ -230,7 +230,7 @@ def test_the_first_int8_load_under_patch(tmp_path):
 
 
 def test_tracing_leaves_the_attributes_of_weights(tmp_path):
-    """Such a failure also breaks the load above, if that load is the first in its process."""
+    """If tracing changed the attributes, the load in the test above could fail."""
     from types import SimpleNamespace
 
     from transformers.integrations.bitsandbytes import Bnb8bitQuantize
@@ -338,7 +338,7 @@ def test_errors_are_ours_and_pythons(code, kinds):
     assert isinstance(error, OSError) == (code.partition(".")[0] in ("st", "ix", "io"))
 
 
-# --- models without values -----------------------------------------------------------------------
+# --- models that stay on meta --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device_map", ["meta", torch.device("meta"), {"": "meta"}])

@@ -1,4 +1,4 @@
-"""Every entry point loads a kind of target that a library's adapter registers."""
+"""Tests that every entry point loads a kind of target that a library's adapter registers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ LIBRARY = "negating"
 
 
 class Negated(torch.nn.Linear):
-    """A layer of a different library, whose weight checkpoints store negated."""
+    """A layer of a pretend library, whose weight is stored negated in checkpoints."""
 
     __module__ = LIBRARY
 
 
 class NegatedWeight(torch.nn.Parameter):
-    """A weight of that library inside a layer of torch's own."""
-
     __module__ = LIBRARY
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A load of an adapter whose installation fails leaves the model unchanged."""
+"""Tests that an adapter's load whose installation fails leaves the model unchanged."""
 
 from __future__ import annotations
 

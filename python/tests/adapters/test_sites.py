@@ -1,7 +1,7 @@
-"""Each adapter has a table of the library functions it uses, which it checks before use.
+"""Tests the adapters' tables of the library functions that they use, checked before use.
 
-If the library lacks one row, every direct call raises one error, and ``loadstone.patch`` leaves the
-library unchanged with one warning.
+If the library lacks a function of the table, every direct call raises the same error, and
+``loadstone.patch`` leaves the library unchanged with one warning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadstone._adapters.sites import LIBRARIES, Site, sites_of
 
 PACKAGE = Path(loadstone.__file__).parent
 
-# A direct call of each adapter; all fail before they use their arguments.
+# Direct calls of each adapter, which fail before they use their arguments.
 CALLS: dict[str, list[Callable[[], Any]]] = {
     "transformers": [
         lambda: loadstone.transformers.from_pretrained(None, "nowhere"),
@@ -50,10 +50,10 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
 
 
 def known() -> list[str]:
-    """Return the libraries that import and are supported.
+    """Return the libraries that can be imported and are supported.
 
-    An old release of one library may break others. In a usual environment,
-    :func:`test_the_library_at_hand_is_as_its_table_says` requires all of them.
+    An old release of one library may break others. With the usual releases,
+    :func:`test_the_library_at_hand_is_as_its_table_says` requires all libraries.
     """
     found = []
     for library in LIBRARIES:
@@ -83,19 +83,19 @@ def owner_of(site: Site) -> tuple[Any, str]:
 
 
 REGISTERS = (
-    # Registers operators of torch, which can be defined only once.
+    # A module that registers operators in torch, which is possible only once per process.
     "loadstone._adapters.bitsandbytes.layout"
 )
 
 
 @pytest.fixture
 def anew(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Reset a library's adapter to that of a new process, and restore it afterwards."""
+    """Remove a library's adapter modules, as in a new process, and restore them afterwards."""
     library: str = request.getfixturevalue("library")
     adapter = f"loadstone.{library}"
     behind = f"loadstone._adapters.{library}"
     importlib.import_module(adapter)
-    if library in LIBRARIES:  # otherwise later tests would import a second set of its modules
+    if library in LIBRARIES:  # import its modules now, so that they are restored, not duplicated
         with loadstone.patch(library):
             pass
     held = {
@@ -128,7 +128,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def require_refused(library: str, named: str) -> None:
-    """Require that every direct call raises the one error, and that a patch only warns once."""
+    """Check that every direct call raises the same error, and that a patch only warns, once."""
     for call in CALLS[library]:
         with pytest.raises(loadstone.Error) as caught:
             call()
@@ -152,7 +152,7 @@ def require_refused(library: str, named: str) -> None:
 
 
 def take_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the function, and from the class's bases too if the table marks it as inherited."""
+    """Remove the function, also from base classes if the table marks it as inherited."""
     owner, name = owner_of(site)
     if isinstance(owner, type):
         holders = [each for each in owner.__mro__ if name in vars(each)]
@@ -164,7 +164,7 @@ def take_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(owner, name)
     if not hasattr(owner, name):
         return
-    found_by: Any = type(owner).__getattr__  # a module that imports on demand
+    found_by: Any = type(owner).__getattr__  # the owner is a module that imports on demand
 
     def find(module: Any, wanted: str) -> Any:
         if module is owner and wanted == name:
@@ -188,7 +188,7 @@ def test_without_a_place_nothing_is_entered(
 def test_the_advice_for_another_release_works(
     library: str, anew: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library's own functions load, and so does the same call with a complete release."""
+    """The advice is to call the library's own function, or to install a complete release."""
     module = importlib.import_module(library)
     if library == "diffusers":
         model = module.AutoencoderTiny(encoder_block_out_channels=(8,) * 4)
@@ -263,7 +263,7 @@ def test_the_library_at_hand_is_as_its_table_says(library: str, anew: str) -> No
 def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
     library: str, anew: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every entry point shares one warning; the installed release is the control."""
+    """All entry points together warn once; the installed release, the control, does not warn."""
     module = importlib.import_module(anew)
     *first, last = sites_of(library).newest
     newer = ".".join(map(str, [*first, last + 1, 0]))
@@ -288,7 +288,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
 def test_a_release_that_was_dropped_is_refused(
     library: str, anew: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control is the first supported version, for which loadstone checks the table."""
+    """Control: loadstone accepts the version of the first supported release."""
     module, first = importlib.import_module(anew), sites_of(library).first
     major, minor = first.split(".")
     dropped = f"{major}.{int(minor) - 1}.9"
@@ -312,11 +312,11 @@ def test_which_releases_are_untried(
     assert sites.is_untried() == is_untried
 
 
-# --- the tables list every library name in the package's source -----------------------------------
+# --- the tables contain every library name in the package's source --------------------------------
 
 
 class Names(ast.NodeVisitor):
-    """Collects the full path of every name of a library in one source file."""
+    """Collects the full path of each name of a library that a source file uses."""
 
     def __init__(self, library: str) -> None:
         self.library = library
@@ -356,7 +356,7 @@ def names_in(library: str, text: str) -> set[str]:
 
 
 def resolved(path: str) -> Any:
-    """Return the object at a path; None if its module is not imported."""
+    """Return the object at a dotted path, or None if its module is not imported."""
     module = path
     while module and module not in sys.modules:
         module = module.rpartition(".")[0]
@@ -381,12 +381,12 @@ def is_covered(path: str, known: set[str], same: set[int]) -> bool:
 def test_tables_name_all_that_is_taken(library: str) -> None:
     importlib.import_module(library)
     known = {str(site) for each in LIBRARIES for site in sites_of(each).table}
-    known |= {path.rpartition(".")[0] for path in known}  # a row on a method names its class
+    known |= {path.rpartition(".")[0] for path in known}  # a row for a method covers its class
     objects = [found for found in map(resolved, sorted(known)) if found is not None]
     same = {id(found) for found in objects if not inspect.ismodule(found)}
     lacking = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        if file.name == "canary.py":  # the canary itself fails if a name is gone
+        if file.name == "canary.py":  # needs no rows, because a canary fails if a name is gone
             continue
         for path in names_in(library, file.read_text(encoding="utf-8")):
             if "__" in path or any(is_covered(prefix, known, same) for prefix in prefixes(path)):

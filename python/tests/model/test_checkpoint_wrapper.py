@@ -1,4 +1,4 @@
-"""torch's activation checkpointing: wrapper modules that state dicts leave out."""
+"""Test models in torch's activation checkpointing, whose wrappers are absent from state dicts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class Block(nn.Module):
 
 
 class Extra(nn.Linear):
-    """A layer with its own extra state."""
-
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
         self.state = torch.zeros(2)
@@ -58,7 +56,7 @@ def around_blocks(model: nn.Module) -> nn.Module:
 
 
 def around_layers(model: nn.Module) -> nn.Module:
-    """Wrap modules that have tensors themselves."""
+    """Wrap linear layers, which have parameters directly."""
     apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, nn.Linear))
     return model
 
@@ -103,7 +101,7 @@ def test_names_are_those_of_the_state_dict(wrap):
     saved = [slot.name for slot in walk(model) if slot.kind in ("parameter", "persistent_buffer")]
     assert set(saved) == {n for n in model.state_dict() if not n.endswith("_extra_state")}
     others = dict(model.named_parameters()).keys() - dict(bare.named_parameters()).keys()
-    assert others or wrap in (checkpoint_wrapper, around_all_twice)  # control: torch's own
+    assert others or wrap in (checkpoint_wrapper, around_all_twice)  # control: names do differ
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
@@ -133,7 +131,7 @@ def test_a_model_may_be_wrapped_once_it_is_loaded(wrap, file):
 def test_a_plan_of_one_is_a_plan_of_the_other(wrap, file, state, tmp_path):
     with loadstone.skeleton():
         bare, wrapped = Model(), Model()
-        bare.last = wrapped.last = nn.Identity()  # extra state is tied to its model
+        bare.last = wrapped.last = nn.Identity()  # a plan with extra state cannot be saved
         wrapped = wrap(wrapped)
     plan = loadstone.plan(bare, file)
     assert plan.to_json() == loadstone.plan(wrapped, file).to_json()
@@ -145,7 +143,7 @@ def test_a_plan_of_one_is_a_plan_of_the_other(wrap, file, state, tmp_path):
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 def test_what_is_missing_is_missing(wrap, hooked, file, state, tmp_path):
-    """Also if a module has a hook, so that the load of the model is rehearsed."""
+    """The hook makes loadstone rehearse the load of the model."""
     lacking = {n: t for n, t in state.items() if n not in ("blocks.1.linear.weight", "head.bias")}
     save_file(lacking | {"blocks.1.other": torch.zeros(1)}, tmp_path / "lacking.safetensors")
     model = Model()
@@ -205,7 +203,7 @@ def test_layers_inside_are_quantized(wrap, file):
 
 
 class Other(nn.Module):
-    """A wrapper of a different maker, whose state dict has the attribute's name."""
+    """A wrapper that torch does not define, but whose state dict has the attribute's name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +223,7 @@ def test_modules_of_other_makers_keep_their_names(tmp_path):
 
 @pytest.mark.parametrize("wrap", [*WRAPS, lambda model: model])
 def test_a_tensor_by_torchs_own_name_is_unexpected(wrap, file, state, tmp_path):
-    """Next to the right name, and in a rehearsed load."""
+    """The file also has the right name, and a hook makes loadstone rehearse the load."""
     name = "head._checkpoint_wrapped_module.weight"
     save_file(state | {name: torch.zeros(8, 8)}, tmp_path / "more.safetensors")
     model = Model()
@@ -254,8 +252,8 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
     for device_map in (None, {"": "cpu", "blocks.0.linear": "cpu"}):
         with loadstone.skeleton():
             model = Model()
-            model.last = nn.Linear(8, 8)  # accelerate loads models with their own code
-            del model.blocks[0].held  # the map divides the block, but omits this
+            model.last = nn.Linear(8, 8)  # without its extra state
+            del model.blocks[0].held  # the device map would not place this tensor
             model = wrap(model)
         loadstone.accelerate.load_checkpoint_in_model(model, file, device_map=device_map)
         require_state(model, {n: t for n, t in state.items() if n != "last._extra_state"})
@@ -268,7 +266,7 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
 
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
-    """Follows the advice of the error above."""
+    """Wrap after the dispatch, as the error in the previous test advises."""
     import loadstone.accelerate
 
     model, x = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
@@ -281,7 +279,7 @@ def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
 
 
 def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
-    """The wrapper's attributes with these names hide the module from ``get_submodule``."""
+    """The module's children have the names of attributes of the wrapper around it."""
     inside = nn.ModuleDict(
         {"checkpoint_fn": nn.Linear(64, 64), "checkpoint_impl": nn.Linear(64, 64)}
     )
@@ -311,7 +309,7 @@ def test_conversions_of_transformers_reach_inside(tmp_path):
         model = AutoModelForCausalLM.from_config(config)
     layer = type(model.model.layers[0])
     apply_activation_checkpointing(model, check_fn=lambda each: isinstance(each, layer))
-    assert codes(model, tmp_path) == {"plan.missing"}  # conversions stack experts
+    assert codes(model, tmp_path) == {"plan.missing"}  # only transformers' rules stack the experts
     loadstone.load(model, tmp_path, rules="transformers", strict=True)
     require_state(model, saved.state_dict())
     assert loadstone.audit(model).ok

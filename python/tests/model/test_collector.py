@@ -66,7 +66,7 @@ def test_a_fork_collects() -> None:
 
 
 def test_reading_is_no_pause(tmp_path: Path) -> None:
-    """Reading may take minutes; other threads' garbage is collected in the meantime."""
+    """Reading may take minutes, in which Python must collect the garbage of other threads."""
     save_file({"weight": torch.randn(8, 8), "bias": torch.randn(8)}, tmp_path / "x.safetensors")
     states: list[bool] = []
     with loadstone.skeleton():
@@ -94,4 +94,4 @@ def test_a_load_of_many_tensors_has_no_full_collection(tmp_path: Path) -> None:
     finally:
         gc.callbacks.pop()
     assert during == 0
-    assert len(full) == 2  # the watch sees one collection: its start and its end
+    assert len(full) == 2  # the callback sees the start and the end of one collection

@@ -1,5 +1,7 @@
-"""A tensor that a failed in-place load left half-written stays marked wherever its value goes,
-until it is written completely; a tensor that got no byte is not marked."""
+"""Tests that a tensor which a failed in-place load left half-written is marked.
+
+The mark follows the tensor's value into copies, until a load writes the tensor completely.
+"""
 
 import copy
 import io
@@ -24,7 +26,7 @@ def net():
 
 @pytest.fixture
 def files(tmp_path):
-    """A checkpoint of the whole model and one of a part of it."""
+    """Write a checkpoint of the whole model, and one of its module ``rest``."""
     state = {name: torch.full_like(each, 3) for name, each in net().state_dict().items()}
     rest = {name: each for name, each in state.items() if name.startswith("rest")}
     save_file(state, tmp_path / "good.safetensors")
@@ -49,7 +51,7 @@ def keep(model, files):
 
 
 def is_refused(model, files):
-    """Return true if a load rejects keeping tensors; the model stays unchanged."""
+    """Return true if loadstone rejects a load that keeps tensors; the model must stay unchanged."""
     before = {name: each.clone() for name, each in model.state_dict().items()}
     try:
         keep(model, files)
@@ -71,7 +73,6 @@ def saved(model):
 
 
 def with_copies(model):
-    """Return parameters made by hand from the existing ones."""
     for module in (model["body"], model["norm"]):
         module.weight = nn.Parameter(module.weight.detach().clone())
     return model
@@ -133,7 +134,7 @@ NO_REPAIRS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_known_where_its_value_goes(way, files):
-    assert not is_refused(WAYS[way](net()), files)  # control: nothing failed
+    assert not is_refused(WAYS[way](net()), files)  # control: a model without a failed load
     model = net()
     fail(model, files)
     model = WAYS[way](model)
@@ -204,7 +205,7 @@ def test_the_record_is_no_part_of_the_model(files):
     assert not has_code(model)
     model["body"].register_load_state_dict_post_hook(lambda module, keys: None)
     assert has_code(model)  # control
-    REPAIRS["load"](model, files)  # hooks are rehearsed on a stand-in
+    REPAIRS["load"](model, files)  # because of the hook, loadstone rehearses on a copy of the model
     assert not is_refused(model, files)
 
 
@@ -221,7 +222,7 @@ def test_a_load_that_failed_before_its_first_byte_leaves_no_mark(files):
 
 
 def test_a_tensor_that_got_no_byte_is_not_marked(monkeypatch):
-    """The second of three tensors is unreadable, and one thread reads them in order."""
+    """One thread reads three tensors in order, and the second is unreadable."""
     monkeypatch.setenv("no_proxy", "*")
     shape = (3, 1 << 19)
     state = {name: torch.ones(shape) for name in "abc"}

@@ -1,5 +1,7 @@
-"""Tensors of a skeleton with outside references: they get the values, or the audit names the
-holder."""
+"""Tests loads into skeletons whose tensors are also referenced from outside of the modules.
+
+The references get the values, or the audit's error names the object that has the reference.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from loadstone._model.model_lock import slots_of
 
 
 class Holding(nn.Module):
-    """A parameter with references that no walk over containers follows."""
+    """A parameter with references in an object that loadstone's walk does not enter."""
 
     def __init__(self, how=""):
         super().__init__()
@@ -60,7 +62,7 @@ HOLDERS = [
 
 
 def held(model, how):
-    """Return the tensor of the attribute, found through the garbage collector."""
+    """Return the tensor to which ``model.held`` refers, found through the garbage collector."""
     found = [each for each in gc.get_referents(model.held) if isinstance(each, torch.Tensor)]
     pending = [model.held]
     for _ in range(4):
@@ -135,8 +137,7 @@ def test_a_holder_of_an_offloaded_tensor_is_a_fault(how, path, tmp_path):
 
 
 def test_an_optimizer_of_an_offloaded_tensor_is_named(path, tmp_path):
-    """Such an optimizer trains nothing, because its tensor has no memory and is not part of the
-    model."""
+    """The optimizer would train nothing, because its tensor has no memory after the load."""
     model = skeleton()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
@@ -186,7 +187,7 @@ def test_a_failed_load_gives_the_objects_their_contents_back(path, monkeypatch):
         assert model.w is before is model.head.weight is held(model, "closure")
         assert before.is_meta and before.requires_grad and not loadstone.audit(model).provenance
         del kept
-        loadstone.load(model, path)  # loadstone left no weak reference
+        loadstone.load(model, path)  # keeps the object, because loadstone left no weak reference
         assert model.w is before and not before.is_meta
 
 
@@ -199,7 +200,7 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
     loadstone.load(model, path)
     loadstone.audit(model)
     assert not weakref.getweakrefcount(model.w) and model.w._use_count() == 1
-    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # fails if there is one
+    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # raises if there were one
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
@@ -269,7 +270,7 @@ def test_holders_in_a_model_of_transformers(tied, patched, tmp_path):
         with loadstone.patch("transformers"):
             return Held.from_pretrained(tmp_path)
 
-    if tied:  # the library replaces the head's object, which the partial does not see
+    if tied:  # transformers replaces the head's parameter, but not the one in the partial
         with pytest.raises(
             loadstone.AuditError, match=r"lm_head\.weight.* partial still refers to"
         ):
@@ -306,7 +307,7 @@ def plain():
 
 
 def distributed(model):
-    """DDP with one rank, whose reducer and parameter list refer to the tensors."""
+    """Wrap the model in DDP with one rank; DDP's reducer refers to the parameters."""
     folder = tempfile.mkdtemp()
     torch.distributed.init_process_group("gloo", f"file://{folder}/all", rank=0, world_size=1)
     try:
@@ -319,7 +320,8 @@ def weight(model):
     return next(model.parameters())
 
 
-# Obstacles to torch's exchange of contents: the model, and the objects that refer to it.
+# Obstacles to torch.utils.swap_tensors: functions that make a model, and functions that return an
+# object which refers to the model's tensors.
 LIVE = {
     "nothing": (plain, lambda model: None),
     "weak references of an LSTM": (Recurrent, lambda model: None),
@@ -352,8 +354,11 @@ WAYS = (loaded_by_load, loaded_by_a_plan, loaded_into, loaded_for_accelerate)
 
 
 def stale(kind, way, dtype, in_place, tmp_path):
-    """Load into a model that an optimizer knows; return the tensors that its next step does not
-    change."""
+    """Load into a model for which an optimizer exists.
+
+    Returns:
+        The names of the parameters that the optimizer's next step does not change.
+    """
     make, hold = LIVE[kind]
     torch.manual_seed(0)
     state = {name: torch.randn_like(value) for name, value in make().state_dict().items()}

@@ -1,4 +1,4 @@
-"""Tensors in one memory: a load fills parts of a flat one, and rejects overwriting others."""
+"""Tests loads into tensors that share memory: parts of a flat buffer, and overlapping tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE = 24
 
 
 class Over(nn.Module):
-    """Parameters in one memory, or copies of it."""
+    """A module whose parameters are views or copies of parts of one tensor."""
 
     def __init__(self, *cuts: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_a_view_that_is_not_saved_follows_or_is_told(dtype, tmp_path):
 
 
 def test_random_parts_are_told_apart_only_where_they_are():
-    """Compares with the elements themselves."""
+    """Compare the result of the region check with the sets of elements of random views."""
     generator = torch.Generator().manual_seed(0)
 
     def number(most: int) -> int:

@@ -1,4 +1,4 @@
-"""The walk: every tensor that can be reached, by a name, with a way to replace it."""
+"""Tests that the walk finds every reachable tensor, with its name and a way to replace it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_depth_and_sharing_have_no_limit():
     inner = model.shared
     while isinstance(inner, tuple):
         inner = inner[-1]
-    assert inner is new  # also in unlisted places
+    assert inner is new  # the replacement also reaches a place that the walk does not list
 
 
 def test_no_code_of_objects_runs():
@@ -233,7 +233,7 @@ def test_a_model_wholly_on_meta():
     assert skeleton_record(model).findings == []
 
 
-# --- to a file, and from a second construction ---------------------------------------------------
+# --- skeletons as files, and values from a second construction -----------------------------------
 
 
 @pytest.mark.parametrize(

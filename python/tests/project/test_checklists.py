@@ -1,7 +1,7 @@
-"""The checklists of HACKING.md: the requirements for a format, codec, adapter and command.
+"""Tests the checklists of HACKING.md: the requirements for a format, codec, adapter and command.
 
-The tables here assign files and pages. All else comes from the sources, so that a new file, family,
-library or command fails until its row and the rest of its list exist.
+The tables in this file assign source files to pages. The tests read all other facts from the
+sources, so that a new file, codec family, library or command fails until its list is complete.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Format(NamedTuple):
     """Requirements of a format.
 
     Attributes:
-        page: its name in docs/formats.
-        codes: the prefix of its error codes.
-        fuzz: its fuzz target.
+        page: name of its page in docs/formats.
+        codes: prefix of its error codes.
+        fuzz: name of its fuzz target.
     """
 
     page: str
@@ -40,7 +40,7 @@ class Format(NamedTuple):
     fuzz: str
 
 
-# Keys: prefixes of file names in src/formats.
+# Requirements by the prefix of the format's file names in src/formats.
 FORMATS = {
     "dcp": Format("dcp", "dcp", "dcp"),
     "gguf": Format("gguf", "gg", "gguf"),
@@ -49,7 +49,7 @@ FORMATS = {
     "sharded_index": Format("sharded-index", "ix", "index"),
     "torch": Format("torch", "pt", "torch"),
 }
-# Files of src/formats that several formats share; they are not formats themselves.
+# Files of src/formats that several formats use; they are not formats themselves.
 SHARED = {
     "document",
     "file_header",
@@ -62,7 +62,7 @@ SHARED = {
     "strict_json",
     "zip_directory",
 }
-# Formats of several files or of floats: tests write their broken files.
+# Formats whose hostile files are not in the manifest, because other tests write them.
 WRITTEN_BY_TESTS = {"dcp", "imatrix"}
 
 
@@ -70,8 +70,8 @@ class Family(NamedTuple):
     """Requirements of a codec family.
 
     Attributes:
-        page: its name in docs/formats.
-        codec: one of its checkpoints in CODECS, with an oracle's values.
+        page: name of its page in docs/formats.
+        codec: name of one of its checkpoints in CODECS, which has values from a reference decoder.
     """
 
     page: str
@@ -92,7 +92,7 @@ FAMILIES = {
 # Families that decode nothing: they explain why loadstone does not read a tensor.
 REFUSING = {"unknown"}
 
-# Adapters whose page has a different name; the rest is docs/NAME.md.
+# Pages of the adapters whose page is not docs/NAME.md.
 ADAPTER_PAGES = {
     "llama_cpp": "how-to/gguf-models",
     "peft": "merge",
@@ -113,7 +113,7 @@ def format_of(stem: str) -> str | None:
 
 
 def lacking_of_sources(stems: Iterable[str]) -> list[str]:
-    """Return the files that belong to no format."""
+    """Return a message for each source file that belongs to no format."""
     return sorted(
         f"src/formats/{stem}: no row in FORMATS"
         for stem in stems
@@ -122,12 +122,12 @@ def lacking_of_sources(stems: Iterable[str]) -> list[str]:
 
 
 def lacking_of_format(row: Format, codes: Collection[str], met: set[str]) -> list[str]:
-    """Return the requirements that a format lacks.
+    """Return the requirements that a format does not meet.
 
     Args:
         row: its requirements.
-        codes: all error codes.
-        met: codes that a hostile file or a test causes.
+        codes: all error codes of the project.
+        met: error codes that a hostile file or a test causes.
     """
     lacking = []
     if not (DOCS / "formats" / f"{row.page}.md").is_file():
@@ -157,7 +157,7 @@ def codes() -> set[str]:
 
 @pytest.fixture(scope="module")
 def met() -> set[str]:
-    """Return the codes that a file of the manifest causes, or that another test names in quotes."""
+    """Return the error codes that the manifest expects of a file, or that a test quotes."""
     found = {each["expect"] for each in manifest()}
     tests = [*ROOT.glob("tests/*/*_test.cpp"), *ROOT.glob("python/tests/**/*.py")]
     for path in tests:
@@ -231,8 +231,7 @@ def test_a_family_without_its_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def adapters(package: Path) -> set[str]:
-    """Return the public modules of the package: each is the adapter of the library with its
-    name."""
+    """Return the public modules of the package, each the adapter of the library of that name."""
     return {path.stem for path in package.glob("*.py") if not path.stem.startswith("_")}
 
 
@@ -272,12 +271,12 @@ def test_an_adapter_without_its_list_is_seen(tmp_path: Path) -> None:
 
 
 def commands_in(text: str) -> dict[str, str]:
-    """Return names and help lines of the commands that a file of cli/ adds."""
+    """Return the help lines, by name, of the commands that a file of cli/ adds."""
     return dict(re.findall(r'add_subcommand\(\s*"(\w+)",\s*"([^"]*)"', text))
 
 
 def lacking_of_command(name: str, line: str, page: str, tests: str) -> list[str]:
-    """Return the requirements that a command lacks; test_cli_help.py checks its options."""
+    """Return the requirements that a command does not meet; test_cli_help.py tests its options."""
     lacking = []
     if len(line.split()) < 2:
         lacking.append("a line of help")
@@ -324,7 +323,7 @@ def test_a_command_without_its_list_is_seen() -> None:
 
 
 def slow_folders(excluded: str) -> list[str]:
-    """Return the folders of tests/ without any test in the preset `fast`."""
+    """Return the folders of tests/ that have no test in the preset `fast`."""
     kept = set()
     names = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),\s*(\w+)\)", re.MULTILINE)
     paths = sorted(ROOT.glob("tests/*/*_test.cpp"))
@@ -361,7 +360,7 @@ def test_the_quick_tests_of_python_leave_no_adapter_out() -> None:
 
 
 def broken_form(text: str) -> list[str]:
-    """Return the required keys that a GitHub form lacks."""
+    """Return the required keys that a form for GitHub issues lacks."""
     form = yaml.safe_load(text)
     lacking = [key for key in ("name", "description", "body") if not form.get(key)]
     fields = [each for each in form.get("body", []) if each["type"] != "markdown"]

@@ -1,4 +1,4 @@
-"""tools/comments_only.py accepts changes of comments and names every other change."""
+"""Tests that tools/comments_only.py accepts changes of comments and names every other change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The links of the pages work, and the list of pages is complete."""
+"""Tests that the links in the pages work, and that the list of pages is complete."""
 
 import re
 from pathlib import Path
@@ -41,8 +41,7 @@ def test_every_page_is_listed() -> None:
 
 
 def long_lines(text: str) -> list[str]:
-    """Return prose lines beyond 100 columns; tables, code, pictures and generated text do not
-    count."""
+    """Return prose lines beyond 100 columns, without tables, code, pictures and generated text."""
     prose = re.sub(
         r"^```.*?^```|<!--.*?made by.*?(<!-- end|\Z)", "", text, flags=re.DOTALL | re.MULTILINE
     )
@@ -67,8 +66,10 @@ LONGEST_SENTENCE = 40  # words
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of prose, without tables, code and generated text; a list item ends
-    one."""
+    """Return the sentences of a page's prose, without tables, code and generated text.
+
+    The end of a list item also ends a sentence.
+    """
     prose = re.sub(
         r"^ *```.*?^ *```|<!--.*?made by.*?(<!-- end|\Z)",
         "\n\n",

@@ -1,4 +1,4 @@
-"""The code of the pages runs: Python in page order, commands, and valid JSON."""
+"""Tests that the code of the pages runs: Python in page order, commands, and valid JSON."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Step:
 
     @property
     def program(self) -> str:
-        """Return lines that print the step's mark, then run the step."""
+        """Return Python lines that print MARK, then run the step."""
         run = f"subprocess.run({self.text!r}, shell=True, check=True)"
         return f"print({MARK!r}, flush=True)\n" + (run if self.is_command else self.text)
 
 
 def steps(text: str) -> list[Step]:
-    """Return all code of a page, in order."""
+    """Return the code blocks of a page, in order."""
     return [
         Step(
             match["command"] or match["python"],
@@ -54,8 +54,13 @@ def steps(text: str) -> list[Step]:
 
 
 def run(page: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run all steps of a page in one process, in this folder, after the setup that the page
-    assumes."""
+    """Run all steps of a page in one process, in this folder.
+
+    Args:
+        page: text of the page.
+        folder: working directory.
+        before: Python that makes the setup that the page assumes.
+    """
     lines = ["import subprocess", before, *(step.program for step in steps(page))]
     return run_script("\n".join(lines), folder)
 

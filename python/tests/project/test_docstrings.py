@@ -1,4 +1,4 @@
-"""The names under "Args:" in docstrings are those of the signatures."""
+"""Tests that the names under "Args:" in docstrings are parameters of the function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = re.compile(r"((?:\w+, )*\w+): \S")
 
 
 def parameters(owner: Function | ast.ClassDef) -> set[str]:
-    """Return the names that a function, a constructor or a dataclass takes."""
+    """Return the parameter names of a function, a constructor or a dataclass."""
     if isinstance(owner, ast.ClassDef):
         functions = (node for node in owner.body if isinstance(node, Function))
         constructor = next((node for node in functions if node.name == "__init__"), None)
@@ -32,7 +32,7 @@ def parameters(owner: Function | ast.ClassDef) -> set[str]:
 
 
 def undeclared(source: str) -> Iterator[str]:
-    """Yield the entries under "Args:" that are not parameters, and unknown lines."""
+    """Yield the entries under "Args:" that are not parameters, and lines that are not entries."""
     for owner in ast.walk(ast.parse(source)):
         if not isinstance(owner, Function | ast.ClassDef):
             continue

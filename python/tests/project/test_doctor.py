@@ -1,4 +1,4 @@
-"""``python -m loadstone doctor`` finds a canary that differs and a patch site that is gone."""
+"""Tests that ``loadstone doctor`` finds a wrong canary load and a patched function that is gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY = "loadstone._adapters.accelerate.canary"
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use one fast library, and the test's own cache folder."""
+    """Examine one fast library only, with a cache folder for the test."""
     monkeypatch.setattr(doctor, "LIBRARIES", ("accelerate",))
     monkeypatch.setattr(doctor, "WITHOUT_CANARY", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -41,7 +41,7 @@ def examined(capsys: pytest.CaptureFixture[str], *options: str, status: int) -> 
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """Change the model that loadstone loads for the canary."""
+    """Change the values that loadstone loads into the canary model."""
     module = importlib.import_module(CANARY)
     make = module.canaries
 
@@ -89,7 +89,7 @@ def test_a_canary_that_differs(
     words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, CHANGES[words])
-    for _ in range(2):  # a difference is not cached
+    for _ in range(2):  # twice, because a difference must not be cached
         canary = examined(capsys, status=1)["library"]["canary"]
         assert canary["result"] == "differs"
         assert canary["reason"].startswith("changed: ")
@@ -102,7 +102,7 @@ def test_a_canary_that_differs(
 def test_a_load_that_the_audit_does_not_prove(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A patch without effect compares the library's load with itself, which is equal."""
+    """If the patch has no effect, the library is compared with itself; only the audit fails."""
     module = importlib.import_module(CANARY)
     make = module.canaries
 
@@ -137,7 +137,7 @@ SECRETS = {
     "{'authorization': 'Bearer eyJh.bG-ci_Oi'}": "{'authorization': 'Bearer ***'}",
     "HF_TOKEN=abcdef, retry": "HF_TOKEN=***, retry",
     "cannot reach https://me:word@host:80/x": "cannot reach https://host:80/x",
-    "hf_hub_download() got no token: see hf_xet": None,  # controls: they stay
+    "hf_hub_download() got no token: see hf_xet": None,  # controls: these texts stay as they are
     "SyntaxError: unexpected token }": None,
 }
 
@@ -259,7 +259,7 @@ def test_unknown_options_are_wrong_usage() -> None:
 
 
 def test_every_library_has_a_canary_that_is_equal(tmp_path: Path) -> None:
-    """In a separate process: it prints only the document, despite output of the libraries."""
+    """The doctor runs in a separate process, so that the test sees whatever libraries print."""
     program = "import os; os.environ['XDG_CACHE_HOME'] = 'cache'\n"
     program += "from loadstone._command.command import main\n"
     program += "assert main(['doctor', '--json']) == 0"
@@ -275,7 +275,6 @@ def test_every_library_has_a_canary_that_is_equal(tmp_path: Path) -> None:
 def test_the_report_of_make_newest_names_rows_that_changed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The report comes from the doctor's JSON document."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tools"))
     newest = importlib.import_module("versions_newest")
     table = sites_of("accelerate")

@@ -1,4 +1,4 @@
-"""The table of headers in docs/cpp.md is generated from the current headers."""
+"""Tests that the table of headers in docs/cpp.md matches the current headers."""
 
 import importlib.util
 import subprocess

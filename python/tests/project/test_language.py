@@ -1,4 +1,4 @@
-"""The rules of tools/language.py: each fires, and the tree has no breach."""
+"""Tests that each rule of tools/language.py finds a breach, and that the tree has none."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ SAMPLES = (
 
 
 def wrapped(path: str, text: str) -> str:
-    """Return a file of this kind with the text as a comment, a docstring or prose."""
+    """Return the content of a file with the text as a comment, a docstring or prose."""
     if path.endswith(".py"):
         return f'"""{text}."""\n'
     return f"// {text}.\nint x;\n" if path.endswith(".cpp") else f"{text}.\n"

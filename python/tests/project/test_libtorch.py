@@ -1,4 +1,4 @@
-"""Examples of C++, and loadstone/torch.h against the LibTorch of torch's wheel."""
+"""Tests C++ programs that use loadstone/torch.h with the LibTorch of torch's wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/images/map.svg shows the current folders: `make map` redraws it."""
+"""Tests that docs/images/map.svg, which `make map` draws, shows the current folders."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ tool = load_map()
 
 
 def shown(picture: str) -> tuple[set[tuple[str, str]], dict[str, int]]:
-    """Return the arrows and the code line counts of a picture."""
+    """Return the arrows of a picture, and its lines of code by folder."""
     arrows = set(re.findall(r'<path id="(\w+)-(\w+)"', picture))
     lines = dict(re.findall(r'id="(\w+)"[^>]*>(\d+) lines<', picture))
     return arrows, {name: int(count) for name, count in lines.items()}
 
 
 def differences(picture: str, tree: object) -> list[str]:
-    """Compare folders and arrows exactly; line counts may differ by a fifth.
+    """Return the differences of a picture from the tree.
 
-    Otherwise each commit would redraw the picture.
+    Line counts may differ by a fifth; otherwise each commit would have to redraw the picture.
     """
     arrows, lines = shown(picture)
     true_arrows, true_lines = tool.arrows(tree.includes), tree.lines

@@ -1,4 +1,4 @@
-"""The package as a whole: the effects of importing it, and calls banned from the product path."""
+"""Tests what importing the package does, and that its code avoids the banned calls."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_no_library_reads_or_converts_weights_in_a_load(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         for owner, name in FORBIDDEN:
             patched.setattr(owner, name, refuse)
-        with pytest.raises(AssertionError, match="was asked"):  # control: the patch takes effect
+        with pytest.raises(AssertionError, match="was asked"):  # control: the patched clone raises
             torch.zeros(1).clone()
         loadstone.load(model, tmp_path / "m.safetensors")
     for name, tensor in reference.state_dict().items():
@@ -172,7 +172,7 @@ def test_the_default_device_and_dtype_are_not_ours_to_follow(tmp_path):
 
 
 def test_every_code_in_the_package_is_explained():
-    """Codes raised in Python are also in the core's table."""
+    """Error codes that the Python package raises are also in the core's table."""
     import re
     from pathlib import Path
 

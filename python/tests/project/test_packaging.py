@@ -1,4 +1,4 @@
-"""The recipes of packaging/ match the build: versions, minimums, libraries."""
+"""Tests that the recipes of packaging/ match the build's versions, minimums and libraries."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PACKAGING = REPOSITORY / "packaging"
 CMAKE = (REPOSITORY / "cmake/LoadstoneDependencies.cmake").read_text(encoding="utf-8")
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 
-# CMake's name of a library, and the recipe's. Packages contain no tests or benchmarks.
+# The conda names of the libraries, by CMake name. Packages need no libraries of tests.
 CONDA = {"simdjson": "simdjson", "fmt": "fmt", "hwy": "libhwy", "re2": "re2", "xxHash": "xxhash",
          "CLI11": "cli11", "CURL": "libcurl", "OpenSSL": "openssl"}  # fmt: skip
 VCPKG = CONDA | {"hwy": "highway", "CURL": "curl"}
 
 
 def minimums() -> dict[str, str]:
-    """Return the minimum version of each library that the build looks for; "0": any."""
+    """Return the minimum versions of the libraries that the build finds; "0" is any version."""
     rows = re.findall(r"^ *loadstone_require\((\w+) \S+ ([\d.]+)", CMAKE, flags=re.MULTILINE)
     rows += re.findall(r"find_package\((CURL|OpenSSL) ([\d.]+)", CMAKE)
     return {name: version for name, version in rows if name not in ("GTest", "benchmark")}
 
 
 def numbers(version: str) -> list[int]:
-    """Return comparable numbers: 7.85 is 7.85.0."""
+    """Return the three numbers of a version; 7.85 becomes 7.85.0."""
     parts = [int(part) for part in version.split(".")]
     return parts + [0] * (3 - len(parts))
 
@@ -41,7 +41,7 @@ def debian_packages() -> set[str]:
 
 
 def field(control: str, name: str) -> set[str]:
-    """Return the packages of a field, which continues on indented lines."""
+    """Return the packages in a field of a Debian control file, which may span indented lines."""
     (text,) = re.findall(rf"^{name}: (.*(?:\n .*)*)", control, flags=re.MULTILINE)
     return {each.split()[0] for each in text.replace("\n", " ").split(",")}
 

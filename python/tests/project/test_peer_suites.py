@@ -1,4 +1,7 @@
-"""tools/peer_suites.py: counts both ways, and the tests whose outcome the patch changes."""
+"""Tests tools/peer_suites.py, which runs a library's own tests with and without the patch.
+
+It must count the outcomes of both runs and name the tests whose outcome differs.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,14 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 def sources(folder: Path, tests: str) -> Path:
     (folder / "tests").mkdir(parents=True)
     (folder / "tests" / "test_loading.py").write_text(tests)
-    (folder / "accelerate").mkdir()  # the package of the sources, not the imported one
+    (folder / "accelerate").mkdir()  # the tool must use the installed package instead of this one
     (folder / "accelerate" / "__init__.py").write_text("raise ImportError('not the installed one')")
     return folder
 
 
 def test_counts_and_differences_are_told_and_kept(tmp_path: Path) -> None:
     given = sources(tmp_path / "sources", TESTS)
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second run takes its results from the cache
         status, text = run(tmp_path / "out", f"accelerate={given}")
         assert status == 1
         alone, patched = (
@@ -60,7 +63,7 @@ def test_counts_and_differences_are_told_and_kept(tmp_path: Path) -> None:
         assert [line for line in text.splitlines() if line.startswith("  ")] == [
             "  test_loading.py tests.test_loading::test_differs[left]: passed alone, failed patched"
         ]
-        (given / "tests" / "test_loading.py").write_text("")  # not read again
+        (given / "tests" / "test_loading.py").write_text("")  # the second run must not read this
 
 
 def test_control_equal_outcomes_are_no_difference(tmp_path: Path) -> None:

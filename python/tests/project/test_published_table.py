@@ -1,4 +1,4 @@
-"""The speed tables in the pages contain the measured values, nothing typed by hand."""
+"""Tests that the speed tables in the pages contain exactly the measured values."""
 
 from __future__ import annotations
 

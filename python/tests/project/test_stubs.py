@@ -1,7 +1,7 @@
-"""``_core.pyi`` against the compiled module: names, parameters, defaults.
+"""Tests that ``_core.pyi`` has the names, parameters and defaults of the compiled module.
 
-nanobind provides a signature's text. A parameter without a name there is positional only, and the
-stub may choose its name; a default of ``...`` in the stub matches any.
+nanobind gives each function a signature as text. If a parameter has no name in that text, it is
+positional-only, and the stub may choose a name. The default ``...`` matches every default.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from loadstone import _core
 
 STUB = Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
 
-Parameter = tuple[str, str]  # name, "" if unusable; default, "" without one
-# Methods of pickling, comparing and printing, which a stub need not repeat.
+Parameter = tuple[str, str]  # name, "" if positional-only; default, "" if required
+# Methods for pickling, comparing and printing, which a stub may omit.
 IMPLIED = {"__eq__", "__reduce__", "__repr__"}
 
 
@@ -32,7 +32,7 @@ def is_property(stub: ast.FunctionDef) -> bool:
 
 
 def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """Return the names that a body of the stub declares."""
+    """Return the names that the body of the stub, or of a class in it, declares."""
     functions = (ast.FunctionDef, ast.ClassDef)
     found = {each.name: each for each in body if isinstance(each, functions)}
     values = (each for each in body if isinstance(each, ast.AnnAssign))
@@ -40,7 +40,7 @@ def declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def defined(owner: Any) -> dict[str, Any]:
-    """Return the runtime names of the module, a submodule or a class."""
+    """Return the attributes of the compiled module, of a submodule or of a class."""
     return {
         name: each
         for name, each in vars(owner).items()

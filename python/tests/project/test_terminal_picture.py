@@ -1,4 +1,4 @@
-"""docs/images/terminal.svg shows the command's output: `python tools/terminal.py` draws it."""
+"""Tests that docs/images/terminal.svg, made by `python tools/terminal.py`, shows current output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ tool = load_tool()
 
 
 def form(picture: str) -> str:
-    """Return a picture without its measured numbers, their units and their padding."""
+    """Return the picture's text with each measured number, its unit and padding replaced."""
     return re.sub(r" *\d[\d.]*( [kMG]?B(/s)?\b)?", "#", picture)
 
 

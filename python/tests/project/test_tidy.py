@@ -1,4 +1,4 @@
-"""The rules of tools/tidy.py: each detects its breach, and the tree has none."""
+"""Tests that each rule of tools/tidy.py detects a breach, and that the tree has none."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
 LONG_PYTHON = "def f(a):\n" + "    a += 1\n" * 71 + "    return a\n"
 EIGHT = ", ".join(["A<1,2> a"] * 8)
 NINE = f"{EIGHT}, int b"
-# Concatenated, so that this file keeps the rules itself.
+# Concatenated, so that this file itself breaks none of the rules.
 PATH = "/" + "home/someone/model"
 LATER = "TO" + "DO"
 SHORT_FOR_SOURCE = "s" + "rc"
@@ -112,7 +112,7 @@ def test_the_tree_keeps_the_rules() -> None:
     assert tidy.tree_breaches(ROOT) == []
 
 
-# Each gives `same` to a symbol that only its own file can see.
+# Texts that each define `same` with internal linkage.
 OWN = [
     "namespace {\nint same(int a = {}, int b = 1) noexcept {\n  return a;\n}\n}  // namespace\n",
     "namespace {\ntemplate <typename T, int n>\n[[nodiscard]] T same(const A<T, n>&);\n}\n",
@@ -182,7 +182,7 @@ def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
 
 
 def imported(path: str, text: str) -> list[str]:
-    """Return the breaches of a package in which every other file is empty."""
+    """Return the breaches in a package where this file has the text and all others are empty."""
     others = ("_base/a", "_model/b", "_model/__init__", "accelerate", "_command/c", "__init__")
     texts = {f"python/loadstone/{each}.py": "" for each in others}
     return list(python_text.package_points_down(texts | {f"python/loadstone/{path}": text}))

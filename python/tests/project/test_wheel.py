@@ -1,4 +1,4 @@
-"""The packages of tools/wheel.py: their files, and their independence of this system."""
+"""Tests that the packages of tools/wheel.py have the right files and run on a bare system."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from safetensors.numpy import save_file
 import loadstone
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-# Libraries that every manylinux system has (PEP 600), from auditwheel's list.
+# Libraries that every manylinux system has, according to PEP 600 and auditwheel's list.
 OF_THE_SYSTEM = re.compile(
     r"(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s"
     r"|libz)\.so[.0-9]*"
 )
-# Folders of the repository in a package, and its files at the top.
+# Folders and top-level files of the repository that a source package contains.
 PACKED = ("cli/", "cmake/", "include/", "python/bindings/", "python/loadstone/", "src/")
 PACKED_FILES = {"CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "HACKING.md", "LICENSE",
                 "README.md", "SECURITY.md", "pyproject.toml"}  # fmt: skip
 
-# Measure each way once, not three times.
+# A program that runs the demo, but measures each way once instead of three times.
 DEMO = """
 from examples import demo
 kept, run = {}, demo.measure.run
@@ -53,7 +53,7 @@ def _tool():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
-    """Build one for all workers: concurrent installs of two builds can mix files in the wheels."""
+    """Build one wheel for all test workers, because concurrent builds can mix their files."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "plain"
     folder.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def python(wheel, tmp_path_factory) -> Path:
 
 
 def alone(python: Path, *words: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run without access to a compiler or to this repository's package."""
+    """Run a command that finds neither a compiler nor this repository's package."""
     names = ("HOME", "HF_HUB_OFFLINE")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"PATH": str(python.parent), **options.pop("env", {})}
@@ -91,7 +91,7 @@ def alone(python: Path, *words: object, **options) -> subprocess.CompletedProces
 
 
 def foreign_libraries(folder: Path) -> list[str]:
-    """Return external libraries that programs below a folder are linked with."""
+    """Return the libraries from outside of a folder that the programs in it are linked with."""
     found = set()
     for path in folder.rglob("*"):
         if not path.is_file() or path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
@@ -110,7 +110,7 @@ def test_what_is_linked_is_inside(python):
 
 
 def test_libraries_that_are_not_inside_are_seen(plain, tmp_path):
-    """Control: the wheel before its repair."""
+    """Control: the wheel before the tool adds the libraries."""
     with zipfile.ZipFile(plain) as archive:
         archive.extractall(tmp_path)
     missing = foreign_libraries(tmp_path)
@@ -119,7 +119,7 @@ def test_libraries_that_are_not_inside_are_seen(plain, tmp_path):
 
 
 def test_it_works_alone(python, tmp_path):
-    """Without numpy and torch: the core, and the command."""
+    """The core and the command work without numpy and torch."""
     import numpy
 
     save_file({"a": numpy.arange(4096, dtype=numpy.float32)}, tmp_path / "m.safetensors")
@@ -138,7 +138,7 @@ def test_it_works_alone(python, tmp_path):
 
 
 def test_the_demo_runs_with_it(python):
-    """The user's libraries are those of this environment; loadstone is the wheel's."""
+    """The virtual environment has the wheel's loadstone, and this environment's other libraries."""
     (package,) = python.parent.parent.glob("lib/python3*/site-packages/loadstone")
     libraries = package.with_name("libraries.pth")
     ours = importlib.util.find_spec("torch").origin

@@ -1,5 +1,7 @@
-"""Serve a folder once, and write the model's tensors and output as JSON; the tests run this
-file."""
+"""Serve a folder once with vLLM, and print the model's tensors and output as JSON.
+
+test_serving.py runs this file as a program.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Names a folder: workers are separate processes, which run this file's first lines again.
+# Environment variable with the folder for results. vLLM's workers are separate processes, which
+# import this file and read the variable.
 NOTES = "LOADSTONE_TEST_NOTES"
 
 
 def digests(model: Any) -> dict[str, str]:
-    """Return the digests of all parameters and buffers."""
     import torch
 
     state = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -38,7 +40,7 @@ def resident(key: str) -> int:
 
 
 def note(folder: Path) -> None:
-    """Make this process write its tensors after loading, and the cost of the load, to a file."""
+    """Patch vLLM so that each loaded model writes its digests and costs to a file in the folder."""
     import torch
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import base_loader, default_loader, get_model_loader
@@ -46,7 +48,7 @@ def note(folder: Path) -> None:
 
     load_general_plugins()
     taken: dict[str, float] = {}
-    models = itertools.count()  # a drafter is loaded after its target model
+    models = itertools.count()  # 0 for the target model, 1 for the drafter, which loads later
     process = base_loader.process_weights_after_loading
 
     def noting(model: Any, *args: Any) -> Any:
@@ -75,7 +77,7 @@ def note(folder: Path) -> None:
 
 
 def with_image() -> dict[str, Any]:
-    """Return a prompt with an image, with the tokens of :mod:`image_models`."""
+    """Return a prompt with an image, in the vocabulary of :mod:`image_models`."""
     import image_models
     import numpy as np
     from PIL import Image

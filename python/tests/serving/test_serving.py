@@ -1,6 +1,7 @@
-"""vLLM serves tiny models with ``--load-format loadstone`` as with its own loader, bit for bit.
+"""Tests that vLLM serves tiny models with ``--load-format loadstone`` as with its own loader.
 
-Runs if vLLM is installed: ``make test-vllm``. One process per model, 15 seconds each.
+Tensors and output must be equal bit for bit. The tests run if vLLM is installed
+(``make test-vllm``), with one process per model, which takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gguf_models  # noqa: E402
 import image_models  # noqa: E402
 
-SIZES = gguf_models.SIZES  # vLLM pads the vocabulary
+SIZES = gguf_models.SIZES  # with a vocabulary size that vLLM pads
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 CONFIGS: dict[str, Any] = {
     "llama": ("LlamaConfig", SIZES | {"tie_word_embeddings": False}),
@@ -58,7 +59,7 @@ def serve(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     program = Path(__file__).with_name("serve.py")
     command = [sys.executable, str(program), str(folder), json.dumps(options)]
     environment = dict(os.environ)
-    # cores are bound to memory nodes, and there is one node
+    # By default vLLM binds each rank to its own memory node, but this machine may have only one.
     if ranks := options.get("tensor_parallel_size"):
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     return subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -66,14 +67,14 @@ def serve(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @dataclasses.dataclass
 class Served:
-    """A server's tensors before packing, by rank, and its answer to a prompt.
+    """A server's tensors before packing, and its output for a prompt.
 
-    After the model's ranks come those of its drafter.
+    The lists have one element per rank of the model, then one per rank of its drafter.
 
     Attributes:
-        held: digests of all parameters and buffers.
-        taken: seconds, the peak of memory and bytes of parameters.
-        read: bytes, according to the log.
+        held: digests of all parameters and buffers, by name.
+        taken: cost of the load: seconds, peak memory in bytes, and bytes of parameters.
+        read: bytes that loadstone read, according to the log.
     """
 
     held: list[dict[str, str]]
@@ -128,11 +129,11 @@ def test_two_ranks(name: str, folders: dict[str, Path]) -> None:
     whole = loadstone.inspect(folders[name]).total_bytes
     for read, taken in zip(found.read, found.taken, strict=True):
         print(f"{name}: {read:.0f} of {whole} bytes for {taken['parameter_bytes']}")
-        assert read < 0.75 * whole  # columns of models this small are close together
+        assert read < 0.75 * whole  # above 0.5: loadstone also reads short gaps
 
 
 def test_experts_of_two_ranks(folders: dict[str, Path]) -> None:
-    """Each rank reads only its experts. On some CPUs vLLM crashes afterwards."""
+    """Each rank reads only its experts. On some CPUs vLLM crashes after the load."""
     folder = folders["qwen3_moe"]
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     expected = served(folder, generates=False, **options)
@@ -159,7 +160,7 @@ def test_a_model_that_drafts_for_another(folders: dict[str, Path]) -> None:
 
 
 def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
-    """EAGLE uses the embeddings of its target model; any other missing tensor is an error."""
+    """EAGLE shares the target model's embeddings; any other missing tensor is an error."""
     config = json.loads((folders["llama"] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     layer = "model.layers.0."
@@ -174,7 +175,7 @@ def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_p
     found = served(folders["llama"], load_format="loadstone", **options)
     expected = served(folders["llama"], **options)
     for each in (found, expected):
-        del each.held[1]["model.embed_tokens.weight"]  # never written, never read
+        del each.held[1]["model.embed_tokens.weight"]  # uninitialized and unused
     assert_same(found, expected)
     del state["fc.weight"]
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
@@ -185,7 +186,7 @@ def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_p
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_that_looks_at_images(ranks: int, tmp_path: Path) -> None:
-    """Its tower, its connector and its language model, from a prompt with an image."""
+    """The prompt has an image, so the vision model, connector and language model all run."""
     folder = image_models.make(tmp_path, SIZES)
     options = {"has_image": True, "tensor_parallel_size": ranks}
     found = served(folder, load_format="loadstone", **options)
@@ -194,7 +195,7 @@ def test_a_model_that_looks_at_images(ranks: int, tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
-    """2 GB: the parameters and less than 128 MiB more; vLLM's own loader has no such limit."""
+    """For a model of 2 GB, loadstone needs less than 128 MiB in addition to the parameters."""
     values = SIZES | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     config = transformers.LlamaConfig(**values | heads, tie_word_embeddings=False)
@@ -221,8 +222,10 @@ def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_a_gguf_file(name: str, tmp_path: Path) -> None:
-    """Served like a folder with the values that transformers decodes, with the config next to the
-    file or elsewhere."""
+    """The tensors equal those of a folder with the values that transformers decodes from the file.
+
+    The config is next to the GGUF file, or in a different folder.
+    """
     folder = gguf_models.make(name, tmp_path / "model")
     numbers, extra = tmp_path / "numbers", tmp_path / "extra"
     extra.mkdir()
@@ -255,14 +258,14 @@ def copied(folder: Path, to: Path) -> Path:
 def test_a_quantized_folder_as_numbers(
     encoding: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Served from codes as from a folder with the decoded values."""
+    """The tensors equal those of a folder that loadstone dequantized offline."""
     codes, numbers = tmp_path / "codes", tmp_path / "numbers"
     exclude = ["lm_head.*", ".*embed.*"]
     loadstone.convert(folders["llama"], codes, quantize=encoding, exclude=exclude)
     loadstone.convert(codes, numbers, dequantize=True)
     wanted: dict[str, Any] = {"model_loader_extra_config": {"dequantize": True}}
-    text = failed(codes, **wanted)  # vLLM's layers still need codes
-    if encoding == "fp8":  # a CPU lacks a kernel for the other, and vLLM reports that
+    text = failed(codes, **wanted)  # the config still makes vLLM build quantized layers
+    if encoding == "fp8":  # for nvfp4, vLLM fails earlier, because a CPU has no kernel for it
         assert "[plan.options]" in text and "hf-overrides" in text
     wanted["hf_overrides"] = {"quantization_config": None}
     found = served(codes, load_format="loadstone", **wanted)
@@ -272,12 +275,15 @@ def test_a_quantized_folder_as_numbers(
 
 @pytest.mark.parametrize(
     ("encoding", "generates"),
-    [("int8-channel", True), ("fp8", False)],  # a CPU has no kernel for the second
+    [("int8-channel", True), ("fp8", False)],  # a CPU has no kernel for fp8
 )
 def test_quantized_on_the_way(
     encoding: str, generates: bool, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Equal to the offline folder, bit for bit. A CPU has no such layers for experts."""
+    """The tensors equal those of a folder that loadstone quantized offline, bit for bit.
+
+    Experts are not tested, because a CPU has no quantized layers for them.
+    """
     folder = folders["llama"]
     loadstone.convert(folder, tmp_path, quantize=encoding, style="compressed-tensors")
     expected = served(tmp_path, generates)
@@ -290,9 +296,10 @@ def test_quantized_on_the_way(
 
 @pytest.mark.parametrize("way", ["numbers", "elsewhere"])
 def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """vLLM reloads without the loader's load_weights. ``weights`` is for the first folder only.
+    """vLLM reloads without calling the loader's load_weights.
 
-    Codes are excluded: on a CPU vLLM 0.32 fails to reload an offline folder with codes.
+    The option ``weights`` applies to the first folder only. Quantized folders are not tested: on a
+    CPU vLLM 0.32 fails to reload them.
     """
     first, second = folders["llama"], tmp_path / "second"
     second.mkdir()
@@ -313,7 +320,7 @@ def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
 
 
 def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Path]) -> None:
-    """They would copy values into codes."""
+    """vLLM's own loader would copy unquantized values into the tensors of codes."""
     wanted = {"config_format": "loadstone", "hf_overrides": {"loadstone_quantize": "int8-channel"}}
     done = serve(folders["llama"], **wanted)
     text = done.stdout + done.stderr
@@ -324,8 +331,10 @@ def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Pat
 def test_a_hub_id_and_files_beside_it(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Download the files that vLLM's own loader downloads; from other folders those that match the
-    patterns."""
+    """The loader downloads the same files as vLLM's own loader.
+
+    From the model's secondary folder it reads only the files that match the patterns.
+    """
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import default_loader, get_model_loader
     from vllm.plugins import load_general_plugins
@@ -368,7 +377,7 @@ def test_each_rank_and_each_drafter_writes_a_receipt(
         assert norm["sources"] == ["model.norm.weight"]
         read = {each["name"]: each for file in receipt.sources for each in file["tensors"]}
         assert read.keys() == loadstone.load_file(folder).keys()
-        assert "ranges" in read["model.layers.0.self_attn.q_proj.weight"]  # half of it
+        assert "ranges" in read["model.layers.0.self_attn.q_proj.weight"]  # a rank reads half of it
     layer = "model.layers.0.self_attn.qkv_proj.weight"
     assert receipts[0].targets[layer][0]["digest"] != receipts[1].targets[layer][0]["digest"]
     served(folder, **options, **drafting(folders["llama-tied"], "draft_model"))
@@ -406,7 +415,7 @@ def failed(folder: Path, **options: Any) -> str:
 
 
 def changed(folder: Path, to: Path, change: Any) -> Path:
-    """Write the folder as one file, with changed tensors."""
+    """Write the folder's tensors to a single file in ``to``, changed by ``change``."""
     state = loadstone.load_file(folder)
     for path in folder.glob("*.json"):
         if not path.name.endswith("index.json"):
@@ -421,7 +430,7 @@ def test_a_missing_expert_is_named(folders: dict[str, Path], tmp_path: Path) -> 
     folder = changed(folders["qwen3_moe"], tmp_path, lambda state: state.pop(name))
     text = failed(folder)
     assert "[audit.unaccounted]" in text and "layers.1" in text and "expert 2" in text
-    # Control without the check: vLLM serves uninitialized memory.
+    # Control: vLLM's own loader does not check, and serves uninitialized memory.
     assert serve(folder).returncode == 0
 
 

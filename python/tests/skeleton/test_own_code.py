@@ -1,4 +1,4 @@
-"""Model code that runs around a load: initialisers, and tensors that it keeps."""
+"""Tests model code that runs during a load, such as initialisers, and tensors without a target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEVEN = torch.full((4, 4), 7.0)
 
 
 class Parent(nn.Module):
-    """A module whose initialiser calls its child's."""
+    """A module whose ``reset_parameters`` calls that of its child."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Parent(nn.Module):
 
 
 class Escaping(Parent):
-    """A module whose initialiser writes into the real model, which it remembers past every copy."""
+    """A module whose initialiser writes into the real model instead of the copy it is called on."""
 
     real: list[Parent] = []  # noqa: RUF012
 
@@ -86,7 +86,7 @@ def test_an_initialiser_cannot_touch_what_was_loaded(file, is_real):
     assert torch.equal(model.child.weight, SEVEN) and torch.equal(model.gate, torch.ones(4))
     assert report.provenance["gate"].origin == "initialiser"
     assert model.calls == []
-    assert torch.equal(state, torch.get_rng_state())  # the child's draws are skipped
+    assert torch.equal(state, torch.get_rng_state())  # the child's initialiser drew nothing
 
 
 @pytest.mark.parametrize("cls", [Escaping, Reading])
@@ -114,7 +114,7 @@ def test_integers_that_no_initialiser_writes_are_seen(file, dtype, writes):
                 nn.init.zeros_(self.codes)
 
     model, path = Coded(), file({"weight": torch.ones(3)})
-    if writes or dtype == torch.bool:  # bool has no value that shows it
+    if writes or dtype == torch.bool:  # bool has no value that could mark an unwritten element
         report = loadstone.load(model, path, missing="initialise")
         assert report.provenance["codes"].origin == "initialiser"
         assert not model.codes.any()
@@ -178,7 +178,7 @@ def test_tensors_that_no_file_has_stay_where_no_file_would_have_them(file, tmp_p
 
 
 class Wrapper(torch.Tensor):
-    """A tensor without memory, like DTensor."""
+    """A tensor subclass that has no storage itself, like DTensor."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -250,7 +250,7 @@ def test_a_changed_tie_or_dtype_is_refused_by_name(file, edit):
         plan.execute()
     assert caught.value.code == "plan.model_changed"
     assert all(each.is_meta for each in model.parameters())
-    loadstone.load(model, path)  # a new plan uses the current tensors
+    loadstone.load(model, path)  # makes a new plan from the current tensors
 
 
 def test_a_tie_that_a_plan_from_a_file_does_not_know_is_refused(file, tmp_path):

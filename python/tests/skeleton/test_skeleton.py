@@ -1,4 +1,4 @@
-"""Building without memory: tensors on meta and real ones, both as constructed directly."""
+"""Tests that a model built in a skeleton block has the tensors of a direct construction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def codes(model):
 
 
 def assert_as_constructed(make, *, excluded=(), derived=()):
-    """Check that the skeleton equals a direct construction, except the values of parameters."""
+    """Check that the skeleton equals a direct construction, except for the parameters' values."""
     made, direct = build(make), make()
     mine, truth = slots(made), slots(direct)
     assert list(mine) == list(truth)
@@ -55,7 +55,7 @@ def assert_as_constructed(make, *, excluded=(), derived=()):
 
 
 class Module(nn.Module):
-    """A module with a given function as its constructor."""
+    """A module that calls the given function on itself in its constructor."""
 
     def __init__(self, construct):
         super().__init__()
@@ -163,7 +163,7 @@ def test_initialisers_cost_nothing_and_draw_nothing():
         m.drew = not torch.equal(before, torch.get_rng_state())
 
     made, direct = assert_as_constructed(of(construct))
-    assert direct.drew  # control: a direct construction does draw
+    assert direct.drew  # control: a direct construction does draw random values
     assert not made.drew
 
 
@@ -235,7 +235,7 @@ def test_buffers_and_plain_tensors_are_as_constructed(count):
         m.holder.quant = Cache(torch.zeros(count), [])
 
     made, direct = assert_as_constructed(of(construct))
-    assert torch.equal(made.call(), direct.call())  # a closure, which no walk sees
+    assert torch.equal(made.call(), direct.call())  # a closure's tensor, which no walk finds
     assert not made.call().is_meta
     assert codes(made) == set()
 
@@ -258,7 +258,7 @@ def test_writes_and_views_come_out_as_constructed(count):
 
     made, _ = assert_as_constructed(of(construct))
     made.table[0, 1] = 99
-    assert made.column[0] == 99  # still one memory
+    assert made.column[0] == 99  # the views still share memory
 
 
 @pytest.mark.parametrize("count", [12, *LARGE])
@@ -294,7 +294,7 @@ def test_real_and_recorded_operands_mix():
         m.real.copy_(large[1::2])
         scale = torch.tensor([2.0])
         m.scaled = large * scale
-        scale.fill_(50)  # after its use, so the change must have no effect
+        scale.fill_(50)  # must have no effect, because `scaled` was computed before
         m.joined = torch.cat([large, torch.zeros(3)])
 
     assert_as_constructed(of(construct))
@@ -314,7 +314,7 @@ def test_devices_look_as_in_a_direct_construction():
     assert made.seen == direct.seen == ["cpu", False, True]
     with skeleton():
         linear = nn.Linear(2, 2)
-        assert linear.weight.is_meta and linear.weight.device.type == "meta"  # outside: the truth
+        assert linear.weight.is_meta and linear.weight.device.type == "meta"  # here not "cpu"
 
 
 def test_default_dtypes_and_device_contexts_are_followed():
@@ -433,8 +433,8 @@ def test_what_follows_from_parameters_is_recomputed(width):
     for name in derived:
         assert torch.equal(slots(made)[name].tensor, slots(direct)[name].tensor), name
     made.linear.weight.data[1, 0] = 5
-    assert made.row[0] == 5  # a view of the current parameter
-    again = derived - {"row", "table"}  # views share the parameter's memory
+    assert made.row[0] == 5  # `row` is a view of the current parameter
+    again = derived - {"row", "table"}  # the omitted views share the parameter's memory
     assert codes(made) == {("skeleton.derived", name) for name in again}
 
 

@@ -1,4 +1,4 @@
-"""A skeleton leaves no side effects: weak references, settings of torch, imported compilers."""
+"""Tests that a skeleton leaves no weak references, changed torch settings or imported compilers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_tensors_can_be_swapped(when, tmp_path):
 
 
 def test_a_weak_reference_forbids_a_swap():
-    """Control: such a reference is detected."""
+    """Control: ``unswappable`` finds a weak reference."""
     model = build()
     held = weakref.ref(model.angles)
     assert "weakref" in unswappable(model)["angles"]
@@ -96,7 +96,6 @@ def test_a_weak_reference_forbids_a_swap():
 
 
 def test_an_interrupted_build_holds_no_weak_references():
-    """An interrupted build is not finished, but releases its references."""
     held = []
     with pytest.raises(KeyboardInterrupt), skeleton():
         held.append(torch.ones(3))
@@ -124,7 +123,7 @@ def test_a_module_moves_by_swapping(is_loaded, tmp_path):
 
 
 class Careless(nn.Module):
-    """A module that draws, seeds and sets a dtype, and restores nothing."""
+    """A module whose constructor draws, seeds and sets a dtype, and restores no setting."""
 
     def __init__(self, fails=False):
         super().__init__()
@@ -224,7 +223,6 @@ def test_a_forked_child_does_not_wait_for_blocks_of_its_parents_threads():
 
 
 def test_missing_parameters_are_drawn_anew_each_time():
-    """Values that a caller keeps are not drawn a second time."""
     from loadstone._skeleton.constructor import parameter_values
 
     first, second = (parameter_values(lambda: nn.Linear(4, 4), ["weight"]) for _ in range(2))

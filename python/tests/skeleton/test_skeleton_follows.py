@@ -1,4 +1,4 @@
-"""Each load computes the tensors that are derived from parameters."""
+"""Tests that each load recomputes the tensors that are derived from parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build(make):
 
 
 class Follows(nn.Module):
-    """A plain buffer, a saved one, a view and a shared one, all computed from a parameter."""
+    """A module with buffers and a view that are derived from the parameter ``w``."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ def follows(model, value, saved):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
 def test_each_load_computes_what_follows_from_parameters(dtype, in_place, tmp_path):
-    """This includes the second and third load, and never overwrites a value from the checkpoint."""
+    """Later loads recompute them too, but no load changes a value from the checkpoint."""
     model = build(Follows)
     for value in (1.0, 5.0, 8.0):
         state = {"w": torch.full((3,), value), "saved": torch.full((3,), 64.0)}
@@ -46,5 +46,5 @@ def test_each_load_computes_what_follows_from_parameters(dtype, in_place, tmp_pa
         follows(model, value, 64.0)
         assert "recomputed" in report.provenance["doubled"].reason
         assert loadstone.audit(model).ok and not loadstone.audit(model).changed
-    model.w.data.fill_(9.0)  # control: nothing updates automatically
+    model.w.data.fill_(9.0)  # control: only a load recomputes
     assert model.doubled[0] == 16.0

@@ -82,8 +82,7 @@ def test_another_thread_gets_real_parameters():
     made = {}
 
     class Waiting(nn.Module):
-        """A module that waits in each half of its construction until the other thread is in its
-        own."""
+        """A module whose construction in two threads overlaps, because both wait at barriers."""
 
         def __init__(self):
             super().__init__()
@@ -110,7 +109,7 @@ def test_another_thread_gets_real_parameters():
 
 
 def test_threads_that_come_and_go_do_not_disturb_a_registration():
-    """Global hooks would: removing one while another thread iterates over them raises there."""
+    """A global hook would raise if it is removed while another thread iterates over the hooks."""
     failures, stop = [], threading.Event()
 
     def construct():
@@ -182,7 +181,7 @@ def test_nothing_is_kept_of_a_model_that_is_gone():
     assert kept() == before
 
 
-ELSEWHERE: list[torch.Tensor] = []  # without a module or a variable of the block that refers to it
+ELSEWHERE: list[torch.Tensor] = []  # tensors that no module or local variable refers to
 
 
 def test_tensors_at_the_address_of_a_dropped_parameter_become_real():
@@ -197,7 +196,7 @@ def test_tensors_at_the_address_of_a_dropped_parameter_become_real():
 
 
 def test_tuples_in_other_threads_are_left_alone():
-    """The collector returns unfinished tuples; their construction would then fail."""
+    """``gc.get_objects`` can return an unfinished tuple, whose construction then fails."""
 
     def failures(disturb):
         stop, errors = threading.Event(), []
@@ -240,7 +239,7 @@ def test_the_collector_is_asked_for_nothing(monkeypatch):
 
 
 def test_tensors_in_dead_cycles_are_freed_by_the_collector():
-    """Until the collector runs, they cannot be distinguished from tensors in use."""
+    """Before the collector runs, loadstone must treat them as tensors in use."""
     alive = []
 
     def construct():

@@ -1,7 +1,6 @@
-"""Real model classes: buffers and plain tensors of a skeleton equal those of a direct build.
+"""Tests that buffers and plain tensors of library models equal those of a direct construction.
 
-The libraries list the classes. The quick test takes some of them; the sweeps (``make test-all``)
-take all.
+The quick test takes some of the libraries' classes; the sweeps (``make test-all``) take all.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import skeleton_worker
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-# Classes with error-prone tables: lists, views, numpy, derived from others, large ones.
+# Classes whose tables are easy to get wrong: lists, views, numpy, derived or large tensors.
 DIFFUSERS_SAMPLE = (
     "Lumina2Transformer2DModel", "PixArtTransformer2DModel", "DiTTransformer2DModel",
     "WanTransformer3DModel", "QwenImageTransformer2DModel", "CogVideoXTransformer3DModel",
@@ -28,7 +27,7 @@ TRANSFORMERS_SAMPLE = ("bert", "gemma3", "t5", "llama", "mimi", "clip", "whisper
 
 
 def run(library: str, names: list[str], *flags: str) -> list[dict]:
-    """Return a row for each name, from separate processes."""
+    """Return the results of skeleton_worker.py for each name, computed in separate processes."""
     script = Path(__file__).parents[1] / "support" / "skeleton_worker.py"
     command = [sys.executable, *flags, os.fspath(script), library]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -41,7 +40,7 @@ def run(library: str, names: list[str], *flags: str) -> list[dict]:
 
 
 def report(library: str, rows: list[dict]) -> list[dict]:
-    """Print the comparisons; return the compared rows."""
+    """Print the comparisons; return the rows of the classes that could be constructed."""
     built = [row for row in rows if "not_built" not in row]
     for row in rows:
         if "not_built" in row:
@@ -72,7 +71,7 @@ def test_some_of_transformers():
 
 
 def test_the_comparison_sees_what_a_construction_on_meta_loses(monkeypatch):
-    """Control: compare a model that was built on torch's meta device."""
+    """Control: the comparison detects values that a model built on the meta device lacks."""
     import diffusers
     import torch
 
@@ -131,4 +130,4 @@ def test_a_model_of_seven_billion_parameters_takes_no_memory():
     print(result)
     assert result["parameters"] > 6.7e9
     assert result["grown"] < 200e6
-    assert result["directly"] > 200e6  # control: its embeddings alone
+    assert result["directly"] > 200e6  # control: one embedding alone takes more

@@ -14,7 +14,7 @@ TOKENS = torch.tensor([[1, 5, 2, 7]])
 
 
 class Layer(torch.nn.Module):
-    """Uses only its own tensors, so a hook on it is enough."""
+    """A module whose forward pass uses tensors of its children only through their forward."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Layer(torch.nn.Module):
 
 
 class Shift(torch.nn.Module):
-    """A parameter without `weight` in its name, and buffers that are saved and not saved."""
+    """A module with a parameter not named `weight`, and with saved and unsaved buffers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TiedNet(Net):
 
 
 def empty(cls: type = Net, **options: Any) -> Any:
-    """Build the model like users of accelerate: parameters on meta, then ties."""
+    """Build the model as users of accelerate do: parameters on meta, then ties."""
     with init_empty_weights(**options):
         model = cls()
     if cls is TiedNet:
@@ -71,7 +71,7 @@ def empty(cls: type = Net, **options: Any) -> Any:
 
 
 def saved(folder: Path, cls: type = Net, dtype: torch.dtype | None = None) -> tuple[Any, Path]:
-    """Return a model of random values and its checkpoint."""
+    """Write a checkpoint of a model with random values; return the model and the path."""
     folder.mkdir(parents=True, exist_ok=True)
     model = randomise(cls())
     save(model, folder / "model.safetensors", dtype)
@@ -79,7 +79,7 @@ def saved(folder: Path, cls: type = Net, dtype: torch.dtype | None = None) -> tu
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Return all tensors by name; for those on meta, the value that a hook reads from disk."""
+    """Return all tensors by name, for tensors on meta the values that a hook reads from disk."""
     found = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     for path, module in model.named_modules():
@@ -93,7 +93,7 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def facts(model: Any) -> dict[str, Any]:
-    """Return everything except values that must be equal."""
+    """Return the properties of a loaded model that must be equal, except values."""
     hooks = {}
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
@@ -118,7 +118,7 @@ def facts(model: Any) -> dict[str, Any]:
 
 
 def assert_alike(ours: Any, theirs: Any) -> None:
-    """Compare state, values and output; output last, because a forward pass moves tensors."""
+    """Compare facts, values and outputs; outputs last, because a forward pass moves tensors."""
     assert facts(ours) == facts(theirs)
     mine, other = tensors(ours), tensors(theirs)
     for name, tensor in mine.items():

@@ -1,4 +1,4 @@
-"""Checkpoints of tiny models in bitsandbytes' forms, and comparisons of quantized models."""
+"""Writes tiny checkpoints that bitsandbytes quantizes, and compares quantized models."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def config(kind: str, **changes: Any) -> BitsAndBytesConfig:
 def plain(
     name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, shard: int | None = None
 ) -> Path:
-    """Write a checkpoint that is not quantized."""
     return write_checkpoint(by_name(name), folder, "public", dtype, shard)
 
 
 def quantized(name: str, kind: str, folder: Path, shard: int | str = "50GB") -> Path:
-    """Write a checkpoint that the library quantized and saved."""
+    """Write a checkpoint that transformers quantized with bitsandbytes and saved."""
     source = plain(name, folder / "plain")
     model = by_name(name).cls.from_pretrained(source, quantization_config=config(kind))
     target = folder / "quantized"
@@ -53,7 +52,7 @@ def quantized(name: str, kind: str, folder: Path, shard: int | str = "50GB") -> 
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Rewrite the one file of a checkpoint."""
+    """Change the tensors of a checkpoint that has one file."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     edit(tensors)
@@ -61,7 +60,7 @@ def change(folder: Path, edit: Any) -> None:
 
 
 def differences(ours: torch.nn.Module, theirs: torch.nn.Module) -> Iterator[str]:
-    """Return a line per difference, including attributes of parameters; values are bytes."""
+    """Yield a line for each difference in the bytes of tensors or the attributes of parameters."""
     mine = {slot.name: slot.tensor for slot in walk(ours)}
     others = {slot.name: slot.tensor for slot in walk(theirs)}
     if list(mine) != list(others):

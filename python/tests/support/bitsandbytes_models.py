@@ -1,4 +1,4 @@
-"""Small models whose weights bitsandbytes quantizes, and questions that tests ask about them."""
+"""Small models whose weights bitsandbytes quantizes, and functions that inspect them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = (*FOUR_BIT, "int8")
 
 
 def linear(kind: str, inputs: int, outputs: int, **options: object) -> torch.nn.Module:
-    """Return one layer, not yet quantized."""
+    """Return a layer of bitsandbytes that is not yet quantized."""
     if kind == "int8":
         return bnb.nn.Linear8bitLt(inputs, outputs, has_fp16_weights=False)
     options.setdefault("compress_statistics", kind == "nf4+double")
@@ -20,11 +20,10 @@ def linear(kind: str, inputs: int, outputs: int, **options: object) -> torch.nn.
 
 
 class Net(torch.nn.Module):
-    """Two quantized layers in a body; rows are whole blocks, which bitsandbytes decodes correctly.
+    """Two quantized layers with rows of whole blocks, which bitsandbytes decodes correctly.
 
     Args:
-        plain: decode the weight in the forward pass even on a CPU with AVX512-BF16, like other
-            CPUs.
+        plain: decode weights in the forward pass even on a CPU with AVX512-BF16, as other CPUs do.
     """
 
     def __init__(self, kind: str, seed: int = 0, plain: bool = False) -> None:
@@ -42,7 +41,6 @@ class Net(torch.nn.Module):
         return self.body(x)
 
     def quantized(self) -> list[torch.nn.Module]:
-        """Return the layers of bitsandbytes."""
         return [self.body[0], self.body[2]]
 
 
@@ -52,12 +50,12 @@ def net(kind: str, seed: int = 0, plain: bool = False) -> Net:
 
 
 def inputs(rows: int = 3, width: int = 128) -> torch.Tensor:
-    """Return the same random values each time."""
+    """Return random values that are the same in each call."""
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
 
 
 def on_meta(model: torch.nn.Module) -> list[str]:
-    """Return the names of all tensors without memory, including those in attributes."""
+    """Return the names of all tensors on meta, including those in attributes."""
     return [slot.name for slot in walk(model) if slot.tensor.is_meta]
 
 
@@ -81,7 +79,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def decoding_keeps_nan(dtype: torch.dtype) -> bool:
-    """Return true if NaN survives in partial blocks: bfloat16 without AVX512 loses it."""
+    """Return true if bitsandbytes decodes NaN in a partial block; some CPUs lose it in bfloat16."""
     tensor = torch.full((2, 96), torch.nan, dtype=dtype)
     data, state = bnb.functional.quantize_4bit(tensor, blocksize=4096)
     return bool(bnb.functional.dequantize_4bit(data, state).isnan().all())

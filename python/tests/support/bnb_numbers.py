@@ -1,4 +1,4 @@
-"""Inputs on which the tests compare kernels of bitsandbytes."""
+"""Draws the inputs with which tests compare loadstone's and bitsandbytes' kernels."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: 
 
 
 def numbers(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Return random values; for ``ties``, they scale to midpoints between codes, or near."""
+    """Return random values of a kind; ``ties`` are at or next to midpoints between codes."""
     generator = np.random.default_rng([seed, *kind.encode(), *shape])
     count = int(np.prod(shape))
     values = generator.standard_normal(count).astype(np.float32)
     if kind == "wide":
         values = np.ldexp(values, generator.integers(-125, 125, count)).astype(np.float32)
-    if kind == "small":  # near the smallest F16 values
+    if kind == "small":  # down to the smallest F16 values
         values = np.ldexp(values, -generator.integers(0, 24, count)).astype(np.float32)
     if kind == "ties":
         known = [*oracle.MIDDLES.values(), *oracle.VALUES.values(), np.arange(-127, 127) / 254]

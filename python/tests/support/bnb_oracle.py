@@ -1,4 +1,4 @@
-"""bitsandbytes' formats in numpy, without bitsandbytes, torch or loadstone.
+"""Encodes and decodes bitsandbytes' formats in numpy, without bitsandbytes, torch or loadstone.
 
 Inputs are float32 arrays that contain the source dtype's values. docs/formats/bitsandbytes.md
 describes the formats in prose.
@@ -31,9 +31,9 @@ NF4 = np.array(
     F32,
 )
 _MAGNITUDES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], F32) / F32(12)
-FP4 = np.concatenate([_MAGNITUDES, -_MAGNITUDES]) + F32(0)  # no minus zero
+FP4 = np.concatenate([_MAGNITUDES, -_MAGNITUDES]) + F32(0)  # turns -0.0 into 0.0
 VALUES = {"nf4": NF4, "fp4": FP4}
-# The codes sorted by value; the plain zero of fp4 comes first.
+# Codes sorted by value. Two codes of fp4 decode to 0; the one without a sign comes first.
 ORDER = {name: np.argsort(values, kind="stable") for name, values in VALUES.items()}
 MIDDLES = {
     name: (values[ORDER[name]][:-1] + values[ORDER[name]][1:]) / F32(2)
@@ -47,14 +47,14 @@ _LEAST = F32(1e-38)
 
 
 def cuda_boundaries(encoding: str) -> np.ndarray:
-    """Return the boundaries between codes of ``bnb-cuda``, ascending."""
+    """Return the boundaries between the codes of the dialect ``bnb-cuda``, ascending."""
     if encoding == "nf4":
         return MIDDLES["nf4"]
     return np.concatenate([-_CUDA_PIVOTS[::-1], _CUDA_PIVOTS])
 
 
 def dynamic_map() -> np.ndarray:
-    """Return the values of the 256 codes of nested scales."""
+    """Return the 256 values to which the codes of nested scales decode."""
     numbers = [F32(0), F32(1)]
     for i in range(7):
         count = 2**i + 1
@@ -78,7 +78,7 @@ _STEPS = np.searchsorted(
 def _codes(scaled: np.ndarray, encoding: str, dialect: str) -> np.ndarray:
     middles, order = MIDDLES[encoding], ORDER[encoding]
     if dialect == "bnb-cpu":
-        return order[np.searchsorted(middles, scaled)]  # NaN sorts last
+        return order[np.searchsorted(middles, scaled)]  # NaN gets the last code
     if encoding == "nf4":
         return (scaled[:, None] > middles).sum(1)
     ranks = (np.abs(scaled)[:, None] > _CUDA_PIVOTS).sum(1)
@@ -88,7 +88,7 @@ def _codes(scaled: np.ndarray, encoding: str, dialect: str) -> np.ndarray:
 def encode_4bit(
     numbers: np.ndarray, encoding: str, block_size: int = 64, dialect: str = "bnb-cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return packed codes and block scales."""
+    """Return the packed codes, and the scales of the blocks."""
     scales, codes = [], []
     with np.errstate(all="ignore"):
         for begin in range(0, len(numbers), block_size):
@@ -119,7 +119,7 @@ def decode_4bit(
 def encode_nested(
     absmax: np.ndarray, offset: np.float32, dialect: str = "bnb-cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of the scales, and their scales."""
+    """Quantize scales; return their codes, and the scales of these codes."""
     rest = absmax - offset
     scales, codes = [], []
     for begin in range(0, len(rest), 256):
@@ -144,7 +144,7 @@ def decode_nested(data: np.ndarray, nested_absmax: np.ndarray, offset: np.float3
 
 
 def encode_int8(numbers: np.ndarray, dialect: str = "bnb-cpu") -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of a matrix, and the scales of its rows."""
+    """Return the codes of a matrix, and one scale per row."""
     with np.errstate(all="ignore"):
         halves = numbers.astype(np.float16).astype(F32)
         absmax = np.abs(halves).max(1)

@@ -1,4 +1,4 @@
-"""Checkpoints of given sizes, written without building them in memory."""
+"""Writes checkpoints of given sizes without building them in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 MIB = 1 << 20
 
 
-# Lists of tensors, thread stacks, and memory that the allocator keeps.
+# Bytes for lists of tensors, thread stacks, and memory that the allocator keeps.
 LISTS = 3 * MIB // 2
 
 
-# Dtype, shape and bytes; None means zeros, which are not stored.
+# Dtype, shape and bytes by name. None as bytes means zeros, which are a hole in the file.
 Stored = dict[str, tuple[str, list[int], bytes | None]]
 
 

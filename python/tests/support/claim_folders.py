@@ -1,4 +1,4 @@
-"""Folders whose config claims a quantization."""
+"""Writes folders whose config claims that the tensors are quantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in bitsandbytes' formats; ``bnb_oracle`` decodes them."""
+"""Writes checkpoints in bitsandbytes' formats, with the values that ``bnb_oracle`` decodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def add_4bit(
     dtype: str = "bfloat16",
     storage: torch.dtype = torch.uint8,
 ) -> None:
-    """Add a tensor in bitsandbytes' form.
+    """Add a quantized tensor as bitsandbytes stores it.
 
     Args:
-        dtype: the dtype before quantization, recorded in the state.
-        storage: the dtype of the packed bytes.
+        dtype: the dtype before quantization, which the state records.
+        storage: the dtype of the tensor with the packed bytes.
     """
     numbers = (made.normal(*shape) * 0.05).bfloat16().float().flatten().numpy()
     data, absmax = bnb_oracle.encode_4bit(numbers, encoding, block_size)
@@ -59,7 +59,7 @@ def add_4bit(
 
 
 def write_4bit(encoding: str, nested: bool, folder: Path) -> Written:
-    """Write blocks that cross row ends, an odd number of elements, and a stack of matrices."""
+    """Write blocks that cross row ends, odd numbers of elements, and a stack of matrices."""
     made = Checkpoint(40)
     made.add_layers()
     for i, shape in enumerate(SHAPES):
@@ -71,7 +71,7 @@ def write_4bit(encoding: str, nested: bool, folder: Path) -> Written:
 
 
 def write_storage(folder: Path) -> Written:
-    """Pack bytes in a float tensor (``bnb_4bit_quant_storage``), for sharding by FSDP."""
+    """Pack codes in a float tensor (``bnb_4bit_quant_storage``), which FSDP can shard."""
     made = Checkpoint(42)
     made.add_layers()
     for i, storage in enumerate((torch.bfloat16, torch.float32, torch.float16)):
@@ -82,7 +82,7 @@ def write_storage(folder: Path) -> Written:
 
 
 def add_int8(made: Checkpoint, module: str, shape: tuple[int, int]) -> None:
-    """Add LLM.int8: one scale per row."""
+    """Add an LLM.int8 tensor, which has one scale per row."""
     data, absmax = bnb_oracle.encode_int8(made.normal(*shape).half().float().numpy())
     components = {
         "data": (f"{module}.weight", torch.from_numpy(data)),

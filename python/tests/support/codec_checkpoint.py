@@ -1,4 +1,4 @@
-"""A small checkpoint under construction, and an oracle's decoded values."""
+"""Builds small checkpoints, together with the values that an oracle decodes from them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A quantized tensor in the form that ``loadstone inspect`` should list.
+    """A quantized tensor as ``loadstone inspect`` should list it.
 
     Attributes:
-        encoding: loadstone's name.
-        components: tensors of the file by role: ``data``, ``scale``, ``absmax`` ...
+        encoding: loadstone's name of the encoding.
+        components: names of the file's tensors by role: ``data``, ``scale``, ``absmax`` ...
     """
 
     encoding: str
@@ -28,13 +28,13 @@ class Quantized:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A checkpoint on disk.
+    """A checkpoint on disk, and its expected content.
 
     Attributes:
         path: the path to load.
-        numbers: decoded values by logical name: F32 for quantized tensors, else as stored.
+        numbers: values by logical name: decoded to F32 if quantized, else as stored.
         quantized: the quantized tensors by logical name.
-        stored: every tensor of a safetensors file, undecoded.
+        stored: every tensor of a safetensors file, undecoded; empty for other formats.
     """
 
     path: Path
@@ -44,21 +44,21 @@ class Written:
 
     @property
     def tensor_names(self) -> set[str]:
-        """The names of the tensors in the file; each component has its own."""
+        """The names of the tensors in the file, including each component."""
         if self.stored:
             return set(self.stored)
         return set(self.numbers)
 
     @property
     def companions(self) -> set[str]:
-        """Companion tensors: components other than the data, and other tensors of the encoding."""
+        """The names of companion tensors, and of all components except the data."""
         plain = set(self.numbers) - set(self.quantized)
         data = {value.components["data"] for value in self.quantized.values()}
         return self.tensor_names - plain - data
 
 
 class Checkpoint:
-    """Collects tensors in write order. Not thread-safe."""
+    """Collects the tensors of a checkpoint in the order of writing. Not thread-safe."""
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,6 @@ class Checkpoint:
         self.config: dict[str, Any] | None = None
 
     def add_plain(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that is not quantized."""
         self.stored[name] = tensor
         self.numbers[name] = tensor
 
@@ -84,9 +83,9 @@ class Checkpoint:
         """Add a quantized tensor.
 
         Args:
-            components: by role, the suffix after ``stem`` and the tensor.
+            components: by role, the tensor and the suffix after ``stem`` that makes its name.
             numbers: the oracle's decoded values, in F32.
-            stem: defaults to ``name``.
+            stem: start of the components' names; ``name`` by default.
         """
         stem = name if stem is None else stem
         assert numbers.dtype == torch.float32 and numbers.isfinite().all()
@@ -97,11 +96,10 @@ class Checkpoint:
         self.quantized[name] = Quantized(encoding, names)
 
     def add_beside(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that no decoded value depends on, such as a scale of activations."""
+        """Add a tensor that does not affect decoded values, such as a scale of activations."""
         self.stored[name] = tensor
 
     def add_layers(self) -> None:
-        """Add plain layers."""
         self.add_plain("embed.weight", self.normal(11, 6).bfloat16())
         self.add_plain("norm.weight", self.normal(13))
         self.add_plain("head.bias", self.normal(5).half())
@@ -113,14 +111,13 @@ class Checkpoint:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, generator=self.generator)
 
     def bytes(self, *shape: int) -> torch.Tensor:
         return self.integers(0, 256, *shape).to(torch.uint8)
 
     def fp8(self, *shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
-        """Return finite codes; for E5M2 only those that F16 can represent after scaling."""
+        """Return finite codes; for E5M2, only values that stay finite in F16 after scaling."""
         if dtype == torch.float8_e4m3fn:
             size, sign = self.integers(0, 0x7F, *shape), self.integers(0, 2, *shape) * 128
         else:
@@ -141,7 +138,7 @@ class Checkpoint:
 
 
 def save_shards(made: Checkpoint, folder: Path, count: int = 3) -> Written:
-    """Write several files with an index; names that are neighbours go to different files."""
+    """Write several files with an index; neighbouring names go to different files."""
     folder.mkdir(parents=True, exist_ok=True)
     names, weight_map = sorted(made.stored), {}
     for number in range(count):

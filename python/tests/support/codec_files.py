@@ -1,4 +1,4 @@
-"""Every codec as a small checkpoint, with an oracle's decoded values.
+"""Writes a small checkpoint for every codec, with the values that an oracle decodes.
 
 ``CODECS`` maps a name to a function that writes into an empty folder. The oracles do not use
 loadstone.
@@ -19,17 +19,17 @@ from codec_checkpoint import Checkpoint, Tensors, Written, save_shards
 
 __all__ = ["CODECS", "SMALL_FLOATS", "Files", "Tensors", "Written", "each_once", "rounded"]
 
-# Dtypes that are plain values if the file has no scale for them; a conversion keeps them.
+# Dtypes that are plain values, which a conversion keeps, if the file has no scale for them.
 SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round floats once, to nearest even; return other dtypes unchanged."""
+    """Round floats once, to nearest even; return tensors of other dtypes unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def write_plain(folder: Path) -> Written:
-    """Write one tensor per dtype: F8 without scales is plain, including non-finite values."""
+    """Write one tensor per dtype. F8 tensors without scales are plain, even if not finite."""
     made = Checkpoint(50)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         name = f"of_{str(dtype).removeprefix('torch.')}"
@@ -57,7 +57,7 @@ def every_byte() -> torch.Tensor:
 
 
 def mixed(seed: int = 51) -> Checkpoint:
-    """Return several encodings in one checkpoint."""
+    """Return a checkpoint with several encodings."""
     made = Checkpoint(seed)
     made.add_layers()
     layer = "model.layers.1"
@@ -91,12 +91,12 @@ def write_mixed(folder: Path) -> Written:
 
 
 def write_mixed_shards(folder: Path) -> Written:
-    """Write components into different shards than their data."""
+    """Write a quantized tensor's components into different shards."""
     return save_shards(mixed(), folder)
 
 
 def write_mixed_torch(folder: Path) -> Written:
-    """Write the same in torch's format."""
+    """Write the tensors of ``mixed`` in torch's format."""
     folder.mkdir(parents=True, exist_ok=True)
     made = mixed()
     torch.save(made.stored, folder / "pytorch_model.bin")
@@ -120,7 +120,7 @@ Files = Callable[[str], Written]
 
 
 def each_once(make_folder: Callable[[str], Path]) -> Files:
-    """Return a codec's checkpoint, which the first request writes."""
+    """Return a function that writes a codec's checkpoint at its first call and then reuses it."""
     made: dict[str, Written] = {}
 
     def of(codec: str) -> Written:

@@ -1,7 +1,7 @@
-"""GGUF files of every type, written byte by byte, with gguf-py's decoded values.
+"""Writes GGUF files of every type byte by byte, with the values that gguf-py decodes.
 
-gguf-py cannot decode two newer types: docs/formats/gguf-blocks.md describes them in prose, and this
-module decodes them in numpy.
+gguf-py cannot decode two newer types, so this module decodes them in numpy, as described in
+docs/formats/gguf-blocks.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT = 32
-# Offsets of a block's F16 scales. The scales of IQ1_M, MXFP4 and NVFP4 differ: ``legal_blocks``.
+# Byte offsets of the F16 scales in a block. ``legal_blocks`` sets other kinds of scales.
 HALVES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -46,7 +46,7 @@ HALVES: dict[str, tuple[int, ...]] = {
     "Q1_0": (0,),
     "Q2_0": (0,),
 }
-# Elements and bytes of a block, and the type number.
+# Elements per block, bytes per block, and GGUF's number of the type.
 YOUNGER = {"Q1_0": (128, 18, 41), "Q2_0": (64, 18, 42)}
 PLAIN: dict[str, tuple[int, torch.dtype]] = {
     "F32": (0, torch.float32),
@@ -62,7 +62,7 @@ NAMES = {dtype: name for name, (_, dtype) in PLAIN.items()}
 
 
 def block_size(name: str) -> tuple[int, int]:
-    """Return elements and bytes."""
+    """Return the elements and the bytes of a block."""
     if name in YOUNGER:
         return YOUNGER[name][:2]
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
@@ -81,7 +81,7 @@ def legal_blocks(name: str, count: int, rng: np.random.Generator) -> Array:
     for at in HALVES[name]:
         scales = rng.uniform(-0.02, 0.02, (count, 1)).astype(np.float16)
         rows[:, at : at + 2] = scales.view(np.uint8)
-    if name == "IQ1_M":  # the top four bits of its scale, in the top half of the last byte
+    if name == "IQ1_M":  # keep the scale finite: its top bits are in the last byte's upper half
         rows[:, 55] = rows[:, 55] & 0x0F | 0x20 | (rng.integers(0, 2, count) << 7).astype(np.uint8)
     elif name == "MXFP4":
         rows[:, 0] = rng.integers(110, 135, count)
@@ -114,7 +114,6 @@ class GgufFile:
         self._rows: list[tuple[str, str, tuple[int, ...], bytes]] = []
 
     def add_blocks(self, name: str, kind: str, shape: tuple[int, ...]) -> None:
-        """Add random blocks of a type."""
         elements = block_size(kind)[0]
         assert shape[-1] % elements == 0
         rows = legal_blocks(kind, int(np.prod(shape)) // elements, self.rng)
@@ -124,7 +123,6 @@ class GgufFile:
         self._rows.append((name, kind, shape, rows.tobytes()))
 
     def add_plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Add random values."""
         values = self.rng.standard_normal(shape) * (1 if dtype.is_floating_point else 50)
         tensor = torch.from_numpy(values).to(dtype)
         self.numbers[name] = tensor
@@ -150,7 +148,7 @@ def _text(text: str) -> bytes:
 
 
 def write_blocks(kind: str, folder: Path) -> Written:
-    """Write rows, a stack of matrices and a single row of one type, between plain layers."""
+    """Write a matrix, a stack of matrices and a single row of one type, between plain layers."""
     file = GgufFile(type_number(kind))
     elements, _ = block_size(kind)
     file.add_plain("token_embd.weight", (7, 3), torch.float16)
@@ -171,7 +169,7 @@ def write_plain(folder: Path) -> Written:
 
 
 def write_mixed(folder: Path) -> Written:
-    """Write types that vary by layer, as in files named K_M."""
+    """Write tensors whose type varies by layer, as in files named K_M."""
     file = GgufFile(2)
     file.add_plain("token_embd.weight", (12, 256), torch.float16)
     for layer, kind in enumerate(("Q4_K", "Q6_K", "Q5_K", "Q8_0", "IQ4_XS", "Q4_0")):
@@ -181,7 +179,7 @@ def write_mixed(folder: Path) -> Written:
 
 
 def write_5d(folder: Path) -> Written:
-    """Write a patch embedding of a video model, with more dims than ggml supports."""
+    """Write a video model's patch embedding, which has more dims than ggml supports."""
     file = GgufFile(3)
     file.add_blocks("patch_embedding.weight", "Q8_0", (2, 3, 2, 2, 32))
     file.add_blocks("blk.0.ffn.weight", "Q4_K", (2, 256))

@@ -1,4 +1,4 @@
-"""Models built for given tensors, and their bitwise comparison."""
+"""Builds models for given tensors, and compares tensors bit for bit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Model(torch.nn.Module):
-    """A tree of modules that follows the dots in the names.
+    """A model with the given tensors; dots in a name separate modules.
 
     Args:
-        integers_too: make every tensor a parameter; else only floats are, and the rest are buffers.
+        integers_too: make every tensor a parameter; otherwise integers become buffers.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], integers_too: bool = False) -> None:
@@ -54,11 +54,11 @@ class Model(torch.nn.Module):
 def model_of(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, on_meta: bool = True
 ) -> Model:
-    """Return a model without memory for tensors of these shapes.
+    """Return a model with uninitialized tensors of the same shapes.
 
     Args:
-        dtype: the dtype of floats; None keeps each tensor's own.
-        on_meta: return a skeleton.
+        dtype: the dtype of floats; None keeps each tensor's dtype.
+        on_meta: return a skeleton, without memory.
     """
     shapes = {
         name: torch.empty(
@@ -75,15 +75,15 @@ def model_of(
 
 
 def components_of(tensors: Mapping[str, torch.Tensor]) -> Model:
-    """Return a skeleton for a checkpoint's own tensors, including codes and scales."""
+    """Return a skeleton with a parameter for each stored tensor, including codes and scales."""
     with loadstone.skeleton():
         return Model({name: tensor.to("meta") for name, tensor in tensors.items()}, True)
 
 
 def write_skeleton(tensors: Mapping[str, torch.Tensor], path: Path) -> Path:
-    """Write the skeleton as a file.
+    """Write a skeleton as JSON.
 
-    A name may extend a tensor's name, which no module allows.
+    A name may start with the full name of another tensor, which no module allows.
     """
     targets = [
         {"name": name, "shape": list(tensor.shape), "dtype": DTYPES[tensor.dtype]}
@@ -98,7 +98,7 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    """Compare names, shapes, dtypes and bits, but any NaN equals any NaN: bits vary by machine."""
+    """Compare names, shapes, dtypes and bits; any NaN equals any NaN, as its bits vary by CPU."""
     assert set(found) == set(expected)
     for name, wanted in expected.items():
         tensor = found[name]

@@ -1,7 +1,7 @@
-"""Checkpoints of ModelOpt's INT4, of NVFP4 and of MXFP4, in each naming.
+"""Writes checkpoints in ModelOpt's INT4, NVFP4 and MXFP4, under each naming of components.
 
-``modelopt_oracle`` decodes them, or torch in F32 with one rounding per operation
-(docs/formats/modelopt.md).
+The expected values come from ``modelopt_oracle``, or from torch in F32 with one rounding per
+operation (docs/formats/modelopt.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from codec_scaled import power
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 LAYER = "model.layers.0"
 Names = dict[str, str]
-# Suffixes of the components' names.
+# Suffixes by role, which are appended to a weight's name.
 OF_MODELOPT: Names = {"data": "", "scale": "_scale", "scale_2": "_scale_2"}
 OF_COMPRESSED_TENSORS: Names = {
     "data": "_packed",
@@ -30,13 +30,12 @@ OF_COMPRESSED_TENSORS: Names = {
 
 
 def low_first(data: torch.Tensor) -> torch.Tensor:
-    """Decode bytes that contain two E2M1 codes each."""
+    """Decode bytes with two E2M1 codes each, the first in the low half."""
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
     return E2M1[codes.long()]
 
 
 def oracle(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
-    """Decode one matrix by ``modelopt_oracle``."""
     arrays: dict[str, Any] = {}
     for role, tensor in parts.items():
         is_fp8 = tensor.dtype == torch.float8_e4m3fn
@@ -55,12 +54,11 @@ def named(parts: Tensors, names: Names = OF_MODELOPT) -> dict[str, tuple[str, to
 
 
 def positive_fp8(made: Checkpoint, *shape: int) -> torch.Tensor:
-    """Return positive E4M3 scales."""
     return made.integers(1, 0x7F, *shape).to(torch.uint8).view(torch.float8_e4m3fn)
 
 
 def write_int4(folder: Path) -> Written:
-    """Write ModelOpt's in-memory layout: flat blocks of 128, the first code in the high half."""
+    """Write ModelOpt's in-memory layout: flat blocks of 128, first code in the high half."""
     made = Checkpoint(30)
     made.add_layers()
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
@@ -76,7 +74,7 @@ def write_int4(folder: Path) -> Written:
 
 
 def write_int4_awq(folder: Path) -> Written:
-    """Write ModelOpt's export: two rows per byte, the upper one in the low half."""
+    """Write ModelOpt's export layout: two rows per byte, the upper row in the low half."""
     made = Checkpoint(31)
     made.add_layers()
     for i, (rows, columns) in enumerate(((6, 256), (4, 384))):
@@ -91,7 +89,7 @@ def write_int4_awq(folder: Path) -> Written:
 
 
 def write_told_int4(encoding: str, folder: Path) -> Written:
-    """Write shapes that fit both layouts of INT4; the header's metadata specifies the layout."""
+    """Write shapes that fit both INT4 layouts, with the layout in the header's metadata."""
     made = Checkpoint(32)
     made.add_layers()
     parts = {"data": made.bytes(4, 128), "scale": made.uniform(0.5, 2, 8, 1)}
@@ -102,7 +100,7 @@ def write_told_int4(encoding: str, folder: Path) -> Written:
 
 
 def write_nvfp4(folder: Path) -> Written:
-    """Write ModelOpt's layout; decoding multiplies the two scales first."""
+    """Write ModelOpt's layout, in which the two scales are multiplied first."""
     made = Checkpoint(33)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
@@ -136,7 +134,7 @@ def add_nvfp4_divided(made: Checkpoint, name: str, rows: int, columns: int) -> N
 
 
 def write_nvfp4_divided(folder: Path) -> Written:
-    """Write compressed-tensors' layout: the block's scale is divided by the global scale."""
+    """Write compressed-tensors' layout, in which a block's scale is divided by the global one."""
     made = Checkpoint(34)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
@@ -146,7 +144,7 @@ def write_nvfp4_divided(folder: Path) -> Written:
 
 
 def write_mxfp4(names: Names, folder: Path) -> Written:
-    """Write one power of two per 32 values of a row."""
+    """Write matrices with a power of two as scale for each 32 values of a row."""
     made = Checkpoint(35)
     made.add_layers()
     for i, shape in enumerate(((7, 32), (24, 96), (3, 6, 64))):
@@ -160,7 +158,7 @@ def write_mxfp4(names: Names, folder: Path) -> Written:
 
 
 def write_mxfp4_of_gpt_oss(folder: Path) -> Written:
-    """Write groups in a separate dimension, with the rows and columns of the model transposed."""
+    """Write GPT-OSS's layout: a dimension of groups, and rows and columns exchanged."""
     made = Checkpoint(36)
     made.add_layers()
     for role, rows, groups in (("gate_up_proj", 24, 3), ("down_proj", 96, 1)):

@@ -1,6 +1,7 @@
-"""Checkpoints of FP8 and INT8 codes with scales.
+"""Writes checkpoints of FP8 and INT8 codes with scales.
 
-torch decodes them in F32: code times scale, one rounding (docs/formats/modelopt.md).
+The expected values are computed by torch in F32: code times scale, rounded once
+(docs/formats/modelopt.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ LAYER = "model.layers.0"
 
 
 def power(scale: torch.Tensor) -> torch.Tensor:
-    """Return 2^(byte - 127) in F32."""
     return torch.exp2(scale.view(torch.uint8).double() - 127).float()
 
 
@@ -27,7 +27,7 @@ def blocks_of_128(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def write_fp8(folder: Path) -> Written:
-    """Write one scale per matrix."""
+    """Write matrices with one scale each."""
     made = Checkpoint(10)
     made.add_layers()
     shapes: list[tuple[torch.Tensor, torch.dtype, tuple[int, ...]]] = [
@@ -46,7 +46,7 @@ def write_fp8(folder: Path) -> Written:
 
 
 def write_fp8_stack(folder: Path) -> Written:
-    """Write stacks of experts: one scale for all, or one per matrix."""
+    """Write stacks of experts with one scale per stack, or one per matrix."""
     made = Checkpoint(11)
     made.add_layers()
     for leaf, grid in (("one", ()), ("each", (3,)), ("grid", (3, 1, 1))):
@@ -55,7 +55,7 @@ def write_fp8_stack(folder: Path) -> Written:
 
 
 def add_fp8(made: Checkpoint, name: str, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
-    """Add codes with one scale for all, or one per matrix."""
+    """Add codes with one scale, or one scale per matrix."""
     data, scale = made.fp8(*shape), made.uniform(0.01, 0.3, *grid)
     whole = scale.reshape(-1, *[1] * (len(shape) - 1))
     components = {"data": ("", data), "scale": ("_scale", scale)}
@@ -63,7 +63,7 @@ def add_fp8(made: Checkpoint, name: str, shape: tuple[int, ...], grid: tuple[int
 
 
 def write_fp8_wide(folder: Path) -> Written:
-    """Write scales with as many dimensions as the weight, whose rows are longer than a block."""
+    """Write scales with as many dims as the weight, whose rows are longer than a block."""
     made = Checkpoint(9)
     made.add_layers()
     add_fp8(made, f"{LAYER}.up_proj.weight", (130, 129), (1, 1))
@@ -91,7 +91,7 @@ def write_fp8_channel(folder: Path) -> Written:
 
 
 def write_fp8_block(folder: Path) -> Written:
-    """Write DeepSeek's layout: blocks of 128 by 128 that are cut at the edges."""
+    """Write DeepSeek's layout: blocks of 128 by 128, incomplete at the edges."""
     made = Checkpoint(13)
     made.add_layers()
     shapes = ((200, 300), (128, 128), (7, 5), (129, 256), (2, 130, 140))
@@ -106,7 +106,7 @@ def write_fp8_block(folder: Path) -> Written:
 
 
 def write_fp8_block_powers(folder: Path) -> Written:
-    """Write scales that are powers of two, as in DeepSeek's later checkpoints."""
+    """Write block scales that are powers of two, as in DeepSeek's later checkpoints."""
     made = Checkpoint(14)
     made.add_layers()
     for i, shape in enumerate(((256, 384), (256, 128), (200, 300))):
@@ -134,7 +134,7 @@ def write_fp8_block_of_modelopt(folder: Path) -> Written:
 
 
 def write_fp8_block_of_config(folder: Path) -> Written:
-    """Write blocks whose size only the config specifies."""
+    """Write a checkpoint whose block size is only in the config."""
     made = Checkpoint(16)
     made.add_layers()
     data, scale = made.fp8(96, 128), made.uniform(0.01, 0.3, 3, 2)
@@ -146,7 +146,7 @@ def write_fp8_block_of_config(folder: Path) -> Written:
 
 
 def write_mxfp8(shapes: tuple[tuple[int, ...], ...], folder: Path) -> Written:
-    """Write one power of two per 32 values of a row; the last group may be shorter."""
+    """Write rows with a power of two as scale per 32 values; the last group may be shorter."""
     made = Checkpoint(17)
     made.add_layers()
     for i, shape in enumerate(shapes):

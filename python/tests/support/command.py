@@ -1,4 +1,4 @@
-"""The command under test: the installed one, or the one that LOADSTONE_CLI names."""
+"""Runs the command under test: the installed one, or the one in LOADSTONE_CLI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("lo
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end with any exit status."""
+    """Run the command; any exit status is allowed."""
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -24,13 +24,12 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def output(*arguments: object, status: int = 0) -> str:
-    """Return both streams of a run; require this exit status."""
+    """Return the command's output on both streams; check its exit status."""
     done = run(*arguments)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and report of ``verify``."""
     done = run("verify", *arguments, "--json")
     return done.returncode, json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Compares a loaded transformers model with the library's own ``from_pretrained``.
+"""Compares a loaded transformers model with transformers' own ``from_pretrained``.
 
 ``differences`` returns one line per difference, and ``assert_same_state`` raises with these lines.
 Values are compared as bytes.
@@ -16,11 +16,11 @@ import torch
 
 @dataclasses.dataclass
 class Loaded:
-    """The result of a load by the library.
+    """The result of a load by transformers.
 
     Attributes:
-        info: the library's loading information.
-        uninitialised: tensors with uninitialized memory, wholly or in part.
+        info: transformers' loading information.
+        uninitialised: names of tensors that have uninitialized memory.
     """
 
     model: Any
@@ -29,7 +29,7 @@ class Loaded:
 
     @property
     def random(self) -> set[str]:
-        """Tensors that an initialiser drew, as they are missing or mismatched."""
+        """Names of tensors whose values an initialiser drew, because the file has none for them."""
         return random_names(self.model, self.info)
 
 
@@ -56,7 +56,7 @@ def library_load(cls: Any, folder: Any, **options: Any) -> Loaded:
 
 
 def uninitialised_names(model: torch.nn.Module) -> set[str]:
-    """Return the tensors with the fill of ``filled_memory``, which no test file contains."""
+    """Return names of tensors that contain the fill of ``filled_memory``; no test file does."""
     return {
         name for name, tensor in all_tensors(model).items() if not tensor.is_meta and _fill(tensor)
     }
@@ -71,7 +71,7 @@ def _fill(tensor: torch.Tensor) -> bool:
 
 
 def random_names(model: torch.nn.Module, info: dict[str, Any]) -> set[str]:
-    """Return missing and mismatched names, and the other names of their ties."""
+    """Return the missing and mismatched names, and the names tied to them."""
     names = set(info["missing_keys"]) | {item[0] for item in info["mismatched_keys"]}
     for group in tie_groups(model):
         if names & group:
@@ -86,7 +86,7 @@ def all_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tie_groups(model: torch.nn.Module) -> set[frozenset[str]]:
-    """Return groups of two or more names that share one memory."""
+    """Return groups of names that share one memory."""
     places: dict[Any, set[str]] = {}
     for name, tensor in all_tensors(model).items():
         if tensor.is_meta:
@@ -117,9 +117,9 @@ def differences(
     """Return a line for each difference.
 
     Args:
-        random_names: tensors that an initialiser drew; their values are compared only if the
-            library's value is constant (zeros, ones).
-        uninitialised: tensors that the library leaves uninitialized: ours must be finite.
+        random_names: tensors that an initialiser drew; their values are compared only if
+            transformers' value is constant (zeros, ones).
+        uninitialised: tensors that transformers leaves uninitialized; ours must be finite.
     """
     return [
         *_tensors(ours, library, set(random_names), set(uninitialised)),
@@ -174,7 +174,7 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Compare bytes; shapes and dtypes must be equal."""
+    """Return true if the bytes are equal, for equal shapes and dtypes."""
     return torch.equal(_bytes(first), _bytes(second))
 
 
@@ -187,7 +187,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _constant(tensor: torch.Tensor) -> bool:
-    """Return true if all values are equal; a single value must be an integer."""
+    """Return true if all elements are equal; a single element must be an integer."""
     if tensor.numel() < 2:
         return not tensor.numel() or float(tensor.reshape(-1)[0]).is_integer()
     return bool((tensor == tensor.reshape(-1)[0]).all())
@@ -305,7 +305,7 @@ def _modules(ours: Any, library: Any) -> Iterator[str]:
 
 
 def _hook(module: Any) -> Any:
-    """Return the class of accelerate's hook, those in a sequence, and its execution device."""
+    """Return the class of accelerate's hook, its inner hooks, and its execution device."""
     hook = getattr(module, "_hf_hook", None)
     inner = [type(item).__name__ for item in getattr(hook, "hooks", ())]
     places = getattr(hook, "execution_device", None), getattr(hook, "offload", None)
@@ -321,7 +321,7 @@ def _hook_counts(module: Any) -> dict[str, int]:
 
 
 def _class(module: Any) -> str:
-    """Return the class's name, because each parametrised module has its own class."""
+    """Return the class by name, because torch makes a class per parametrised module."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose config determines their values, and all entry points that read it."""
+"""Checkpoints whose values depend on their config, and all entry points that read a config."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fp8(folder: Path, config: str) -> Path:
 
 
 def gptq(folder: Path, config: dict[str, Any] | None, own: dict[str, Any] | None = None) -> Path:
-    """Return one 4-bit matrix: the section of config.json, and quantize_config.json."""
+    """Write a 4-bit matrix, with a section in config.json and an optional quantize_config.json."""
     folder.mkdir()
     module = NAME.removesuffix(".weight")
     tensors = {

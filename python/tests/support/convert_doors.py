@@ -20,7 +20,7 @@ def by_merge(source: Path, target: Path, **options: Any) -> None:
 
 
 def by_command(source: Path, target: Path, **options: Any) -> None:
-    """Convert Python options to the command's; True is a flag."""
+    """Run the command with Python's options; an option that is True becomes a flag."""
     words = [
         [f"--{name}"] if value is True else [f"--{name}", str(value)]
         for name, value in options.items()

@@ -1,6 +1,6 @@
-"""Writes checkpoints with torch.distributed.checkpoint, from four processes: run with a folder.
+"""Writes checkpoints with torch.distributed.checkpoint from four processes into a given folder.
 
-Processes are forked after the import of torch, so they start fast.
+The processes are forked after the import of torch, so they start fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANKS = 4
 
 
 class Net(nn.Module):
-    """Rows that do not divide by four, two dtypes, an integer scalar, and a tied weight."""
+    """A model with numbers of rows that four does not divide, two dtypes, and a tied weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors of torch.distributed checkpoints, and their comparison."""
+"""Reads and compares tensors of torch.distributed checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import loadstone
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bit for bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))

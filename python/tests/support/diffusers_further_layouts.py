@@ -1,6 +1,6 @@
-"""Key names in original checkpoints of further models; see ``diffusers_layouts``.
+"""Maps tensors of further models to the names in original checkpoints; see ``diffusers_layouts``.
 
-Some files contain tensors that the model lacks; the layouts include them.
+Some original files contain tensors that the model lacks, so the layouts add them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _halves_turned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    """Replace the first matching prefix."""
+    """Replace the first prefix in ``pairs`` that the name starts with."""
     for old, new in pairs:
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -55,7 +55,7 @@ _animatediff = Rules(
 
 
 def animatediff(state: State, config: Mapping[str, Any]) -> State:
-    """Return motion modules; their tables are in the files, and the converter keeps them."""
+    """Map motion modules. Files contain their tables, which diffusers' converter drops."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -75,7 +75,7 @@ _QKV = ("to_q", "to_k", "to_v")
 
 
 def stable_cascade(state: State, config: Mapping[str, Any]) -> State:
-    """Handle stage C, which has a text mapper, and stage B."""
+    """Map stage C, which has a text mapper, or stage B."""
     joined = Rules(((".to_out.0.", ".attn.out_proj."),), joins=((_QKV, "attn.in_proj"),), prefix="")
     made = {}
     for name, tensor in joined(state, config).items():
@@ -109,7 +109,7 @@ _DC_TOPS = (
 
 
 def autoencoder_dc(state: State, config: Mapping[str, Any]) -> State:
-    """The projections of its attention are convolutions in the file."""
+    """In the file, the projections of attention are convolutions."""
     joined = Rules((), joins=(QKV,), prefix="")
     made = {}
     for name, tensor in joined(state, config).items():

@@ -1,4 +1,4 @@
-"""More rows of ``diffusers_models``: name, class, configuration, layout of the original file."""
+"""More rows for ``diffusers_models``: name, class, configuration, layout of the original file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files of the models of ``diffusers_models``, in the original names, and their loads."""
+"""Writes GGUF files of ``diffusers_models`` in the original names, and loads them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from loadstone._model.walk import walk
 
 Kind = gguf.GGMLQuantizationType
 PLAIN = (Kind.F16, Kind.Q8_0, Kind.Q4_0)
-# Offsets of a block's F16 scales, for types that gguf-py cannot quantize to.
+# Byte offsets of the F16 scales in a block, for types that gguf-py cannot quantize to.
 SCALES = {Kind.Q4_K: (0, 2), Kind.Q2_K: (80, 82), Kind.Q6_K: (208,)}
 
 
 @dataclasses.dataclass
 class Tensors:
-    """The content of a file.
+    """The tensors of a file.
 
     Attributes:
-        data: arrays in gguf-py's form: packed rows, or values.
-        kinds: the type of each tensor.
+        data: arrays as gguf-py writes them: packed rows, or values.
+        kinds: the GGUF type of each tensor.
     """
 
     data: dict[str, Any]
@@ -58,9 +58,9 @@ class Tensors:
 def packed(
     state: State, choose: Callable[[int], Kind], seed: int = 0, scale: float = 0.02
 ) -> Tensors:
-    """Pack matrices whose rows are whole blocks with ``choose(index)``; the rest is F32.
+    """Pack each matrix in the type that ``choose(index)`` returns; vectors stay F32.
 
-    Matrices that do not fit become F16, as in published files.
+    Tensors that do not fit the type become F16, as in published files.
 
     Args:
         scale: the largest scale of random blocks.
@@ -92,7 +92,7 @@ def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any, scale: flo
 
 
 def mixed(index: int) -> Kind:
-    """Choose types as in files named K_M."""
+    """Choose a type for a matrix, varied as in files named K_M."""
     return (Kind.Q4_K, Kind.Q6_K, Kind.F16, Kind.Q4_K, Kind.F32)[index % 5]
 
 
@@ -101,7 +101,7 @@ def _wider(name: str, changes: dict[str, Any]) -> Case:
     return dataclasses.replace(case, name=f"{name}_256", changes=case.changes | changes)
 
 
-# Rows of 256 elements, which is a block of the K types.
+# Changes of configurations that make rows of 256 elements, which is a block of the K types.
 _WIDE_WAN = {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}
 _WIDE_IMAGE = _WIDE_WAN | {"image_dim": 256, "added_kv_proj_dim": 256}
 BLOCK_CASES = [
@@ -119,7 +119,7 @@ BLOCK_CASES = [
         {"attention_head_dim": 64, "joint_attention_dim": 256, "axes_dims_rope": [16, 24, 24]},
     ),
 ]  # fmt: skip
-# The other classes of ``CASES``, for the sweep.
+# Further classes of ``CASES``, which only the sweep tests.
 MORE_BLOCK_CASES = [
     *(_wider(name, _WIDE_IMAGE) for name in ("wan_i2v", "wan_animate", "chrono_edit")),
     *(_wider(name, _WIDE_WAN) for name in ("wan_ti2v", "wan_vace", "skyreels_v2")),
@@ -158,16 +158,16 @@ MORE_BLOCK_CASES = [
     ),
 ]  # fmt: skip
 FIRST_LAST_CASE = _wider("wan_flf2v", _WIDE_IMAGE)
-# A VAE in the library's names: in the original layout all its matrices are convolutions.
+# A VAE in diffusers' names. In the original layout it would have only convolutions.
 VAE_CASE = dataclasses.replace(
     _wider("autoencoder_kl", {"block_out_channels": [16, 32, 256]}), layout=unchanged
 )
-# Cases whose converter knows only one width; one file has all types.
+# Cases whose converter knows only the published width, so each has one file with all types.
 WIDE_CASES = [case for case in CASES if case.is_wide]
 
 
 class File:
-    """A GGUF file of a case, its configuration, and its content."""
+    """A GGUF file of a case, with its configuration and its tensors."""
 
     def __init__(self, folder: Path, case: Case, choose: Any) -> None:
         self.case = case
@@ -186,7 +186,7 @@ class File:
         return self.case.cls.from_single_file(self.path, config=self.config, **options)
 
     def reference(self) -> Any:
-        """Return a model of gguf-py's values, converted by the library in float32."""
+        """Return the model with gguf-py's values, which diffusers' converter maps in float32."""
         with with_meta():
             empty = self.case.construct()
         values = library_converted(self.case, self.tensors.dequantized(), empty)
@@ -204,9 +204,9 @@ def quantization(dtype: torch.dtype = torch.bfloat16, *excluded: str) -> Any:
 
 
 def differences(found: Any, expected: Any) -> list[str]:
-    """Compare as ``diffusers_models`` does, and compare the parameters' block format.
+    """Return the differences of ``diffusers_models``, and those in block formats.
 
-    The library dequantizes into tensors that are not parameters; ours are.
+    diffusers dequantizes into tensors that are not parameters; loadstone must make parameters.
     """
     lines = differences_of_values(found, expected)
     theirs = {slot.name: slot.tensor for slot in walk(expected)}

@@ -1,4 +1,4 @@
-"""A model's tensors under the original names: the inverse of diffusers' converters.
+"""Maps a model's tensors to the original names, as the inverse of diffusers' converters.
 
 A layout maps the state dict of a model and its configuration to the tensors of a file.
 """
@@ -14,17 +14,17 @@ import torch
 
 State = dict[str, torch.Tensor]
 Layout = Callable[[State, Mapping[str, Any]], State]
-COMFY = "model.diffusion_model."  # the prefix in files for one-file tools
+COMFY = "model.diffusion_model."  # prefix of names in files for tools that load a single file
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Renames after joins and swaps of halves.
+    """A layout that joins tensors, swaps halves, then renames.
 
     Attributes:
-        renames: pairs, replaced in order in a name with a dot at each end.
-        joins: the pieces, in order, and the name of the result, along the first dimension.
-        swaps: patterns of names whose halves are swapped.
+        renames: pairs of texts, replaced in order in the name with a dot added at each end.
+        joins: tensors to concatenate along the first dimension, and the name of the result.
+        swaps: patterns of names of tensors whose halves are swapped.
     """
 
     renames: tuple[tuple[str, str], ...]
@@ -210,7 +210,7 @@ _flux = Rules(
 
 
 def single_fused(state: State) -> State:
-    """``proj_mlp`` has no common stem with the three projections of ``attn``."""
+    """Fuse ``proj_mlp`` with the projections of ``attn``; a ``Rules`` needs a common stem."""
     made = {}
     for name, tensor in state.items():
         block, _, rest = name.partition(".")
@@ -225,7 +225,7 @@ def single_fused(state: State) -> State:
 
 
 def flux(state: State, config: Mapping[str, Any]) -> State:
-    """Flux and Chroma: single blocks fuse attention and the feed-forward's input projection."""
+    """Map Flux and Chroma, whose single blocks fuse attention and the first MLP layer."""
     head = "single_transformer_blocks."
     single = {name.removeprefix(head): state[name] for name in state if name.startswith(head)}
     fused = {name: tensor for name, tensor in state.items() if not name.startswith(head)}
@@ -295,7 +295,7 @@ _lumina2 = Rules(
 
 
 def lumina2(state: State, config: Mapping[str, Any]) -> State:
-    """The original also has a norm that is not used."""
+    """The file also contains a norm that the model does not use."""
     return _lumina2(state, config) | {"norm_final.weight": torch.ones(config["hidden_size"])}
 
 
@@ -333,7 +333,7 @@ _sana = Rules(
 
 
 def sana(state: State, config: Mapping[str, Any]) -> State:
-    """The original also has two tensors, which the converter drops."""
+    """The file also contains two tensors, which the converter drops."""
     made = _sana(state, config)
     made["final_layer.scale_shift_table"] = made.pop("scale_shift_table")
     extra = {"pos_embed": torch.randn(1, 4, 8), "y_embedder.y_embedding": torch.randn(4, 8)}

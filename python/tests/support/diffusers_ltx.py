@@ -1,4 +1,4 @@
-"""A pipeline of LTX in one file."""
+"""Writes a pipeline of LTX in one file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 
 
 def combined_ltx(folder: Path) -> tuple[str, Any, Any]:
-    """Write the file; return it with the two models in it."""
+    """Write a file with a transformer and a VAE; return the file and both models."""
     transformer, vae = by_name("ltx"), by_name("ltx_vae")
     models = transformer.build(), vae.build()
     state = transformer.original(models[0]) | vae.original(models[1])
@@ -27,7 +27,7 @@ def combined_ltx(folder: Path) -> tuple[str, Any, Any]:
 
 
 def ltx_pipeline(folder: Path) -> tuple[str, Any]:
-    """Write a combined file and its pipeline, whose configs are in ``folder / "config"``."""
+    """Write a file with both models, and the pipeline's configs in ``folder / "config"``."""
     import diffusers
 
     file, transformer, vae = combined_ltx(folder)

@@ -1,7 +1,7 @@
-"""Tiny random models of diffusers' classes, and files of them in the original key names.
+"""Builds tiny random models of diffusers' classes, and writes files in the original key names.
 
-The library has a single-file converter for ``CASES`` and ``FURTHER_CASES``. ``OWN_CASES`` have only
-the library's own names; ``TABLE_CASES`` are here for their tables.
+diffusers has a single-file converter for ``CASES`` and ``FURTHER_CASES``. ``OWN_CASES`` have only
+diffusers' own names; ``TABLE_CASES`` have tables that no file contains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers_models import own_state, randomise_all
 import loadstone
 from loadstone._model.walk import walk
 
-CONSTRUCTED = ("non_persistent_buffer", "attribute")  # not in any file
+CONSTRUCTED = ("non_persistent_buffer", "attribute")  # kinds of tensors that no file contains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Case:
     """A class, a small configuration of it, and the layout of its files.
 
     Attributes:
-        layout: None if the only layout is the library's own.
+        layout: maps to the original names; None if there are only diffusers' names.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Case:
 
     @property
     def is_wide(self) -> bool:
-        """Hundreds of millions of parameters: the library's converter knows only one width."""
+        """True if the model is as large as published, because its converter knows one width."""
         return self.name in WIDE
 
     def construct(self, dtype: torch.dtype | None = None) -> Any:
-        """Construct the model with the library, in evaluation mode."""
+        """Construct the model directly, in evaluation mode."""
         with default_dtype(dtype or torch.float32):
             model = self.cls(**copy.deepcopy(self.changes)).eval()
         return model.requires_grad_(True)
 
     def build(self, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
-        """Construct the model, and fill everything that a file can contain with random values."""
+        """Construct the model, and give all tensors that a file can contain random values."""
         return randomise_all(self.construct(dtype), seed)
 
     def original(self, model: Any, dtype: torch.dtype | None = None) -> State:
-        """Return contiguous tensors in the original layout, with floats in ``dtype``."""
+        """Return contiguous tensors in the original layout, with floats cast to ``dtype``."""
         assert self.layout is not None
         made = self.layout(state_of(model), dict(model.config))
         return {name: _as(tensor, dtype) for name, tensor in made.items()}
@@ -75,7 +75,7 @@ class Case:
 
 
 def state_of(model: Any) -> State:
-    """Return the state dict, each tie once; on meta, ties cannot be recognised."""
+    """Return the state dict with each tie once; on meta, ties cannot be recognised."""
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     return dict(model.state_dict()) if is_meta else own_state(model)
 
@@ -100,7 +100,7 @@ def _as(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def write_config(model: Any, folder: Path) -> str:
-    """Write a folder for ``config=``."""
+    """Write a folder with the model's config; return it for the option ``config``."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_config(folder)
     return str(folder)
@@ -109,14 +109,14 @@ def write_config(model: Any, folder: Path) -> str:
 def write_single_file(
     case: Case, model: Any, file: Path, dtype: torch.dtype | None = None
 ) -> tuple[str, str]:
-    """Write a safetensors file in the original layout, and the folder of its configuration."""
+    """Write a safetensors file in the original layout; return it and its config's folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(case.original(model, dtype), file)
     return str(file), write_config(model, file.parent / "config")
 
 
 def write_header_only(state: State, file: Path, dtype: str = "BF16") -> str:
-    """Write a file with a complete header, whose data is a hole."""
+    """Write a safetensors file with a complete header, but a hole as its data."""
     header: dict[str, Any] = {}
     at = 0
     for name, tensor in state.items():
@@ -134,7 +134,7 @@ def write_header_only(state: State, file: Path, dtype: str = "BF16") -> str:
 
 
 def library_converted(case: Case, state: State, model: Any) -> State:
-    """Convert ``state`` with the library's converter of the class, on real tensors."""
+    """Convert real tensors with diffusers' converter of the class."""
     from diffusers.loaders import single_file_model
 
     name = single_file_model._get_single_file_loadable_mapping_class(case.cls)
@@ -168,7 +168,7 @@ def differences(found: Any, expected: Any) -> list[str]:
 
 @contextlib.contextmanager
 def logged_lines() -> Iterator[list[str]]:
-    """Return the lines that the library logs about a single file."""
+    """Collect the lines that diffusers logs about a single file."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -181,7 +181,7 @@ def logged_lines() -> Iterator[list[str]]:
 
 
 def refuse(*_: Any, **__: Any) -> Any:
-    """Replace a library's reader and fail if it runs."""
+    """Fail; tests replace the libraries' readers by this function."""
     raise AssertionError("a library reads weights itself")
 
 
@@ -209,7 +209,7 @@ def by_name(name: str) -> Case:
 
 
 def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
-    """Return the expected result of a load in ``dtype``: declared modules are not rounded."""
+    """Return the expected result of a load in ``dtype``, which does not cast declared modules."""
     expected = copy.deepcopy(model)
     keeps = set(case.cls._keep_in_fp32_modules or ())
     for slot in walk(expected):
@@ -221,6 +221,6 @@ def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def with_meta() -> Iterator[None]:
-    """Put everything in a skeleton on meta, including tables."""
+    """Put all tensors on meta, including tables, which a skeleton makes real."""
     with torch.device("meta"):
         yield

@@ -1,4 +1,4 @@
-"""Tiny pipelines with all of their components, and two steps of them."""
+"""Writes tiny pipelines with all components, and runs two steps of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = ("<|startoftext|>", "<|endoftext|>", "a</w>", "red</w>", "fox</w>")
 
 
 def tokenizer(folder: Path) -> Any:
-    """Return a tokenizer with three words."""
+    """Write and return a tokenizer with a few words."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.json").write_text(json.dumps({word: at for at, word in enumerate(WORDS)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
@@ -57,7 +57,7 @@ def vae() -> Any:
 
 
 def stable_diffusion(folder: Path) -> Any:
-    """Write text encoder, denoiser and decoder to a folder."""
+    """Write a pipeline with text encoder, denoiser and decoder to a folder; return it."""
     torch.manual_seed(0)
     pipe = diffusers.StableDiffusionPipeline(
         text_encoder=clip(), tokenizer=tokenizer(folder / "words"),
@@ -70,7 +70,7 @@ def stable_diffusion(folder: Path) -> Any:
 
 
 def picture(pipe: Any) -> torch.Tensor:
-    """Run two steps, from words to pixels."""
+    """Run two steps of the pipeline, from words to pixels."""
     pipe.set_progress_bar_config(disable=True)
     made: torch.Tensor = pipe(
         "a red fox", num_inference_steps=2, height=16, width=16, output_type="pt",
@@ -80,7 +80,7 @@ def picture(pipe: Any) -> torch.Tensor:
 
 
 def assert_real(pipe: Any) -> None:
-    """Require an origin for every tensor of every model in a pipeline."""
+    """Check that every tensor of a pipeline's models has an origin."""
     for name, model in pipe.components.items():
         if isinstance(model, torch.nn.Module):
             assert loadstone.audit(model).ok, name
@@ -92,7 +92,7 @@ State = dict[str, torch.Tensor]
 
 
 def transformers_keys(model: Any, prefix: str, wrapper: str = "text_model.") -> State:
-    """Return an encoder under the names that transformers used when such files were made."""
+    """Return an encoder's tensors under the names that old releases of transformers used."""
     made = {}
     for name, tensor in own_state(model).items():
         is_inner = not name.startswith((wrapper, "text_projection"))
@@ -101,7 +101,7 @@ def transformers_keys(model: Any, prefix: str, wrapper: str = "text_model.") -> 
 
 
 def open_clip_keys(model: Any, prefix: str) -> State:
-    """Return an encoder under OpenCLIP's names: fused projections, the last one transposed."""
+    """Return an encoder's tensors under OpenCLIP's names, with fused projections."""
     state = dict(own_state(model))
     made = {f"{prefix}text_projection": state.pop("text_projection.weight").T}
     inner = {name.removeprefix("text_model."): tensor for name, tensor in state.items()}
@@ -133,7 +133,7 @@ def write(state: State, file: Path) -> str:
 
 
 def stable_diffusion_keys(pipe: Any) -> State:
-    """Return one file in the layout of Stable Diffusion 1.5."""
+    """Return the tensors of a Stable Diffusion 1.5 file."""
     return (
         ldm_unet(own_state(pipe.unet), dict(pipe.unet.config))
         | ldm_vae(own_state(pipe.vae), dict(pipe.vae.config))
@@ -158,7 +158,7 @@ def stable_diffusion_xl(folder: Path) -> Any:
 
 
 def stable_diffusion_xl_keys(pipe: Any) -> State:
-    """Return one file in the layout of Stable Diffusion XL."""
+    """Return the tensors of a Stable Diffusion XL file."""
     return (
         ldm_unet(own_state(pipe.unet), dict(pipe.unet.config))
         | ldm_vae(own_state(pipe.vae), dict(pipe.vae.config))
@@ -168,7 +168,7 @@ def stable_diffusion_xl_keys(pipe: Any) -> State:
 
 
 def stable_diffusion_3(folder: Path) -> Any:
-    """Write three text encoders, the last of a different kind."""
+    """Write a pipeline with three text encoders, the last of which is a T5."""
     torch.manual_seed(0)
     words = tokenizer(folder / "words")
     third = transformers.T5EncoderModel(
@@ -183,14 +183,14 @@ def stable_diffusion_3(folder: Path) -> Any:
         text_encoder_2=clip(64, 3, projected=True), tokenizer_2=words,
         text_encoder_3=randomise_all(third, 4).eval(), tokenizer_3=None,
     )  # fmt: skip
-    with torch.no_grad():  # Fill the tensors of the first encoder that files lack
+    with torch.no_grad():  # fills a tensor of the first encoder that files lack
         pipe.text_encoder.text_projection.weight.copy_(torch.eye(32))
     pipe.save_pretrained(folder)
     return pipe
 
 
 def stable_diffusion_3_keys(pipe: Any) -> State:
-    """Return one file in the layout of Stable Diffusion 3 with all text encoders."""
+    """Return the tensors of a Stable Diffusion 3 file with all text encoders."""
     first = transformers_keys(pipe.text_encoder, "text_encoders.clip_l.transformer.")
     del first["text_encoders.clip_l.transformer.text_projection.weight"]
     third = own_state(pipe.text_encoder_3).items()
@@ -204,6 +204,6 @@ def stable_diffusion_3_keys(pipe: Any) -> State:
 
 
 def without_weights(folder: Path, target: Path) -> str:
-    """Copy only the configs of a pipeline's folder, for ``config=``."""
+    """Copy a pipeline's folder without the weights; return the copy for ``config=``."""
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
     return str(target)

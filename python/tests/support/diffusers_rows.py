@@ -15,7 +15,7 @@ _WAN_I2V = _WAN | {"in_channels": 36, "image_dim": 32, "added_kv_proj_dim": 64}
 _DOWN, _CROSS = "DownBlock2D", "CrossAttnDownBlock2D"
 _UP, _CROSS_UP = "UpBlock2D", "CrossAttnUpBlock2D"
 
-# Models whose converters hard-code a width, so the models need that width.
+# Models that must have the published width, because their converters hard-code it.
 WIDE = ("flux", "chroma", "hunyuan_video", "lumina2")
 
 ROWS: list[tuple[Any, ...]] = [

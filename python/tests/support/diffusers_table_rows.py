@@ -1,4 +1,4 @@
-"""Models with tensors that no file contains: name, class, configuration."""
+"""Rows of models with tensors that no file contains: name, class, configuration."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ TABLE_ROWS: list[tuple[Any, ...]] = [
     ),
 ]  # fmt: skip
 
-# Their convolutions use a product of two parameters, which a hook computes before each forward
-# pass.
+# Models with convolutions whose weight is a product of two parameters, which a hook computes
+# before each forward pass.
 WEIGHT_NORM_ROWS: list[tuple[Any, ...]] = [
     (
         "cosmos3_audio", "Cosmos3AVAEAudioTokenizer",

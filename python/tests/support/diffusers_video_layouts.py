@@ -1,4 +1,4 @@
-"""Key names in original checkpoints of video models; see ``diffusers_layouts``."""
+"""Maps tensors of video models to the names in original checkpoints; see ``diffusers_layouts``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _FACE_ADAPTER = Rules(
 
 
 def wan(state: State, config: Mapping[str, Any]) -> State:
-    """All variants of Wan; ``_animate`` names the modules that only Wan-Animate has."""
+    """Map all variants of Wan; ``_animate`` maps the modules that only Wan-Animate has."""
     rules = Rules(_WAN_RENAMES, prefix="")
     made = {}
     adapter = {}
@@ -259,10 +259,10 @@ _cosmos = Rules(
 
 
 def cosmos(state: State, config: Mapping[str, Any]) -> State:
-    """Cosmos 2, with tensors that the converter drops.
+    """Map Cosmos 2, and add tensors that the converter drops.
 
-    The library's converter never recognises files of Cosmos 1: it looks for one of their names in a
-    dictionary that it has already emptied.
+    Cosmos 1 has none, because diffusers' converter never recognises its files: it looks for a name
+    in a dictionary that it has already emptied.
     """
     drops = ("pos_embedder.seq", "pos_embedder.dim_spatial_range", "accum_iteration")
     extra = {f"net.{name}": torch.arange(4.0) for name in drops}

@@ -1,4 +1,4 @@
-"""The files that the pages of docs/ use, as tiny random models under the same names."""
+"""Writes the files that the pages of docs/ use, as tiny random models under the same names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transformers_models import randomise_all
 
 
 def save(model: Any, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write a folder for ``from_pretrained``, with random values."""
+    """Give the model random values, and write a folder for ``from_pretrained``."""
     randomise_all(model, 0).to(dtype).save_pretrained(folder)
     return folder
 
 
 def llama(folder: Path, **changes: Any) -> Path:
-    """Write two layers of Llama."""
+    """Write a Llama with two layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -32,7 +32,7 @@ def llama(folder: Path, **changes: Any) -> Path:
 
 
 def qwen_moe(folder: Path, **changes: Any) -> Path:
-    """Write two layers of Qwen3-MoE with four experts each, stored separately."""
+    """Write a Qwen3-MoE with two layers of four experts each, stored separately."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -45,7 +45,7 @@ def qwen_moe(folder: Path, **changes: Any) -> Path:
 
 
 def adapter(folder: Path, seed: int = 1) -> Path:
-    """Write peft's adapter of rank 4 for q_proj and v_proj of :func:`llama`."""
+    """Write peft's LoRA adapter of rank 4 for q_proj and v_proj of :func:`llama`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(2):
@@ -59,7 +59,7 @@ def adapter(folder: Path, seed: int = 1) -> Path:
 
 
 def wan(folder: Path) -> Path:
-    """Write a tiny Wan: wan2.2-Q4_K_M.gguf in the original names, and folder/transformer for it."""
+    """Write a tiny Wan in the original names, wan2.2-Q4_K_M.gguf, and its config."""
     from diffusers_gguf import BLOCK_CASES, mixed, packed
     from diffusers_models import write_config
 
@@ -72,7 +72,7 @@ def wan(folder: Path) -> Path:
 
 
 def wan_transformer(folder: Path) -> Path:
-    """Write only the config of the same model."""
+    """Write only the config of :func:`wan`."""
     from diffusers_gguf import BLOCK_CASES
     from diffusers_models import write_config
 
@@ -81,7 +81,7 @@ def wan_transformer(folder: Path) -> Path:
 
 
 def wan_pipeline(folder: Path) -> Path:
-    """Write a pipeline with the transformer of :func:`wan`, a T5 encoder and a decoder."""
+    """Write a pipeline with the transformer of :func:`wan`, a T5 encoder and a VAE."""
     import diffusers
     import transformers
     from diffusers_gguf import BLOCK_CASES
@@ -101,7 +101,7 @@ def wan_pipeline(folder: Path) -> Path:
 
 
 def stable_diffusion_xl(folder: Path) -> Path:
-    """Write one file with all components, sdxl.safetensors, and their configs in sdxl."""
+    """Write the file sdxl.safetensors with all components, and their configs in sdxl."""
     import diffusers_pipelines as tiny
 
     pipe = tiny.stable_diffusion_xl(folder / "sdxl")
@@ -110,7 +110,7 @@ def stable_diffusion_xl(folder: Path) -> Path:
 
 
 def of_bitsandbytes(folder: Path) -> Path:
-    """Write :func:`llama` as transformers saves it in nf4."""
+    """Write :func:`llama` in nf4, as transformers saves it."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
@@ -123,7 +123,7 @@ def of_bitsandbytes(folder: Path) -> Path:
 
 
 def wan_files(folder: Path) -> Path:
-    """Write the model in the original names, twice in blocks, and folder/transformer for it."""
+    """Write a tiny Wan in the original names, as two GGUF files, and its config."""
     from diffusers_gguf import BLOCK_CASES, mixed, packed
     from diffusers_models import write_config
 
@@ -136,7 +136,7 @@ def wan_files(folder: Path) -> Path:
 
 
 def language_model(folder: Path) -> Path:
-    """Write a model in llama.cpp's names: safetensors with its keys, GGUF, and its matrix."""
+    """Write a model in llama.cpp's names as safetensors and GGUF, with keys and imatrix."""
     import imatrix_files
     import llama_quantize
 
@@ -152,7 +152,7 @@ def language_model(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """Write the experts of one layer in GPT-OSS's form: MXFP4, gate and up interleaved, biases."""
+    """Write the experts of a layer as GPT-OSS does: in MXFP4, with interleaved gate and up."""
     folder.mkdir()
     prefix, experts, rows = "model.layers.0.mlp.experts", 4, 64
     tensors = {}
@@ -167,7 +167,7 @@ def gpt_oss(folder: Path) -> Path:
 
 
 def quantized_models(folder: Path) -> Path:
-    """Write folders of mixtures: dequantized, and as DeepSeek, GPT-OSS and ModelOpt store them."""
+    """Write mixtures of experts: plain, and as DeepSeek, GPT-OSS and ModelOpt store them."""
     import json
 
     from codec_scaled import write_fp8_block
@@ -186,7 +186,7 @@ def quantized_models(folder: Path) -> Path:
 
 
 def first_last_frame(folder: Path) -> Path:
-    """Write a tiny Wan for a first and a last frame: a GGUF file, and its config."""
+    """Write a tiny Wan for first and last frames: a GGUF file, and its config."""
     from diffusers_gguf import FIRST_LAST_CASE, mixed, packed
     from diffusers_models import write_config
 
@@ -197,7 +197,7 @@ def first_last_frame(folder: Path) -> Path:
 
 
 def wrapped(path: Path, prefix: str = "net.") -> Path:
-    """Write a two-layer network under different names, as a training script saves it."""
+    """Write a two-layer network with a prefix in its names, as a training script saves it."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"encoder.0.weight": (32, 16), "encoder.0.bias": (32,), "encoder.2.weight": (8, 32),
               "encoder.2.bias": (8,)}  # fmt: skip
@@ -208,7 +208,6 @@ def wrapped(path: Path, prefix: str = "net.") -> Path:
 
 
 def gguf(path: Path) -> Path:
-    """Write a language model of one layer, in the names of llama.cpp."""
     import gguf as writer_of
     import numpy as np
 
@@ -237,7 +236,6 @@ def gguf_folder(folder: Path) -> Path:
 
 
 def skeleton_file(path: Path) -> Path:
-    """Write the skeleton of :func:`llama` as JSON."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import loadstone
@@ -258,7 +256,7 @@ def quantized(folder: Path) -> Path:
 
 
 def dcp(folder: Path) -> Path:
-    """Write the content of :func:`wrapped` as a training state with optimizer, and rules."""
+    """Write the tensors of :func:`wrapped` as a training state with optimizer, and rules.json."""
     import json
 
     import torch.distributed.checkpoint as distributed
@@ -272,7 +270,7 @@ def dcp(folder: Path) -> Path:
 
 
 def kohya(folder: Path) -> Path:
-    """Write one layer of a UNet, and style.safetensors for it and for a text encoder."""
+    """Write one layer of a UNet, and a LoRA adapter for it and for a text encoder."""
     folder.mkdir()
     save_file({"mid.to_q.weight": torch.randn(64, 64)}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}', encoding="utf-8")
@@ -287,10 +285,10 @@ def kohya(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class World:
-    """Files for a page, each made in the folder in which the page's code runs.
+    """The files of a page; each function writes into the folder in which the page's code runs.
 
     Attributes:
-        before: Python that the page assumes has run.
+        before: Python that must run before the page's code.
     """
 
     files: tuple[Callable[[Path], Any], ...]
@@ -298,7 +296,7 @@ class World:
 
 
 def at(make: Callable[..., Any], *names: str, **options: Any) -> Callable[[Path], Any]:
-    """Write the same files under each of these names."""
+    """Return a function that writes the same files under each of these names."""
 
     def make_all(folder: Path) -> None:
         for name in names:
@@ -339,7 +337,7 @@ model, another = (Auto.from_pretrained("quantized", device_map={"": "cpu"}) for 
 """
 ADAPTERS = (at(adapter, "style"), at(adapter, "speed", seed=2))
 
-# The environment that torchrun sets for a program.
+# Sets the environment as torchrun does for a program with one rank.
 ONE_RANK = """
 import os, socket
 with socket.create_server(("127.0.0.1", 0)) as server:
@@ -433,11 +431,11 @@ WORLDS = {
         (at(llama, "folder"), at(quantized, "nvfp4")),
         IMPORTS + SKELETON + "skeleton = skeleton_of('folder')",
     ),
-    # `make test-vllm` starts its servers.
+    # Only for the page's Python; `make test-vllm` starts its servers.
     "docs/how-to/vllm.md": World((at(gguf_folder, "folder"),)),
 }
 
-# Pages whose code does not run in a test yet, and why.
+# Pages whose code no test runs, and the reasons.
 NOT_RUN = {
     "docs/rules.md": "its command takes any model type; test_export_rules.py runs it for 32",
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",

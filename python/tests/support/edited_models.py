@@ -1,4 +1,4 @@
-"""A model folder copied with edits."""
+"""Copies and edits model folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def edit(folder: Path, change: Any) -> None:
-    """Rewrite the one shard of a folder."""
+    """Change the tensors of a folder that has one shard."""
     file = folder / "model.safetensors"
     state = load_file(file)
     change(state)

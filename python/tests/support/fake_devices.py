@@ -1,7 +1,7 @@
-"""Devices on machines that have none: host memory under their names, and a fake CUDA driver.
+"""Fake devices for machines without any: host memory under device names, and a CUDA driver.
 
 The driver (``tests/device/fake``) copies only on synchronisation, and records misuse that a real
-driver would punish. torch copies to devices of other kinds as usual.
+driver would punish. For devices other than CUDA, torch copies as usual.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SOURCES = Path(__file__).parents[3] / "tests" / "device" / "fake"
 
 @functools.cache
 def library() -> Path:
-    """Build the driver once per process."""
+    """Build the driver, once per process; return the library's path."""
     path = Path(tempfile.mkdtemp(prefix="loadstone-fake-")) / "libfake_cuda.so"
     compiler = os.environ.get("CXX", "c++")
-    sources = [str(each) for each in sorted(SOURCES.glob("*.cpp"))]  # the newest driver
+    sources = [str(each) for each in sorted(SOURCES.glob("*.cpp"))]
     command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", *sources, "-o", str(path)]
     subprocess.run(command, check=True)
     return path
 
 
 class Opaque(torch.Tensor):
-    """On Metal a tensor's pointer refers to an object instead of its bytes."""
+    """A tensor whose pointer is not the address of its bytes, as on Metal."""
 
     def data_ptr(self) -> int:
         return id(self) // 256 * 256
@@ -45,7 +45,7 @@ class Opaque(torch.Tensor):
 
 
 class FakeDevices:
-    """cuda:0, cuda:1, xpu:0 and mps:0, until the test ends."""
+    """Provides the devices cuda:0, cuda:1, xpu:0 and mps:0 until the test ends."""
 
     names = ("cuda:0", "cuda:1", "xpu:0", "mps:0")
 
@@ -60,7 +60,7 @@ class FakeDevices:
         patch.setattr(devices, "require", self._require)
         patch.setattr(devices, "_synchronize", self.waited_for.append)
         self._real_require = devices.require
-        self._kept: list[torch.Tensor] = []  # prevents reuse of addresses
+        self._kept: list[torch.Tensor] = []  # keeps tensors alive, so addresses are not reused
 
     def _empty(self, name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
@@ -72,17 +72,16 @@ class FakeDevices:
         assert device == "cpu" or device in self.names
 
     def register(self, tensor: torch.Tensor, device: str) -> None:
-        """Register with the driver which device owns the memory."""
+        """Register the tensor's memory with the driver as memory of the device."""
         self._kept.append(tensor)
         address, number = ctypes.c_void_p(tensor.data_ptr()), int(device.partition(":")[2])
         self.driver.fake_cuda_register(address, ctypes.c_size_t(tensor.nbytes), number)
 
     def fail(self, function: str, number: int, result: int = 700) -> None:
-        """Make the call with this index, from 0, fail."""
+        """Make the call of a driver function with this index, counted from 0, fail."""
         self.driver.fake_cuda_fail(function.encode(), number, result)
 
     def calls(self, function: str) -> int:
-        """Return the number of calls of a driver function."""
         return int(self.driver.fake_cuda_calls(function.encode()))
 
     def pinned_bytes_peak(self) -> int:
@@ -90,6 +89,6 @@ class FakeDevices:
         return int(self.driver.fake_cuda_pinned_peak())
 
     def require_clean(self) -> None:
-        """Require that no misuse happened and that the driver holds no resources."""
+        """Check that no misuse happened and that the driver holds no resources."""
         assert self.driver.fake_cuda_violations() == b""
         assert self.driver.fake_cuda_live() == 0

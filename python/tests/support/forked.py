@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve()
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Start a server, which ends with this process, because this process owns its stdin."""
+    """Start the server, which ends with this process, because its stdin then closes."""
     binaries = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable))).parent
     paths = [str(HERE.parent), str(HERE.parents[3]), os.environ.get("PYTHONPATH", "")]
     changed = {
@@ -39,7 +39,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a folder like ``python FILE``, with this repository importable."""
+    """Run a script in a folder, like ``python FILE`` with this repository on the path."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as place:
@@ -52,7 +52,10 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _serve() -> None:
-    """Run scripts until the input ends; in the child, the fork returns from here to the script."""
+    """Run scripts until the input ends.
+
+    The server forks for each script, and only the child leaves the loop to run it.
+    """
     for line in sys.stdin:
         folder, script, out, err = json.loads(line)
         child = os.fork()

@@ -1,4 +1,4 @@
-"""GGUF files of small language models, written with gguf-py like llama.cpp's converter does."""
+"""Writes GGUF files of small language models with gguf-py, like llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SIZES: dict[str, Any] = {
     "vocab_size": 250,
     "max_position_embeddings": 128,
 }
-# transformers reads no width of experts from a file, so these are its defaults.
+# transformers reads no expert width from GGUF files, so this is its default.
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, "llama", SIZES | {"tie_word_embeddings": False}),
     "llama-tied": (transformers.LlamaConfig, "llama", SIZES | {"tie_word_embeddings": True}),
-    # transformers reads no size of heads from a file either.
+    # transformers reads no head size from GGUF files either, so this is its default.
     "qwen3": (transformers.Qwen3Config, "qwen3", SIZES | {"head_dim": 128}),
     "gemma2": (transformers.Gemma2Config, "gemma2", SIZES),
     "qwen3_moe": (transformers.Qwen3MoeConfig, "qwen3moe", SIZES | EXPERTS),
@@ -44,7 +44,7 @@ def make(name: str, folder: Path) -> Path:
 
 
 def write(name: str, state: dict[str, torch.Tensor], path: Path, encoding: str = "Q8_0") -> Path:
-    """Write the tensors of such a folder as a GGUF file: matrices in blocks, others in F32."""
+    """Write a folder's tensors as a GGUF file, with matrices in blocks and other tensors in F32."""
     kind, architecture, values = MODELS[name]
     config = kind(**values)
     writer = gguf.GGUFWriter(path, architecture)
@@ -98,7 +98,6 @@ def _arch(name: str) -> Any:
 
 
 def _stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stack all experts of a layer into one tensor."""
     made: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in state.items():
@@ -114,6 +113,6 @@ def _stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _permuted(array: np.ndarray, heads: int) -> np.ndarray:
-    """Interleave the two halves of each head's rows, which rotate together."""
+    """Interleave the two halves of each head's rows, as llama.cpp's rotary embedding requires."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)

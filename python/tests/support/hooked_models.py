@@ -1,4 +1,4 @@
-"""``load_state_dict`` hooks that move elements, and a model that has them."""
+"""``load_state_dict`` hooks that rename or rearrange tensors, and a model with such hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance matrices in both formats of llama-imatrix, with generated values."""
+"""Writes importance matrices with generated values, in both formats of llama-imatrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 CHUNKS = 7
 DATASET = "wiki.train.raw"
 
-# By tensor: sums of squares [matrices, columns], and the use count of each matrix.
+# By tensor: sums of squares with shape [matrices, columns], and the use count of each matrix.
 Entries = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return entries for all matrices except the embedding, a lookup; some experts are unused."""
+    """Return entries for all matrices except embedding and output; one expert is unused."""
     made = {}
     for name, shape in shapes.items():
         if len(shape) < 2 or name in ("token_embd.weight", "output.weight"):
@@ -27,14 +27,14 @@ def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarra
         counts = chance.integers(1, 512, matrices).astype(np.float32)
         if matrices > 2:
             counts[1] = 0
-        # A few columns matter far more than the others, as in real models.
+        # A few columns have much larger values than the others, as in real models.
         sums = chance.lognormal(0, 2, (matrices, columns)).astype(np.float32)
         made[name] = (sums * np.minimum(counts, 1)[:, None], counts)
     return made
 
 
 def write_dat(path: Path, entries: Entries) -> Path:
-    """Write the format before GGUF: one count divides the sums of a whole stack."""
+    """Write the format that preceded GGUF, in which a stack has one count for all its matrices."""
     with path.open("wb") as file:
         file.write(struct.pack("<i", len(entries)))
         for name, (sums, counts) in entries.items():

@@ -22,7 +22,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 
 
 def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Return the model's tensors, in which all rows differ."""
+    """Return the model's tensors, whose rows are all different."""
     made = {}
     for index, (name, shape) in enumerate(sorted(shapes.items())):
         numbers = torch.arange(math.prod(shape), dtype=torch.int64) * (2 * index + 1) % 8191
@@ -31,7 +31,7 @@ def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
 
 
 def digest(reader: Any) -> str:
-    """Return a digest of names, shapes, types and bytes of a GGUF file's tensors, in file order."""
+    """Return a digest of the names, shapes, types and bytes of a GGUF file's tensors, in order."""
     found = hashlib.sha256()
     for each in reader.tensors:
         head = f"{each.name} {each.shape.tolist()} {each.tensor_type.name}\n"

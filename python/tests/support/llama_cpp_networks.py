@@ -1,4 +1,4 @@
-"""Small models of many architectures, with random values and generated tokenizers."""
+"""Writes small models of many architectures, with random values and generated tokenizers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 @dataclass(frozen=True)
 class Network:
-    """One model.
+    """A model that llama.cpp's converter supports.
 
     Attributes:
-        config: the name of its configuration class in transformers.
-        options: in addition to the common ones.
+        config: name of the configuration class in transformers.
+        options: options of the configuration, in addition to those of all models.
         tokenizer: "sentencepiece", "bpe" or "wordpiece".
-        computes: the converter computes with some of its tensors.
-        model: the automatic class that constructs it.
-        saved: entries of the published ``config.json`` that transformers does not write.
+        computes: whether the converter computes with some of the tensors.
+        model: the automatic class that constructs the model.
+        saved: fields of published ``config.json`` files that transformers does not write.
     """
 
     config: str
@@ -246,7 +246,7 @@ NETWORKS = {
 
 
 def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
-    """Write a model of the table with random values; ``sizes`` replace the config's."""
+    """Write a model of NETWORKS with random values; ``sizes`` override configuration fields."""
     transformers = pytest.importorskip("transformers")
     network = NETWORKS[name]
     if not hasattr(transformers, network.config):

@@ -35,7 +35,7 @@ def converter() -> Converter:
 
 
 def written(entered: Converter, model: Path, target: Path, dtype: str | None) -> Path:
-    """Return the file that the converter alone writes from the model's values."""
+    """Return the file that the converter itself writes from the model's values."""
     with entered.entered(), torch.inference_mode():
         conversion, library = entered.module("conversion"), entered.module("gguf")
         hparams = conversion.ModelBase.load_hparams(model, False)
@@ -49,7 +49,7 @@ def keys_of(reader: Any) -> list[tuple[str, str, str, Any]]:
     """Return key, type, item type and value of all entries, in file order."""
     rows = []
     for key, found in reader.fields.items():
-        if key.startswith("GGUF."):  # the file's header
+        if key.startswith("GGUF."):  # gguf-py lists the file's header as keys
             continue
         types = [TYPES[each.name] for each in found.types]
         items = types[1] if types[0] == "array" else ""
@@ -58,7 +58,7 @@ def keys_of(reader: Any) -> list[tuple[str, str, str, Any]]:
 
 
 def with_any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Converter:
-    """Make the converter accept the tests' tokenizers as a known one."""
+    """Make the converter accept the tests' tokenizers as if it knew them."""
     own = Converter._check
 
     def check(entered: Converter) -> None:
@@ -70,7 +70,7 @@ def with_any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Converter:
 
 
 def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -> None:
-    """Compare all keys by order, type and value; ``without`` lists keys from the folder's name."""
+    """Compare keys by order, type and value, except those in ``without``."""
     found = [(each.key, each.type, each.items, each.value) for each in traced.metadata]
     expected = keys_of(reader)
     found, expected = ([row for row in rows if row[0] not in without] for rows in (found, expected))
@@ -80,7 +80,7 @@ def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -
 
 
 def require_same_tensors(traced: Any, reader: Any, target: Path) -> None:
-    """Compare names, order, shapes and types of the recipes, and the executed bytes."""
+    """Compare the recipes' names, order, shapes and types, and the bytes that they produce."""
     expected = [
         (each.name, tuple(int(size) for size in reversed(each.shape)), each.tensor_type.name)
         for each in reader.tensors

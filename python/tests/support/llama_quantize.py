@@ -1,8 +1,8 @@
 """Compares loadstone's mixes with llama.cpp's own llama-quantize on llama.cpp's own files.
 
 LOADSTONE_LLAMA_QUANTIZE names the program, built without fused multiply-adds
-(docs/design/tests.md); tests that need it skip if it is not set. Run this file to write the
-program's results for a small model again, for tests without the program.
+(docs/design/tests.md); tests that need the program skip if the variable is not set. Run as a
+program, this file stores llama-quantize's results for a small model, for tests without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def require_program() -> None:
 
 
 def run(source: Path, target: Path, mix: str, imatrix: Path | None = None) -> str:
-    """Quantize a file; return the program's messages if it fails, else an empty string."""
+    """Run llama-quantize; return its messages if it fails, otherwise an empty string."""
     options = [] if imatrix is None else ["--imatrix", str(imatrix)]
     done = subprocess.run(
         [PROGRAM, *options, source, target, mix, "2"], capture_output=True, text=True, check=False
@@ -50,7 +50,7 @@ def run(source: Path, target: Path, mix: str, imatrix: Path | None = None) -> st
 
 
 def content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return keys with types and values, and tensors with shapes, types and bytes."""
+    """Return a file's keys with types and values, and its tensors with shapes, types and bytes."""
     reader = oracle.read(path)
     keys = {row[0]: repr(row[1:]) for row in oracle.keys_of(reader)}
     tensors = {
@@ -88,7 +88,7 @@ METADATA: dict[str, Any] = {
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Return a dense model with experts in one layer; its rows are not a multiple of 256."""
+    """Return the shapes of a dense model with experts in one layer, and a row of 96 elements."""
     made: dict[str, tuple[int, ...]] = {"token_embd.weight": (32, COLUMNS)}
     made["output_norm.weight"] = (COLUMNS,)
     for layer in range(LAYERS):
@@ -100,7 +100,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_keys(path: Path, metadata: dict[str, Any]) -> Path:
-    """Write the same keys in the form that the command reads."""
+    """Write GGUF keys in the form that the option ``--metadata`` reads."""
     entries = [
         {"key": key} | (value if isinstance(value, dict) else {"type": "string", "value": value})
         for key, value in metadata.items()
@@ -111,14 +111,14 @@ def write_keys(path: Path, metadata: dict[str, Any]) -> Path:
 
 
 def write_small(path: Path) -> Path:
-    """Write the model as safetensors of BF16, without the keys of its GGUF files."""
+    """Write the model as safetensors of BF16, which have no keys."""
     lists = {name: list(shape) for name, shape in shapes().items()}
     save_file(llama_cpp_golden.values(lists), path)
     return path
 
 
 def digest(path: Path) -> str:
-    """Return a digest of tensors and keys in any order, without an importance matrix's path."""
+    """Return a digest of tensors and keys in any order, without the path of an imatrix."""
     keys, tensors = content(path)
     keys.pop("quantize.imatrix.file", None)
     found = hashlib.sha256(repr(sorted(keys.items())).encode())

@@ -1,6 +1,6 @@
-"""Tests of `make test-all` that `make test` leaves out; conftest.py marks them `long`.
+"""Lists tests that only `make test-all` runs completely; conftest.py marks them `long`.
 
-Other tests check the product logic of a row, or the row is a matrix: `make test` runs the cases in
+Each row is a matrix of cases, or other tests check the same logic. `make test` runs the cases in
 `kept`, or those that `cover` chooses. test_tiers.py fails if a row matches no test.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-# The rows whose parameters match no collected test, in the stash of pytest's config.
+# Key in the stash of pytest's config: the rows that match no collected test.
 FAULTS = pytest.StashKey[list[str]]()
 
 
@@ -22,12 +22,12 @@ class Long(NamedTuple):
     """A row of the table.
 
     Attributes:
-        tests: ids below python/tests; `*` matches any text.
-        reason: why `make test` can do without them.
-        kept: ids in brackets that stay in `make test`.
-        cover: "values" keeps cases in which each value of each parameter occurs, "pairs" those in
-            which each pair of values of two parameters occurs, and "parts" those in which each
-            part of an id ("gptq-4-v1") occurs together with the first part.
+        tests: test ids below python/tests; `*` matches any text.
+        reason: why `make test` can omit the tests.
+        kept: parameter ids (the text in brackets) that `make test` runs.
+        cover: the cases that `make test` runs. "values": each value of each parameter occurs.
+            "pairs": each pair of values of two parameters occurs. "parts": each part of an id
+            ("gptq-4-v1") occurs together with the first part.
     """
 
     tests: str
@@ -112,12 +112,12 @@ def _pattern(tests: str) -> re.Pattern[str]:
 
 
 def matches(tests: str, test: str) -> bool:
-    """Return whether a pattern matches an id such as ``plan/test_strict::test_a[b]``."""
+    """Return true if a pattern matches an id such as ``plan/test_strict::test_a[b]``."""
     return _pattern(tests).fullmatch(test) is not None
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], cover: str) -> set[int]:
-    """Return the indices of few rows that meet the condition of :class:`Long`; deterministic."""
+    """Return the indices of a few rows that meet the condition of :class:`Long`; deterministic."""
 
     def met(row: tuple[Hashable, ...]) -> set[Hashable]:
         values = list(enumerate(row))

@@ -1,7 +1,7 @@
-"""Cases of ``bench`` in processes that do not import libraries again.
+"""Runs cases of ``bench`` in processes that do not import libraries again.
 
-A server imports them once and forks for each case. The child includes the interpreter's memory
-before the work, as in ``bench.measure.run``; pages of library files may return during the work.
+A server imports the libraries once and forks for each case. The child counts the interpreter's
+memory before the work, as ``bench.measure.run`` does; pages of library files may return meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _child(there: Connection, case: str, folder: Path) -> None:
 
 
 def run(case: str, folder: Path, *libraries: str) -> measure.Result:
-    """Run like ``bench.loaders --child``; the first case of a server determines its libraries."""
+    """Run a case like ``bench.loaders --child``; the first case sets the server's libraries."""
     CONTEXT.set_forkserver_preload(["torch", *libraries])
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_child, args=(there, case, folder))

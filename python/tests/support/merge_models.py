@@ -1,4 +1,4 @@
-"""Small models and adapters to merge, and the expected merges, computed by torch."""
+"""Small models and adapters for merges, and the expected merges, computed by torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECTIONS = {
 
 
 def model(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensors:
-    """Return the weights of two layers, a norm, and a buffer of integers."""
+    """Return the tensors of a model with two layers, a norm and an integer buffer."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {"model.norm.weight": torch.randn(HIDDEN, generator=generator).to(dtype)}
     for layer in range(LAYERS):
@@ -36,7 +36,7 @@ def model(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensors:
 def products(
     rank: int, seed: int, names: Mapping[str, tuple[int, int]], dtype: torch.dtype = torch.float32
 ) -> Tensors:
-    """Return ``lora_A`` and ``lora_B`` by module name."""
+    """Return ``lora_A`` and ``lora_B`` of each module, by name."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (rows, columns) in names.items():
@@ -46,7 +46,7 @@ def products(
 
 
 def modules() -> dict[str, tuple[int, int]]:
-    """Return the modules of :func:`model` that adapters are trained for."""
+    """Return the shapes of the modules of :func:`model` that have adapters."""
     return {
         f"model.layers.{layer}.{name}": shape
         for layer in range(LAYERS)
@@ -55,7 +55,7 @@ def modules() -> dict[str, tuple[int, int]]:
 
 
 def write_peft(folder: Path, tensors: Tensors, **config: Any) -> Path:
-    """Write an adapter in peft's form; keys of ``tensors`` end in ``lora_A`` and the like."""
+    """Write an adapter in peft's form; the keys of ``tensors`` end in ``lora_A`` or ``lora_B``."""
     folder.mkdir(parents=True)
     named = {
         f"base_model.model.{name}{'.weight' if name.endswith(('_A', '_B')) else ''}": tensor
@@ -77,7 +77,7 @@ def added(weight: torch.Tensor, right: torch.Tensor, left: torch.Tensor, factor:
 
 
 def with_products(base: Tensors, adapter: Tensors, factor: float) -> Tensors:
-    """Add the products of :func:`products` to a base, in F32."""
+    """Add an adapter's products to a base, in F32."""
     merged = dict(base)
     for name in base:
         module = name.removesuffix(".weight")
@@ -101,5 +101,4 @@ def same_bits(found: Tensors | Path, expected: Tensors) -> None:
 
 
 def rounded(tensors: Tensors, like: Tensors) -> Tensors:
-    """Cast each tensor to its dtype in ``like``."""
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}

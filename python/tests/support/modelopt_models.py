@@ -1,8 +1,9 @@
 """Tiny models, their checkpoints, and the models that ModelOpt packs from them in memory.
 
-ModelOpt never packs experts that a model keeps in one tensor, and its compressed model of such a
-kind does not run. The oracle for an expert is therefore its own quantizer on its slice: the bytes
-and the buffers. The oracle for the forward pass is the resident model with these slices decoded.
+ModelOpt does not pack experts that a model keeps in one tensor, and a compressed model with such
+experts does not run. The expected bytes and buffers of an expert are therefore those that its
+quantizer makes of its slice, and the expected outputs those of the resident model with decoded
+slices.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def config(kind: str, *off: str) -> dict[str, Any]:
-    """Return the library's config, with the quantizers of some names switched off."""
+    """Return ModelOpt's config, with the named quantizers disabled."""
     made = copy.deepcopy(CONFIGS[kind])
     made["quant_cfg"] += [{"quantizer_name": name, "enable": False} for name in off]
     return made
@@ -115,7 +116,7 @@ def _resident(folder: Path, kind: str, off: tuple[str, ...]) -> tuple[Any, dict[
 
 @torch.no_grad()
 def _pack(path: str, module: Any, leaf: str) -> dict[str, torch.Tensor]:
-    """Pack a stack slice by slice; replace its values by the decoded ones."""
+    """Pack a stack of experts slice by slice, and replace its values by the decoded ones."""
     stack, packed, state = getattr(module, leaf), [], {}
     for index, quantizer in enumerate(getattr(module, f"{leaf}_weight_quantizers")):
         made = quantizer(stack[index])
@@ -128,7 +129,7 @@ def _pack(path: str, module: Any, leaf: str) -> dict[str, torch.Tensor]:
 
 
 def resident(folder: Path, kind: str, *off: str) -> tuple[Any, dict[str, Any]]:
-    """Return ModelOpt's model of a checkpoint, and its state with experts packed."""
+    """Return ModelOpt's compressed model of a checkpoint, and its state with packed experts."""
     return _resident(folder, kind, off)
 
 
@@ -137,7 +138,6 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compare shape, dtype and every byte."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(raw(one), raw(other))
 

@@ -1,10 +1,9 @@
-"""ModelOpt's encodings in numpy, the oracle for the kernels.
+"""Encodes and decodes ModelOpt's formats in numpy, as the oracle for the kernels.
 
 Inputs are float32 arrays with values of their original dtype ("F32", "F16", "BF16"). All arithmetic
 is in float32; ``compat`` rounds to the dtype wherever ModelOpt computes in it. A scale of 0 becomes
-1. A scale with which the largest code would be infinite in the dtype becomes the next one with a
-finite result. ModelOpt's result for 0 divided by 0 is undefined, so this module does not reproduce
-it.
+1. A scale is reduced until the largest code decodes to a finite value in the dtype. ModelOpt's
+result for 0 divided by 0 is undefined, so this module does not reproduce it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def rounded(x: Any, dtype: str) -> Floats:
 
 
 def e4m3(x: Any) -> Any:
-    """Return codes of float8_e4m3fn, saturating; NaN is 0x7f."""
+    """Return float8_e4m3fn codes; large values saturate, and NaN becomes 0x7f."""
     x = np.asarray(x, F32)
     size = np.abs(x).astype(np.float64)
     exponent = np.clip(np.floor(np.log2(np.where(size > 0, size, 1.0))), -6, 8)
@@ -50,7 +49,7 @@ def e4m3(x: Any) -> Any:
 
 
 def e4m3_values(codes: Any) -> Floats:
-    """Return the decoded values."""
+    """Return the values of float8_e4m3fn codes."""
     codes = np.asarray(codes, np.uint8)
     sign = np.where(codes & 0x80, -1.0, 1.0)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
@@ -64,14 +63,14 @@ def _size_code(x: Floats) -> Any:
 
 
 def e2m1_to_even(x: Floats) -> Any:
-    """nvfp4: ties to even codes; values below 0 have the sign bit."""
+    """Return nvfp4's codes: ties go to even codes, and values below 0 have the sign bit."""
     size = np.abs(x)
     up = (size == F32(0.75)) | (size == F32(1.75)) | (size == F32(3.5))
     return _size_code(x) + up.astype(np.uint8) + ((x < 0).astype(np.uint8) << 3)
 
 
 def e2m1_half_down(x: Floats) -> Any:
-    """mxfp4: ties towards 0; values not above 0 have the sign bit."""
+    """Return mxfp4's codes: ties go towards 0, and values not above 0 have the sign bit."""
     return np.where(x > 0, 0, 8).astype(np.uint8) + _size_code(x)
 
 
@@ -89,7 +88,7 @@ def _or_one(scale: Any) -> Any:
 
 
 def _neighbour(scale: Floats, towards: float, dtype: str) -> Floats:
-    """Return the next value of the dtype."""
+    """Return the next value of the dtype in the direction of ``towards``."""
     if dtype == "F16":
         return np.nextafter(scale.astype(np.float16), np.float16(towards)).astype(F32)
     if dtype == "BF16":
@@ -107,7 +106,7 @@ def _is_finite(product: Any, dtype: str) -> Any:
 def _scale(amax: Any, most: float, dtype: str, dialect: str) -> Any:
     to = dtype if dialect == "modelopt-compat" else "F32"
     scale = np.array(_or_one(rounded(amax / F32(most), to)))
-    # A smaller scale yields larger codes, and int8 has one more code below 0.
+    # If the scale shrinks, codes grow, and a negative int8 code can be -128.
     reach = 128 if most == 127 else most
     with np.errstate(over="ignore"):
         wrong = ~_is_finite(scale * F32(most), dtype).reshape(scale.shape)
@@ -186,7 +185,7 @@ def nvfp4(x: Floats, dtype: str, dialect: str, amax: float | None = None) -> Par
     amax = F32(np.abs(x).max() if amax is None else amax)
     scale_2 = _or_one(F32(amax / F32(2688)))
     if dialect == "exact" and amax > 0:
-        scale_2 = np.maximum(F32(amax / F32(2688)), F32(2.0**-126))  # the scale has an inverse
+        scale_2 = np.maximum(F32(amax / F32(2688)), F32(2.0**-126))  # 1 / scale_2 must be finite
     x = _padded(x, 16)
     blocks = x.reshape(*x.shape[:-1], -1, 16)
     with np.errstate(over="ignore"):
@@ -201,9 +200,9 @@ def nvfp4(x: Floats, dtype: str, dialect: str, amax: float | None = None) -> Par
 
 
 def _exponent(amax: Floats, most: float, dialect: str) -> Any:
-    """Return the smallest exponent whose codes reach ``amax``; ``compat`` has a float32 log."""
+    """Return the smallest exponent whose codes reach ``amax``; ``compat`` uses a float32 log."""
     if dialect == "exact":
-        # Exact, unlike a logarithm of the quotient.
+        # frexp is exact, unlike a logarithm of the quotient.
         mantissa, exponent = np.frexp(amax.astype(np.float64) / most)
         exact = np.where(mantissa == 0.5, exponent - 1, exponent)
     else:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 
 class Block(torch.nn.Module):
-    """A layer with each kind of tensor that a model can have."""
+    """A layer with parameters, a saved and an unsaved buffer, and a tensor in a list."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 
 def save(model: torch.nn.Module, path: Path, dtype: torch.dtype | None = None) -> dict:
-    """Save the tensors that belong in a checkpoint (ties once); return them."""
+    """Save the state dict with each tie once; return the saved tensors."""
     seen, state = set(), {}
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen and tensor.numel():
@@ -64,7 +64,7 @@ def save(model: torch.nn.Module, path: Path, dtype: torch.dtype | None = None) -
 
 
 def save_sharded(state: dict, folder: Path, shards: int = 3) -> list[Path]:
-    """Save the same in shards with an index."""
+    """Save a state dict in shards with an index; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     names, weight_map, files = sorted(state), {}, []
     for number in range(shards):

@@ -1,7 +1,7 @@
-"""Tests that need a program or sources that an environment variable names.
+"""Lists tests that need a program or sources, whose path an environment variable names.
 
-conftest.py does not run them without it, and counts them at the end of a run. A test that a
-`skipif` mark would skip needs no row.
+Without the variable, conftest.py does not run these tests, and counts them at the end of a run.
+Tests that already have a `skipif` mark need no row.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class Needed(NamedTuple):
     """A row of the table.
 
     Attributes:
-        variable: an environment variable.
-        reason: the line at the end of a run.
-        tests: ids below python/tests; `*` matches any text.
-        module: a module that they need, too.
+        variable: name of the environment variable.
+        reason: the line that a run prints at its end if the variable is not set.
+        tests: test ids below python/tests; `*` matches any text.
+        module: a Python module that the tests also need.
     """
 
     variable: str

@@ -1,4 +1,4 @@
-"""Offload folders as their readers see them: through the index alone."""
+"""Reads offload folders as their readers do, through the index alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 
 def written(folder: Path) -> set[str]:
-    """Return names whose values are in the folder's own files instead of a checkpoint's."""
+    """Return names of tensors whose values are in the folder's files, not in a checkpoint's."""
     if not (folder / "index.json").exists():
         return set()
     index = json.loads((folder / "index.json").read_text())
@@ -23,7 +23,7 @@ def written(folder: Path) -> set[str]:
 
 
 def raw_value(folder: Path, name: str) -> bytes:
-    """Return the bytes of a written value."""
+    """Return the bytes of a value in the folder."""
     entry = json.loads((folder / "index.json").read_text())[name]
     if "safetensors_file" not in entry:
         return (folder / f"{name}.dat").read_bytes()
@@ -33,7 +33,7 @@ def raw_value(folder: Path, name: str) -> bytes:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Return files that no entry names."""
+    """Return the files of the folder that no index entry names."""
     index = json.loads((folder / "index.json").read_text())
     named = {
         Path(entry.get("safetensors_file", f"{name}.dat")).name for name, entry in index.items()

@@ -1,6 +1,6 @@
-"""Checkpoints in the forms of compressed-tensors, and their decoded values.
+"""Writes checkpoints in compressed-tensors' formats, with their decoded values.
 
-The library's arithmetic (``quantization/lifecycle/forward_helpers.py``, 0.20) is in the scale's
+compressed-tensors (``quantization/lifecycle/forward_helpers.py``, 0.20) computes in the scale's
 dtype: (code - zero point) * scale, with an exact difference and a product rounded once. With a
 16-bit scale the product is exact in F32, so the library's result is this value rounded once to that
 dtype; ``test_packed_files`` compares both. NVFP4 first divides the block's scale by the global one.
@@ -30,7 +30,7 @@ class Weights:
 
     Attributes:
         strategy: ``tensor``, ``channel``, ``group``, ``block`` or ``tensor_group``.
-        is_ordered: the inputs of a group are scattered, and ``weight_g_idx`` lists their groups.
+        is_ordered: columns of a group are not contiguous; ``weight_g_idx`` has each column's group.
         dtype: the dtype of the scales.
     """
 
@@ -58,7 +58,7 @@ class Weights:
         }
 
     def config(self, layout: str, activations: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return a whole ``config.json``."""
+        """Return the content of ``config.json``."""
         group = {
             "format": layout,
             "input_activations": activations,
@@ -86,13 +86,13 @@ class Weights:
         return (rows, columns // self.group_size if self.group_size else 1)
 
     def groups_of(self, columns: int, generator: torch.Generator) -> torch.Tensor:
-        """Return the column of the scales for each column of the weight."""
+        """Return, for each column of the weight, the column of its scale."""
         each = torch.arange(columns) // (self.group_size or columns)
         return each[torch.randperm(columns, generator=generator)] if self.is_ordered else each
 
 
 def draw(made: Checkpoint, how: Weights, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
-    """Draw codes, scales, zero points and groups of columns; return them and the decoded values."""
+    """Draw codes, scales, zero points and groups; return them with the decoded values."""
     half = 1 << (how.bits - 1)
     codes = made.integers(-half, half, rows, columns)
     shape = how.scale_shape(rows, columns)
@@ -109,7 +109,7 @@ def draw(made: Checkpoint, how: Weights, rows: int, columns: int) -> tuple[torch
 
 
 def add_packed(made: Checkpoint, name: str, how: Weights, rows: int, columns: int) -> None:
-    """Add integers in words: codes along the rows, zero points along the columns."""
+    """Add integers packed in words: codes along the rows, zero points along the columns."""
     codes, scale, zeros, groups, numbers = draw(made, how, rows, columns)
     half = 1 << (how.bits - 1)
     components = {
@@ -127,7 +127,7 @@ def add_packed(made: Checkpoint, name: str, how: Weights, rows: int, columns: in
 
 
 def write_packed(how: Weights, folder: Path) -> Written:
-    """Write rows, and without groups also columns, that end within a word."""
+    """Write numbers of rows, and without groups also of columns, that do not fill whole words."""
     made = Checkpoint(80)
     made.add_layers()
     columns = 256 if how.group_size else 301
@@ -138,7 +138,7 @@ def write_packed(how: Weights, folder: Path) -> Written:
 
 
 def write_unset_order(folder: Path) -> Written:
-    """Write an unset ``weight_g_idx``: -1 throughout means groups in order."""
+    """Write a ``weight_g_idx`` that is -1 throughout, which means that groups are in order."""
     made, how = Checkpoint(81), Weights(group_size=32)
     made.add_layers()
     add_packed(made, f"{LAYER}.q_proj.weight", how, 20, 256)
@@ -148,7 +148,7 @@ def write_unset_order(folder: Path) -> Written:
 
 
 def write_int8(how: Weights, layout: str, folder: Path) -> Written:
-    """Write integers of one byte each."""
+    """Write integers in one byte each."""
     made = Checkpoint(82)
     made.add_layers()
     is_block = how.strategy == "block"
@@ -165,7 +165,7 @@ def write_int8(how: Weights, layout: str, folder: Path) -> Written:
 
 
 def write_fp8(how: Weights, folder: Path) -> Written:
-    """Write FP8 with one scale, a scale per row, or scales for blocks cut at the edges."""
+    """Write FP8 with one scale, a scale per row, or scales for blocks, incomplete at the edges."""
     made = Checkpoint(83)
     made.add_layers()
     name = {"tensor": "fp8", "channel": "fp8-channel", "block": "fp8-block"}[how.strategy]

@@ -1,7 +1,7 @@
-"""GPTQ, AWQ and compressed-tensors as small checkpoints, with an oracle's decoded values.
+"""Writes GPTQ, AWQ and compressed-tensors as small checkpoints, with their decoded values.
 
 ``PACKED`` is a table like ``codec_files.CODECS``. ``REFUSED`` lists changes that make a checkpoint
-contradict itself, so that readers disagree about the values or have none.
+contradict itself, so that readers disagree about the values or cannot decode them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MODULE = "model.layers.0.q_proj"
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A checkpoint that must not be decoded.
+    """A change of a checkpoint after which loadstone must refuse to decode it.
 
     Attributes:
         codec: a name in ``PACKED``.
         change: a function that changes the tensors and ``quantization_config``.
-        code: the error's code.
+        code: code of the expected error.
     """
 
     codec: str
@@ -72,7 +72,7 @@ def configured(**members: Any) -> Change:
 
 
 def weights(**members: Any) -> Change:
-    """Return a change of the fields in compressed-tensors' only group."""
+    """Return a change of fields in the only group of compressed-tensors' config."""
     return lambda tensors, config: config["config_groups"]["group_0"]["weights"].update(members)
 
 
@@ -120,7 +120,7 @@ REFUSED: dict[str, Refused] = {
     "packed with too few zero points": Refused(
         CT_ASYM, replaced(".weight_zero_point", half_of), "q.scale_shape"
     ),
-    # Groups that do not exist.
+    # Indices of groups that do not exist.
     "gptq of a group beyond": Refused(ACT, replaced(".g_idx", last_is(2)), "q.index_range"),
     "gptq of a group below 0": Refused(ACT, replaced(".g_idx", last_is(-1)), "q.index_range"),
     "packed of a group beyond": Refused(
@@ -129,7 +129,7 @@ REFUSED: dict[str, Refused] = {
     "packed of groups half unset": Refused(
         CT_ACT, replaced(".weight_g_idx", last_is(-1)), "q.index_range"
     ),
-    # Zero points that readers interpret differently.
+    # Zero points that different readers interpret differently.
     "gptq with all ones": Refused(ASYM, replaced(".qzeros", last_is(-1)), "q.zero_point"),
     "gptq of version 2 by its zeros": Refused(
         GPTQ, replaced(".qzeros", all_are(-0x77777778)), "plan.config_mismatch"
@@ -154,7 +154,7 @@ REFUSED: dict[str, Refused] = {
         CT_ASYM, weights(symmetric=True), "plan.config_mismatch"
     ),
     "packed and not symmetric without": Refused(CT, weights(symmetric=False), "q.scale_missing"),
-    # Layouts of other writers.
+    # Layouts of other programs.
     "gptq in planes": Refused(GPTQ, configured(checkpoint_format="gptq_p"), "plan.encoding"),
     "gptq for marlin": Refused(GPTQ, configured(checkpoint_format="marlin"), "plan.encoding"),
     "awq for vectors": Refused("awq-g32", configured(version="gemv"), "plan.encoding"),

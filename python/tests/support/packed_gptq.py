@@ -1,9 +1,9 @@
-"""Checkpoints in the forms of GPTQ and AWQ, and their decoded values.
+"""Writes checkpoints in the formats of GPTQ and AWQ, with their decoded values.
 
 The formulas are those of GPTQModel (``PackableQuantLinear.dequantize_weight``), of llama.cpp's
 converter (``dequant_gptq``) and of AutoAWQ (``dequantize_gemm``): (code - zero point) * scale. The
 difference is an integer of at most 9 bits, so with a 16-bit scale the product is exact in F32, and
-the libraries' F16 is this value rounded once.
+the libraries' F16 result is this product rounded once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from codec_checkpoint import Checkpoint, Written
 from packed_words import pack
 
 LAYER = "model.layers.0"
-# The column in the i-th four bits of an AWQ word.
+# For each code of a word, from the low bits on, the column that AWQ stores there.
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -28,10 +28,10 @@ class Gptq:
     """GPTQ settings.
 
     Attributes:
-        version: 1 stores each zero point less 1, 2 stores it unchanged.
-        group_size: inputs that share a scale; -1: all.
-        is_symmetric: the zero point is the middle of the codes.
-        is_ordered: the inputs of a group are scattered, and ``g_idx`` lists their groups
+        version: 1 stores each zero point minus 1; 2 stores it unchanged.
+        group_size: number of inputs that share a scale; -1 means all inputs.
+        is_symmetric: every zero point is the middle of the codes.
+        is_ordered: inputs of a group are not contiguous, and ``g_idx`` has each input's group
             (``desc_act``).
     """
 
@@ -65,12 +65,12 @@ def add_gptq(
     dtype: torch.dtype = torch.float16,
     has_g_idx: bool = True,
 ) -> None:
-    """Add a linear layer: words run along the inputs, those of zero points along the outputs."""
+    """Add a linear layer: codes are packed along the inputs, zero points along the outputs."""
     size = inputs if how.group_size == -1 else how.group_size
     groups, most = -(-inputs // size), (1 << how.bits) - 1
     codes = made.integers(0, most + 1, inputs, outputs)
-    # Version 1 cannot store a zero point of 0: 0 - 1 is all ones, which readers interpret as
-    # 2^bits, as 0, or as 0 with a carry.
+    # Version 1 cannot store a zero point of 0, because 0 - 1 sets all bits, which readers decode
+    # as 2^bits, as 0, or as 0 with a carry.
     zeros = made.integers(2 - how.version, most + 1, groups, outputs)
     if how.is_symmetric:
         zeros = torch.full((groups, outputs), 1 << (how.bits - 1))
@@ -102,7 +102,7 @@ def write_gptq(how: Gptq, folder: Path, **options: Any) -> Written:
 
 
 def write_gptq_experts(folder: Path) -> Written:
-    """Write experts as separate layers, as in every public checkpoint."""
+    """Write experts as separate layers, as all public checkpoints do."""
     made, how = Checkpoint(71), Gptq(group_size=32)
     made.add_layers()
     for expert in range(4):
@@ -113,7 +113,7 @@ def write_gptq_experts(folder: Path) -> Written:
 
 
 def write_gptq_dynamic(folder: Path) -> Written:
-    """Write layers with their own settings: the first matching pattern wins, "-:" means plain."""
+    """Write layers with their own settings; the first pattern that matches wins, "-:" is plain."""
     made, how = Checkpoint(72), Gptq(group_size=64)
     made.add_layers()
     add_gptq(made, f"{LAYER}.q_proj", how)
@@ -137,7 +137,7 @@ def awq_config(group_size: int) -> dict[str, Any]:
 
 
 def pack_awq(codes: torch.Tensor) -> torch.Tensor:
-    """Pack [rows, outputs], eight outputs per word."""
+    """Pack codes with shape [rows, outputs], eight outputs per word."""
     words = codes.reshape(len(codes), -1, 8)[:, :, AWQ_ORDER]
     return pack(words.reshape(codes.shape), 4)
 
@@ -150,7 +150,7 @@ def add_awq(
     outputs: int = 64,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Add a linear layer: all words run along the outputs, in AWQ's order."""
+    """Add a linear layer: codes and zero points are packed along the outputs, in AWQ's order."""
     size = inputs if group_size == -1 else group_size
     codes = made.integers(0, 16, inputs, outputs)
     zeros = made.integers(0, 16, inputs // size, outputs)

@@ -1,4 +1,4 @@
-"""Codes of a few bits packed contiguously into words of 32 bits."""
+"""Packs codes of a few bits contiguously into words of 32 bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Pack along the last dimension, low bits first, across word boundaries.
+    """Pack along the last dimension, low bits first; a code may span two words.
 
     Args:
         codes: integers from 0 to 2^bits - 1.
 
     Returns:
-        I32, the last word padded with zeros.
+        I32 words, the last one padded with zeros.
     """
     assert int(codes.min()) >= 0 and int(codes.max()) < 1 << bits
     each = codes.numpy().astype(np.uint8)[..., None]
@@ -25,7 +25,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Unpack the first ``count`` codes of each row by their bit positions."""
+    """Unpack the first ``count`` codes of each row."""
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
     codes = []
     for i in range(count):

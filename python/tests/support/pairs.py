@@ -1,4 +1,4 @@
-"""Rows for ``parametrize`` instead of a full product."""
+"""Chooses rows for ``parametrize`` that are fewer than the full product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def pairs(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return rows in which any two values of two dimensions meet, far fewer than the product."""
+    """Return rows in which each pair of values from two dimensions occurs."""
 
     def met(row: tuple[int, ...]) -> set[Any]:
         return set(itertools.combinations(enumerate(row), 2))

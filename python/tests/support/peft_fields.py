@@ -1,4 +1,4 @@
-"""Fields of PEFT's configs that do not change merged values."""
+"""Lists fields of PEFT's configs that do not affect merged values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 peft = pytest.importorskip("peft")
 
 
-# Fields used only in training, and lists of modules, which follow from the file's tensors.
+# Fields that only training uses, and lists of modules, which the file's tensors imply.
 WITHOUT_INFLUENCE = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "bias",

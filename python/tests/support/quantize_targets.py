@@ -1,4 +1,4 @@
-"""Targets that a load quantizes to components, without a library that installs them."""
+"""Makes a load quantize targets to components, without a library that installs them."""
 
 from __future__ import annotations
 

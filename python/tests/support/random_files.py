@@ -1,8 +1,7 @@
-"""Random checkpoints of every plain format, with their tensors.
+"""Writes random checkpoints of every plain format, and returns their tensors.
 
-The writers here are independent of loadstone: this module assembles safetensors files itself (with
-different padding, order, and gaps in the header's text), torch writes torch files, and the gguf
-package writes GGUF files.
+The writers are independent of loadstone: this module assembles safetensors files itself (with
+different padding and order), torch writes torch files, and the gguf package writes GGUF files.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ DTYPES = {
 }
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 GGUF = ("F16", "BF16", "F32", "F64", "I8", "I16", "I32", "I64")
-# No "weight" or "scales": such names can mark companion tensors as codes.
+# Parts of names. "weight" or "scales" are missing, because they could mark a tensor as codes.
 WORDS = (*"ab01", "norm", "bias", "10", "layers", "gr\u00f6\u00dfe", "\u540d", "a b", "x" * 40)
 
 
 @dataclass
 class RandomFile:
-    """A checkpoint, the kind of its files, and its tensors in the order of drawing."""
+    """A checkpoint, the kind of its files, and its tensors."""
 
     path: Path
     kind: str
@@ -52,7 +51,6 @@ class RandomFile:
 
 
 def draw(source: random.Random, folder: Path) -> RandomFile:
-    """Write one random checkpoint into an empty folder."""
     kind = source.choice(("safetensors", "sharded", "torch", "legacy torch", "gguf"))
     dtypes = list(NAMES) if kind != "gguf" else list(GGUF)
     tensors = {name: _tensor(source, NAMES[source.choice(dtypes)], kind) for name in _names(source)}
@@ -63,13 +61,13 @@ def draw(source: random.Random, folder: Path) -> RandomFile:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor, which also distinguish NaNs."""
+    """Return the tensor's bytes, in which NaNs with different bits differ."""
     data = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     return data.view(torch.uint8).numpy().tobytes() if data.numel() else b""
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file without loadstone and without the safetensors library."""
+    """Read a safetensors file without loadstone or the safetensors library."""
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + size])
@@ -82,7 +80,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def flip(file: RandomFile, source: random.Random) -> bool:
-    """Flip a bit in the data of a tensor of a safetensors file; false if it has no data."""
+    """Flip a bit in the data of a safetensors file; return false if the file has no data."""
     data = bytearray(file.path.read_bytes())
     begin = 8 + struct.unpack("<Q", data[:8])[0]
     if begin == len(data):
@@ -93,7 +91,7 @@ def flip(file: RandomFile, source: random.Random) -> bool:
 
 
 def _names(source: random.Random) -> list[str]:
-    """Draw names of which none is a parent module of another."""
+    """Draw names such that no name is a parent module of another."""
     names: set[str] = set()
     for _ in range(source.randint(1, 12)):
         name = ".".join(source.choice(WORDS) for _ in range(source.randint(1, 3)))[:60]
@@ -149,7 +147,7 @@ def _sharded(source: random.Random, folder: Path, tensors: Mapping[str, torch.Te
 def _write_safetensors(
     source: random.Random, path: Path, tensors: Mapping[str, torch.Tensor]
 ) -> Path:
-    """Shuffle data and header rows independently, with 0 to 15 spaces after the header."""
+    """Write data and header entries in different random orders, with spaces after the header."""
     header: dict[str, object] = {}
     parts, offset = [], 0
     for name in sorted(tensors, key=lambda _: source.random()):
@@ -169,7 +167,7 @@ def _write_safetensors(
 def _pickled(
     source: random.Random, folder: Path, tensors: dict[str, torch.Tensor], is_zip: bool
 ) -> Path:
-    """Write with torch; some tensors are views of one storage."""
+    """Write a file with torch; some of the tensors are views of a larger storage."""
     path = folder / "model.pt"
     for name, tensor in list(tensors.items()):
         if tensor.dim() and tensor.shape[0] > 1 and source.random() < 0.2:

@@ -1,10 +1,10 @@
-"""Four ranks whose models accelerate shards by FSDP2, over gloo.
+"""Runs four ranks, over gloo, whose models accelerate shards with FSDP2.
 
     python rank_accelerate.py FOLDER
 
-Each writes ``FOLDER/RANK.json``: the findings by case. accelerate supports FSDP plugins only on
-GPUs, and silently ignores them on CPUs. The program replaces one function of accelerate, which
-returns backend and kind of the ranks; everything else is accelerate's own.
+Each rank writes its results by case to ``FOLDER/RANK.json``. accelerate supports FSDP plugins only
+on GPUs, and ignores them on CPUs without an error. The program therefore replaces the function of
+accelerate that returns the backend and kind of the ranks; everything else is accelerate's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixed": {"mixed_precision": "bf16"},
     "efficient, mixed": {"cpu_ram_efficient_loading": True, "mixed_precision": "bf16"},
 }
-# Each model in the plain way; a tied one and experts also in others.
+# Each model with the option set "plain"; a tied model and experts also with other option sets.
 CELLS = [(name, "plain") for name in MODELS] + [
     ("tied", "efficient, mixed"),
     ("qwen3-moe", "efficient"),
@@ -47,7 +47,7 @@ FEW = ("plain", "efficient, mixed")
 
 
 def take_cpus_for_gpus() -> None:
-    """Make accelerate believe that FSDP is possible; devices and process groups are on the CPU."""
+    """Make accelerate use FSDP, although devices and process groups are on the CPU."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
 
@@ -76,7 +76,7 @@ def whole(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
-    """Return whole parameters and buffers, by the names that the model has without wrappers."""
+    """Return whole parameters and buffers, by their names without wrappers."""
     found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     return {
         name.replace("_checkpoint_wrapped_module.", ""): (
@@ -97,14 +97,14 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
 
 
 def in_order(optimizer: Any, model: Any) -> bool:
-    """Return true if the optimizer has the model's own parameters, each once."""
+    """Return true if the optimizer has the model's current parameters, each once and in order."""
     held = [each for group in optimizer.param_groups for each in group["params"]]
     own = list(model.parameters())
     return [id(each) for each in held] == [id(each) for each in own]
 
 
 def unchanged(model: Any, optimizer: Any, prepared: Accelerator) -> list[str]:
-    """Return parameters that a training step does not change, although they have a gradient."""
+    """Return parameters that have a gradient, but that a training step does not change."""
     before = {name: each.clone() for name, each in values(model).items()}
     ids = torch.arange(32).reshape(1, -1)
     prepared.backward(model(input_ids=ids, labels=ids).loss)
@@ -120,7 +120,7 @@ def unchanged(model: Any, optimizer: Any, prepared: Accelerator) -> list[str]:
 
 
 def prepared_skeleton(folder: Path, options: dict[str, Any]) -> tuple[Accelerator, Any, Any]:
-    """Prepare a skeleton with an optimizer, which ``prepare`` requires."""
+    """Prepare a skeleton, with the optimizer that ``prepare`` requires."""
     prepared = accelerator(**options)
     model = skeleton(folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -163,7 +163,7 @@ def by_accelerate(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[str, Any]:
-    """Run a script whose first rank has the values and broadcasts them."""
+    """Prepare models of which only rank 0 has the values, which accelerate broadcasts."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     if number == 0:
         model = whole(folder, torch.bfloat16)
@@ -175,7 +175,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with loadstone.patch("accelerate") if is_patched else contextlib.nullcontext():
         model, optimizer = prepared.prepare(model, optimizer)
-    # accelerate alone repeats one parameter in the optimizer of a rank on meta.
+    # Without the patch, the optimizer of a rank on meta has one parameter several times.
     return {
         "wrong": wrong(model, values(whole(folder, torch.bfloat16))),
         "optimizer": in_order(optimizer, model),
@@ -184,7 +184,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
 
 
 def refused(folder: Path, number: int) -> list[str]:
-    """Load values on other ranks only, which fails; then follow the error's advice."""
+    """Prepare with values on all ranks except 0, which fails, then follow the error's advice."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -200,7 +200,7 @@ def refused(folder: Path, number: int) -> list[str]:
 
 
 class Buffers(rank_program.Net):
-    """Buffers of all kinds: one is saved, and one is large, which a skeleton builds later."""
+    """A model with a saved buffer, a small unsaved one, and a large one, which is built later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Buffers(rank_program.Net):
 
 
 def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Load a plain torch model with ties and buffers."""
+    """Load a plain torch model with ties and buffers, prepared by accelerate."""
     prepared = accelerator(**options)
     prepared.state.fsdp_plugin.transformer_cls_names_to_wrap = ["Block"]
     with loadstone.skeleton():
@@ -229,7 +229,7 @@ def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def checkpointing(folder: Path) -> dict[str, Any]:
-    """Checkpoint activations with accelerate, which wraps layers, and with the model itself."""
+    """Load with activation checkpointing by accelerate, which wraps layers, and by the model."""
     expected = values(whole(folder, torch.bfloat16))
     found = {}
     for way, options in (
@@ -248,7 +248,7 @@ def checkpointing(folder: Path) -> dict[str, Any]:
 
 
 def without_patch(folder: Path) -> int:
-    """Count the distinct parameters in the optimizer of a skeleton without the patch."""
+    """Prepare a skeleton without the patch; return how many parameters the optimizer has."""
     _, _, optimizer = prepared_skeleton(folder, {})
     return len({id(each) for group in optimizer.param_groups for each in group["params"]})
 
@@ -278,7 +278,7 @@ def rank(number: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Fork the ranks, so that they need not import libraries again."""
+    """Fork the ranks, so that they do not import libraries again."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank, args=(i, Path(sys.argv[1]))) for i in range(WORLD)]
     for each in ranks:

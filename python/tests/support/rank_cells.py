@@ -1,8 +1,8 @@
-"""One of four ranks over which transformers shards a model: each way, dense and with experts.
+"""Runs one of four ranks over which transformers shards dense models and mixtures of experts.
 
     python rank_cells.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: by cell the wrong tensors, and the bytes read.
+Writes ``FOLDER/RANK.json``: the wrong tensors and the bytes read, by cell.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load(folder: Path, layout: str) -> Any:
 
 
 def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a whole tensor, by torch."""
+    """Return this rank's part of a whole tensor, as torch distributes it."""
     if not isinstance(spread, DTensor):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -62,10 +62,10 @@ def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 
 def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return names of tensors whose slices differ, or differ when put together."""
+    """Return names of tensors whose shard on this rank, or whose whole, differs from expected."""
     found = model.state_dict()
     names = sorted(found.keys() ^ expected.keys())
-    for name in sorted(found.keys() & expected.keys()):  # the ranks meet in full_tensor()
+    for name in sorted(found.keys() & expected.keys()):  # same order on all ranks: full_tensor()
         own = found[name]
         local = own.to_local() if isinstance(own, DTensor) else own
         whole = own.full_tensor() if isinstance(own, DTensor) else own
@@ -77,9 +77,10 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
 
 
 def shards(model: Any, folder: Path) -> tuple[int, int]:
-    """Return the bytes of this rank's shards, and the limit of its reads, without block scales.
+    """Return the bytes of this rank's shards, and the most that it may read, without block scales.
 
-    Rows of small matrices are less than 64 KiB apart, so a rank with columns reads whole rows.
+    loadstone reads gaps of less than 64 KiB, so a rank with columns of small matrices reads whole
+    rows.
     """
     report = last_report(model)
     stored = loadstone.inspect(folder).tensors

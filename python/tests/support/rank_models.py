@@ -1,6 +1,6 @@
-"""Models sharded over ranks, and the expected shards from torch's own chunks.
+"""Models sharded over ranks, and the expected shards from ``torch.chunk``.
 
-A rank does not need a process: torch's fake process group sets its number and ignores
+All ranks run in one process: torch's fake process group sets the rank's number and ignores
 communication.
 """
 
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-# By name: the mesh, and the placements of a tensor with the given number of dimensions.
+# By name: the shape of the mesh, and the placements of a tensor with a number of dimensions.
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[int], tuple[Placement, ...]]]] = {
     "rows": ((4,), lambda rank: (Shard(0),)),
     "columns": ((4,), lambda rank: (Shard(rank - 1),)),
@@ -31,7 +31,7 @@ def rank(number: int, shape: Sequence[int]) -> Iterator[DeviceMesh]:
     world = int(torch.tensor(shape).prod())
     dist.init_process_group("fake", rank=number, world_size=world, store=FakeStore())
     try:
-        # torch caches by mesh, and confuses the meshes of two ranks unless their names differ.
+        # torch caches meshes, and would confuse those of two ranks unless their names differ.
         names = tuple(f"rank{number}_dim{dim}" for dim in range(len(shape)))
         yield init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
     finally:
@@ -54,7 +54,7 @@ def chunk(
 
 
 def coordinates(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the coordinates of all ranks in order."""
+    """Return the mesh coordinates of all ranks, in order."""
     return list(itertools.product(*map(range, shape)))
 
 
@@ -64,7 +64,7 @@ def spread(
     placements_of: Callable[[int], tuple[Placement, ...]],
     coordinate: Sequence[int],
 ) -> torch.nn.Module:
-    """Make every parameter with a dimension a DTensor on its current device."""
+    """Make every parameter with at least one dimension a DTensor on its current device."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or parameter.dim() == 0:

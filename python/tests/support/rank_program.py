@@ -1,8 +1,8 @@
-"""One of four ranks that load into models of FSDP2 and of tensor parallelism, over gloo.
+"""Runs one of four ranks that load into models with FSDP2 or tensor parallelism, over gloo.
 
     python rank_program.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: by case the wrong tensors, and the bytes read.
+Writes ``FOLDER/RANK.json``: the wrong tensors and the bytes read, by case.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def by_both() -> Net:
 
 
 def unequal(model: Net, reference: Net, exactly: bool) -> Iterator[str]:
-    """Yield the names of tensors that differ from the whole model, then a note on outputs."""
+    """Yield names of tensors that differ from the whole model, and a note if outputs differ."""
     expected = dict(reference.state_dict())
     for name, tensor in model.state_dict().items():
         found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -130,7 +130,6 @@ def share(model: Net) -> int:
 
 
 def trains(model: Net) -> bool:
-    """Return true if a training step changes the output."""
     ids = torch.arange(VOCABULARY).reshape(1, -1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model(ids).detach().clone()
@@ -153,7 +152,7 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     held = share(model)
     wrong = list(unequal(model, whole(first), exactly))
     audited = loadstone.audit(model).ok
-    # After a forward pass FSDP holds whole parameters of the root, so the load shards them again.
+    # The forward pass made FSDP gather the root's parameters; the load must shard them again.
     loadstone.load(model, second)
     wrong += [f"{each}, loaded again" for each in unequal(model, whole(second), exactly)]
     loadstone.load(model, first, in_place=True)
@@ -169,7 +168,7 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-EXPERTS = 6  # the four ranks have two, two, one and one
+EXPERTS = 6  # of which the four ranks have two, two, one and one
 RULES = [
     {
         "op": "stack",
@@ -181,7 +180,7 @@ RULES = [
 
 
 class Experts(torch.nn.Module):
-    """Fused experts, from a file that stores them separately."""
+    """A model with fused experts, which the file stores separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +198,7 @@ def experts(dim: int | None = None) -> Experts:
 
 
 def other_sources(folder: Path) -> dict[str, Any]:
-    """Load values that are decoded, cast, or stacked."""
+    """Load values that must be decoded, cast or stacked."""
     cases: dict[str, Any] = {}
     builds = {"rows": by_fsdp, "columns": by_tensor_parallelism}
     runs: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, dict[str, Any]]] = {
@@ -228,7 +227,7 @@ def other_sources(folder: Path) -> dict[str, Any]:
     return cases
 
 
-# The same source and shape in a different order.
+# Rules that give the target the same source and shape, but its elements in a different order.
 TURNED = [
     {
         "op": "reshape",
@@ -241,7 +240,7 @@ TURNED = [
 
 
 def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
-    """Run a load that fails on this rank after all values are loaded."""
+    """Run a load that fails on this rank after all values are loaded; return the error."""
     make_report = execute.make_report
 
     def fail(*_: Any) -> None:
@@ -257,7 +256,7 @@ def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
 def refusal(
     model: Net, file: Path, planned: dict[str, Any] | None = None, **options: Any
 ) -> list[str]:
-    """Return code and text of a load's error, and a note if the model has memory afterwards."""
+    """Return code and text of a load's error, and a note if parameters have memory afterwards."""
     try:
         loadstone.load(model, file, read_once=True, **(planned or {}), **options)
     except loadstone.Error as error:
@@ -275,9 +274,9 @@ def give_up(done: int, total: int) -> None:
 
 
 def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
-    """Run loads in which ranks read for each other, and loads in which one rank fails."""
+    """Run loads in which each rank reads a share for all, and loads in which one rank fails."""
     cases: dict[str, Any] = {}
-    for wave in (64 << 20, 1 << 20):  # all in one window, and many windows
+    for wave in (64 << 20, 1 << 20):  # the load has one window, or many
         shared_read.WAVE_BYTES = wave
         for name, build in CASES.items():
             model = build()
@@ -321,7 +320,7 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
 
 
 class Counted(_read_once.Peers):
-    """Counts how many loads of a process communicate with other ranks at a time."""
+    """Counts the loads of this process that communicate with other ranks at the same time."""
 
     now = most = 0
 
@@ -336,7 +335,7 @@ class Counted(_read_once.Peers):
 
 
 def in_threads(first: Path, second: Path) -> dict[str, Any]:
-    """Run two concurrent loads of a process in which its ranks read for each other."""
+    """Run two loads in threads of this process, in which each rank reads a share for all."""
     failures: list[str] = []
     reads, comes = threading.Event(), threading.Event()
 
@@ -358,7 +357,7 @@ def in_threads(first: Path, second: Path) -> dict[str, Any]:
     reads.wait()
     other = threading.Thread(target=work, args=pairs[1])
     other.start()
-    time.sleep(0.2)  # gives the second load time to communicate, which must wait for its turn
+    time.sleep(0.2)  # time in which the second load could communicate, but must wait for its turn
     comes.set()
     for each in (one, other):
         each.join()

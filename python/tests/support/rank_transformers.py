@@ -1,8 +1,8 @@
-"""One of two ranks that load through transformers' ``tp_plan``, over gloo.
+"""Runs one of two ranks that load through transformers' ``tp_plan``, over gloo.
 
     python rank_transformers.py RANK FOLDER
 
-Writes ``FOLDER/RANK.json``: the findings by case.
+Writes ``FOLDER/RANK.json``: the results by case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {"direct": direct, "patched": patched}
 
 
 def whole(folder: Path) -> Any:
-    """Load with the library; loadstone dequantizes codes that the library cannot read."""
+    """Load the whole model with transformers; for FP8, which it cannot read, with loadstone."""
     if folder.name == "fp8":
         return loadstone.transformers.from_pretrained(
             AutoModelForCausalLM, folder, dtype=torch.float32
@@ -52,7 +52,7 @@ def whole(folder: Path) -> Any:
 def case(load: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
     reference, model = whole(folder), load(folder)
     expected = reference.state_dict()
-    if folder.name == "headless":  # the head is random and differs by rank
+    if folder.name == "headless":  # the file lacks the head, whose random values differ by rank
         expected.pop("lm_head.weight")
     found = model.state_dict()
     wrong = []

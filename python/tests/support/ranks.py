@@ -11,7 +11,7 @@ from typing import Any
 
 
 def run(program: Path, folder: Path, world: int) -> list[dict[str, Any]]:
-    """Return the program's findings by rank."""
+    """Run the program with a process per rank; return the results by rank."""
     ranks = [
         subprocess.Popen(
             [sys.executable, str(program), str(number), str(folder)],

@@ -1,7 +1,7 @@
-"""Cells of the read-back matrix: outputs of ``loadstone convert`` and their sources.
+"""Lists the cells of the read-back matrix: outputs of ``loadstone convert`` and their sources.
 
-A cell is an encoding, a style and a source. The core lists its encodings in an error, so each new
-codec gets its cells automatically.
+A cell is an encoding, a style and a source. The encodings come from the text of an error, so each
+new codec gets its cells automatically.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import loadstone
 
 Tensors = dict[str, torch.Tensor]
 
-# Rows are whole blocks of every encoding, and matrices have several blocks of 128 by 128.
+# Sizes for which rows are whole blocks of every encoding, and matrices have several 128x128 blocks.
 _FIELDS: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 256,
@@ -36,7 +36,7 @@ _FIELDS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Published names, and names of stacks.
+# Names of experts: in published checkpoints, and in models that stack experts.
 _NAMES_OF_EXPERTS = (
     ("block_sparse_moe.experts", ("w1", "w3", "w2")),
     ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
@@ -50,12 +50,12 @@ _EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A model and its file layout.
+    """A model and the layout of its file.
 
     Attributes:
-        layout: ``"separate"``: one tensor per expert, as published; ``"fused"``: as in the
-            library's model.
-        shard_size: of the output; ``None``: one file.
+        layout: ``"separate"`` for one tensor per expert, as published; ``"fused"`` for
+            transformers' own layout.
+        shard_size: size of the output's shards; ``None`` for one file.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Cell:
     """One way of writing a checkpoint.
 
     Attributes:
-        style: ``None`` is the encoding's own, if it supports none of ``STYLES``.
+        style: ``None`` if the encoding supports none of ``STYLES``, and has its own style.
     """
 
     encoding: str
@@ -98,7 +98,6 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of ``loadstone.convert``."""
         return {
             "quantize": self.encoding,
             "style": self.style,
@@ -108,7 +107,7 @@ class Cell:
 
 @functools.cache
 def written_encodings() -> tuple[str, ...]:
-    """Return the names of all encodings that convert can write, in the core's order."""
+    """Return the names of all encodings that convert can write, from the text of an error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "any.safetensors")
         save_file({"a.weight": torch.zeros(1)}, path)
@@ -122,13 +121,13 @@ def written_encodings() -> tuple[str, ...]:
 
 @functools.cache
 def styles_of(encoding: str) -> tuple[str | None, ...]:
-    """Return the safetensors styles that support an encoding; ``(None,)``: only its own."""
+    """Return the styles that support an encoding; ``(None,)`` if it supports only its own style."""
     found = tuple(style for style in STYLES if _is_held(encoding, style))
     return found or ((None,) if _is_held(encoding, None) else ())
 
 
 def _is_held(encoding: str, style: str | None) -> bool:
-    """Return true if a folder of safetensors supports the encoding in a style."""
+    """Return true if convert can write the encoding in this style."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "any.safetensors")
         save_file({"a.weight": torch.zeros(1)}, path)
@@ -137,12 +136,11 @@ def _is_held(encoding: str, style: str | None) -> bool:
         except loadstone.Error as error:
             if error.code not in ("plan.options", "convert.left_alone"):
                 raise
-            return error.code != "plan.options"  # a vector is not converted in any style
+            return error.code != "plan.options"  # other errors are due to the test's small vector
         return True
 
 
 def cells() -> list[Cell]:
-    """Return all supported cells."""
     return [
         Cell(encoding, style, source)
         for encoding in written_encodings()
@@ -152,7 +150,7 @@ def cells() -> list[Cell]:
 
 
 def refused() -> list[tuple[str, str]]:
-    """Return the encodings with the styles that do not support them."""
+    """Return pairs of an encoding and a style that does not support the encoding."""
     return [
         (encoding, style)
         for encoding in written_encodings()
@@ -187,11 +185,11 @@ def write_source(source: Source, folder: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A written cell.
+    """A cell that was written.
 
     Attributes:
-        folder: the conversion's target.
-        exact: the values of every tensor by the library that defines the layout, unrounded.
+        folder: the conversion's output.
+        exact: values of all tensors, decoded in F32 by the library that defines the layout.
     """
 
     folder: Path
@@ -199,7 +197,7 @@ class Output:
 
     @property
     def numbers(self) -> Tensors:
-        """The values rounded to BF16, the dtype of the sources."""
+        """The values rounded to BF16, which is the dtype of the sources."""
         return {name: _rounded(tensor) for name, tensor in self.exact.items()}
 
 
@@ -208,13 +206,13 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_cell(cell: Cell, source: Path, folder: Path) -> Output:
-    """Convert, and decode with the oracle."""
+    """Convert the source, and decode the output with the library that defines its layout."""
     loadstone.convert(source, folder, **cell.options)
     return Output(folder, numbers_in(folder))
 
 
 def model_state(numbers: Tensors, source: Source) -> Tensors:
-    """Return values under the library's names, which fuse a layer's experts into two tensors."""
+    """Return values under transformers' names, which fuse a layer's experts into two tensors."""
     found = dict(numbers)
     if not source.has_experts:
         return found
@@ -234,6 +232,5 @@ def model_state(numbers: Tensors, source: Source) -> Tensors:
 
 
 def tensors_of(path: Path) -> Tensors:
-    """Return all tensors of a folder or a file."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

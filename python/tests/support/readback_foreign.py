@@ -1,6 +1,6 @@
-"""A cell opened by transformers itself, compared with the values of the layout's own library.
+"""Opens cells with transformers itself, and compares with the values of the layout's library.
 
-``docs/opens-where.md`` lists the outcomes, written by ``tools/opens_where.py``.
+``tools/opens_where.py`` writes the outcomes to ``docs/opens-where.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from readback_cells import SOURCES, Cell, Output, Source, model_state
 
 PAGE = Path(__file__).parents[3] / "docs" / "opens-where.md"
-# Libraries whose releases determine an outcome.
+# Libraries whose releases affect the outcomes.
 LIBRARIES = ("transformers", "compressed-tensors", "bitsandbytes", "nvidia-modelopt")
 BF16 = torch.bfloat16
 
@@ -38,7 +38,7 @@ def _quiet() -> Iterator[None]:
 
 
 def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load with the library, dequantize if it can; return model and loading information."""
+    """Load with transformers, dequantized if possible; return model and loading information."""
     from transformers import AutoConfig, AutoModelForCausalLM, CompressedTensorsConfig
 
     method = AutoConfig.from_pretrained(folder).quantization_config["quant_method"]
@@ -52,7 +52,7 @@ def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def outcome(cell: Cell, output: Output) -> str:
-    """Return ``"right"`` if every tensor matches bit for bit; else the problem."""
+    """Return ``"right"`` if every tensor matches bit for bit; otherwise a text for the page."""
     try:
         with _quiet():
             model, info = load_alone(output.folder)
@@ -76,7 +76,7 @@ def column(source: Source) -> str:
 
 
 def releases() -> str:
-    """Return the installed libraries in the page's form."""
+    """Return the names and versions of the installed libraries, as the page lists them."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
 
 
@@ -91,7 +91,7 @@ def head() -> list[str]:
 
 
 def documented(cell: Cell) -> str | None:
-    """Return the outcome on the page; ``None`` if the page has no such row."""
+    """Return the outcome that the page lists; ``None`` if the page does not list the cell."""
     start = f"| `{cell.encoding}` | {cell.style or 'bitsandbytes'} | "
     for line in PAGE.read_text().splitlines():
         if line.startswith(start):
@@ -101,7 +101,7 @@ def documented(cell: Cell) -> str | None:
 
 
 def documented_releases() -> str:
-    """Return the libraries that the page was generated with."""
+    """Return the names and versions of the libraries with which the page was generated."""
     found = re.search(r"<!-- made with (.*) -->", PAGE.read_text())
     assert found is not None
     return found[1]

@@ -1,8 +1,8 @@
-"""A folder's weights in F32, decoded by the library that defines their layout.
+"""Decodes a folder's weights in F32 with the library that defines their layout.
 
-No function here uses loadstone. ModelOpt decodes with its quantized tensors, compressed-tensors
-with its compressors, bitsandbytes with its own functions. The folder's ``quantization_config``
-determines the layout of a weight, as for any reader of the folder.
+No function uses loadstone. ModelOpt decodes with its quantized tensors, compressed-tensors with its
+compressors, bitsandbytes with its own functions. The folder's ``quantization_config`` determines
+the layout of a weight, as for any reader of the folder.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ F32 = torch.float32
 
 
 def tensors_in(folder: Path) -> Tensors:
-    """Return all tensors of the folder's files."""
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def section_of(folder: Path) -> dict[str, Any]:
-    """Return the ``quantization_config`` of ``config.json``."""
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
     return found
 
 
 def numbers_in(folder: Path) -> Tensors:
-    """Return every tensor of the folder under its decoded name; plain ones are unchanged.
+    """Return every tensor of the folder under its decoded name; plain tensors are unchanged.
 
     Raises:
-        ImportError: the library is not installed.
+        ImportError: the library that defines the layout is not installed.
     """
     section = section_of(folder)
     return _METHODS[section["quant_method"]](tensors_in(folder), section)
@@ -89,7 +87,7 @@ def _int4(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
 
 
 def _int4_awq(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
-    """ModelOpt writes this layout (``pack_int4_in_uint8``), but has no function that reads it."""
+    """Decode without ModelOpt, which writes this layout but has no function that reads it."""
     low, high = data & 15, data >> 4
     codes = torch.stack([low, high], 1).flatten(0, 1).to(torch.int16)
     codes = torch.where(codes > 7, codes - 16, codes).to(F32)
@@ -102,8 +100,7 @@ def _nvfp4(data: torch.Tensor, name: str, tensors: Tensors) -> torch.Tensor:
     shape = torch.Size([*data.shape[:-1], 2 * data.shape[-1]])
     scales = {"scale": tensors[f"{name}_scale"], "double_scale": tensors[f"{name}_scale_2"]}
     found = NVFP4QTensor(shape, F32, data).dequantize(F32, **scales, block_sizes={-1: 16})
-    # ModelOpt's table maps the code of minus zero to a plain zero. Restoring the sign changes no
-    # other value.
+    # ModelOpt's table has 0.0 for the code of -0.0. Restoring the sign changes no other value.
     codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
     return torch.where((found == 0) & (codes == 8), -0.0, found)
 
@@ -164,7 +161,7 @@ def _compressed(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _before_rounding(stored: Tensors, scheme: Any, rounded: torch.Tensor) -> torch.Tensor:
-    """NVFP4's compressor computes in F32 and rounds to BF16: its functions also return the F32."""
+    """Return NVFP4's values in F32, which its compressor would round to BF16."""
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
@@ -211,9 +208,9 @@ def _bitsandbytes(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _four_bits(functional: Any, name: str, data: torch.Tensor, states: Tensors) -> torch.Tensor:
-    """Decode in F32, although the state has the original weight's dtype.
+    """Decode in F32, instead of the original weight's dtype in the state.
 
-    One of fp4's two zeros is -0.0 on CPUs without AVX512, and 0.0 on others.
+    Adding 0.0 removes the sign of -0.0, which fp4 has only on CPUs without AVX512.
     """
     short = {each.removeprefix(f"{name}."): tensor for each, tensor in states.items()}
     state = functional.QuantState.from_dict(short, device=torch.device("cpu"))

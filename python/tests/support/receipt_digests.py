@@ -1,4 +1,4 @@
-"""Digests as docs/receipt.md defines them, files with a changed bit, and the commands."""
+"""Computes digests as docs/receipt.md defines them, flips bits, and runs convert and verify."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
-    """Return the digest that docs/receipt.md defines."""
+    """Return the digest of a tensor's bytes, or of some ranges, as docs/receipt.md defines it."""
     ranges = ([[0, len(data)]] if data else []) if ranges is None else ranges
     blocks = []
     for begin, end in ranges:

@@ -1,4 +1,4 @@
-"""A server on this machine, and the checkpoints that it serves."""
+"""Fixtures: a server on this machine, and the checkpoints that it serves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remote_server import Server
 FILE = "/dir/model.safetensors"
 
 
-# Requests in addition to the first one of a file, which every open sends.
+# ``Fault.begins`` for all requests of a file except the first one, which starts at byte 0.
 BEYOND = 1
 
 
@@ -48,7 +48,7 @@ def server(served: Server) -> Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
-    """Write the same model as one file, in shards, as GGUF and in torch's format, and serve it."""
+    """Write one model as a single file, in shards, as GGUF and in torch's format, and serve it."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("remote")
     state = {f"layers.{i}.weight": torch.randn(96, 128).to(torch.bfloat16) for i in range(12)}

@@ -17,7 +17,7 @@ KEY, SECRET, SESSION = "AKID", "SECRET/KEY", "SESSION"
 
 
 class Hub:
-    """Repositories below /ORG/NAME/resolve; a different host name serves large files."""
+    """A model hub with repositories below /ORG/NAME/resolve; a second host serves large files."""
 
     def __init__(self, server: Server, folder: Path, token: str = "") -> None:
         self.server, self.folder, self.token = server, folder, token
@@ -81,7 +81,7 @@ class Hub:
 
 
 class Store:
-    """Buckets in the path; each request must carry a signature of version 4."""
+    """An object store with buckets in the path; requests must have a signature of version 4."""
 
     def __init__(self, server: Server, session: str = "") -> None:
         self.server, self.session = server, session

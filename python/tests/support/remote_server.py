@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that serves ranges of files, counts, and fails on purpose."""
+"""A server on 127.0.0.1 that serves ranges of files, counts requests, and fails on purpose."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Fault:
             (a different range), ``total`` (a different file length), ``short``, ``long``, ``etag``,
             ``no_etag``, ``encoding``, ``redirect``, ``chunked`` (no length), ``weak`` (a weak
             ETag), ``huge`` (a header of a megabyte), ``wrong_range`` (a Content-Length of a
-            different range), ``slow`` (a byte now and then), ``stall`` (no bytes until the client
-            leaves or ``seconds`` are over).
+            different range), ``slow`` (one byte at a time), ``stall`` (no bytes until the client
+            disconnects or ``seconds`` have passed).
     """
 
     kind: str
@@ -55,16 +55,16 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    declared: int | None = None  # the declared length, if the connection ends early
+    declared: int | None = None  # Content-Length, if the connection ends before that many bytes
     chunked: bool = False
-    stalls: float = 0  # seconds without a byte after the header
-    drips: float = 0  # seconds after each of the first bytes
+    stalls: float = 0  # pause in seconds after the header
+    drips: float = 0  # pause in seconds after each of the first bytes
 
 
 class Server:
-    """Files by path, the requests, and the number of body bytes sent.
+    """A server of ``files`` by path, which records requests and counts the bytes of bodies.
 
-    ``route`` may answer a request itself, or return ``None``.
+    ``route`` may return the response to a request, or ``None`` for the default response.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Server:
         class Handler(_Handler):
             server_of = outer
 
-        self.heads = 0  # HEAD requests, which the server rejects: clients must only use ranges
+        self.heads = 0  # number of HEAD requests, which are rejected, as clients must not send any
         self.host = f"[{host}]" if ":" in host else host
         self._http = (_QuietIPv6 if ":" in host else _Quiet)((host, 0), Handler)
         self.scheme = "http"
@@ -179,7 +179,7 @@ class _Quiet(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """Ignore clients that hang up or reject the certificate, which the tests provoke."""
+        """Ignore errors of clients that disconnect or reject the certificate, as tests provoke."""
 
 
 class _QuietIPv6(_Quiet):
@@ -188,7 +188,7 @@ class _QuietIPv6(_Quiet):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Otherwise a body waits for the acknowledgement of its header: 40 ms per request.
+    # Otherwise a body would wait 40 ms for the acknowledgement of its header.
     disable_nagle_algorithm = True
     server_of: Server
 

@@ -1,6 +1,6 @@
-"""Entry points that read from a server in a thread of their process.
+"""Runs entry points in a thread of the process whose other thread serves the files.
 
-A function that keeps the interpreter's lock while it waits for the server never returns, so
+A function that holds the interpreter's lock while it waits for the server never returns, so
 ``main()`` ends the process after a minute.
 """
 
@@ -41,7 +41,7 @@ class Wrapped(torch.nn.Module):
 
 
 def members(url: str, out: Path) -> None:
-    """Read each property, and call each method without arguments, of a newly opened catalog."""
+    """Read each property of a catalog, and call each method that needs no arguments."""
     for name in [each for each in dir(loadstone._core.Catalog) if each[0] != "_"]:
         found = getattr(loadstone.inspect(url)._core, name)
         if callable(found) and name != "read":
@@ -66,7 +66,7 @@ def saved_plan(url: str, out: Path) -> None:
 
 
 def builder(url: str, out: Path) -> None:
-    """Build recipes from the first tensor that has values."""
+    """Build recipes that decode the first quantized tensor."""
     catalog = loadstone.inspect(url)._core
     made = loadstone._core.RecipeBuilder(catalog)
     name = next(name for name, *_ in loadstone.inspect(url)._core.quantized())
@@ -77,7 +77,7 @@ def builder(url: str, out: Path) -> None:
 
 
 def recipes_json(url: str, out: Path) -> None:
-    """Build recipes of one unchanged tensor, whose codes are read last."""
+    """Build recipes of one unchanged tensor, whose codes are read when they are serialised."""
     catalog = loadstone.inspect(url)._core
     made = loadstone._core.RecipeBuilder(catalog)
     made.add("x", made.source(catalog.tensors()[0][0]))
@@ -94,11 +94,11 @@ def recipes(url: str, out: Path) -> None:
 
 
 def adapter_of(url: str) -> str:
-    """Return the adapter's file, because this host cannot list folders."""
+    """Return the URL of the adapter's file, because this host cannot list folders."""
     return url.replace("matrix/", "adapter/adapter_model.safetensors")
 
 
-# Entry points for a checkpoint of any names, for the matrix of config_doors, and for a Llama.
+# Entry points for any checkpoint, then for the matrix of config_doors, then for a Llama.
 ANY: dict[str, Callable[[str, Path], Any]] = {
     "inspect": lambda url, out: loadstone.inspect(url).findings,
     "members": members,
@@ -182,7 +182,7 @@ def main(door: str, folder: Path) -> None:
             time.sleep(0.001)
 
     threading.Thread(target=run, daemon=True).start()
-    sys.setswitchinterval(1000)  # other threads run only when this one releases the lock
+    sys.setswitchinterval(1000)  # other threads can run only if this thread releases the lock
     for kind in kinds:
         faulthandler.dump_traceback_later(60, exit=True)
         print(door, kind, flush=True)

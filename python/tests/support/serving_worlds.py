@@ -1,4 +1,4 @@
-"""Models whose loading code gives work to threads."""
+"""Models whose loading code uses threads, and ways to load them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state(tmp_path: Path) -> State:
 def loaded(
     path: Path, load: Callable[[Model, Any], Any], *, repeats: bool = False, **options: Any
 ) -> tuple[Model, str]:
-    """Load a model with its own code; return it with the line in the log."""
+    """Load a model with the given loading code; return it and the line in the log."""
     model, loading = Model(), ModelLoad(Options(**options), "BF16")
     line, _ = loading.run(
         lambda: load(model, loading.tensors(str(path), lambda name: True)),

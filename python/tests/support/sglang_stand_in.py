@@ -1,6 +1,6 @@
 """A minimal stand-in for SGLang 0.5.23, which needs a GPU: its plugin hooks and its loader.
 
-Names, signatures and the order of calls follow its sources; the rest does not.
+Names, signatures and the order of calls follow SGLang's sources; function bodies do not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Builds library classes twice, directly and as a skeleton, and compares: one JSON line per class.
+"""Builds library classes directly and as a skeleton, and prints a JSON line per class.
 
 Run as ``python skeleton_worker.py LIBRARY NAME ...``, with a library of ``BUILDERS``. Each class
-runs in a forked child, which frees its memory and turns a crash into a line.
+runs in a forked child, so that its memory is freed and a crash affects only its own line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from storages import sharers
 from loadstone._model.walk import walk
 from loadstone._skeleton.skeleton import recompute, skeleton, skeleton_record
 
-# The size limit of a direct construction that fills its parameters. Larger ones skip random
-# initialisers: the kernel never allocates unwritten memory, and no buffer depends on them.
+# Size limit of direct constructions with random values. Larger ones skip random initialisers, so
+# the kernel does not allocate their parameters, and no buffer depends on the parameters' values.
 FILLED_BYTES_MAX = 256 << 20
 DIRECT_BYTES_MAX = {
     "diffusers": 40 << 30,
@@ -61,7 +61,7 @@ def diffusers_names() -> list[str]:
 
 
 def diffusers_builders(name: str) -> Iterator[Callable[[], Any]]:
-    """Yield the class with its defaults, then with fewer layers if it is still too large."""
+    """Yield functions that build the class: with its defaults, then with fewer layers."""
     import diffusers
 
     cls = getattr(diffusers, name)
@@ -78,7 +78,7 @@ def diffusers_builders(name: str) -> Iterator[Callable[[], Any]]:
 
 
 def transformers_names() -> list[str]:
-    """Return every model type that has a class for AutoModel."""
+    """Return every model type that AutoModel supports."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -93,7 +93,7 @@ _WIDTHS = (
 
 
 def _shrunk(value: dict[str, Any], factor: int, fewer: bool) -> dict[str, Any]:
-    """Return a configuration with a small vocabulary, two layers, and divided widths."""
+    """Return a smaller configuration: a small vocabulary, two layers, and divided widths."""
     small: dict[str, Any] = {}
     depth = value.get("num_hidden_layers") or value.get("num_layers")
     for key, item in value.items():
@@ -117,7 +117,7 @@ def _shrunk(value: dict[str, Any], factor: int, fewer: bool) -> dict[str, Any]:
 
 
 def transformers_builders(name: str) -> Iterator[Callable[[], Any]]:
-    """Yield AutoModel builders for smaller and smaller configurations."""
+    """Yield functions that build the AutoModel class, for smaller and smaller configurations."""
     from transformers import AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -162,7 +162,7 @@ def _identity(model: Any) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def unfilled() -> Iterator[None]:
-    """Disable random initialisers, for direct constructions that are large, or that fail."""
+    """Disable random initialisers during a direct construction."""
     before = {name: getattr(torch.nn.init, name) for name in RANDOM_INITIALISERS}
     for name in before:
         setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
@@ -174,14 +174,13 @@ def unfilled() -> Iterator[None]:
 
 
 def build_skeleton(build: Callable[[], Any]) -> Any:
-    """Build the skeleton under test."""
     torch.manual_seed(1)
     with skeleton():
         return build()
 
 
 def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
-    """Return every difference between a skeleton and a direct construction."""
+    """Return the differences between a skeleton and a direct construction, and the counts."""
     findings = [
         {"code": finding.code, "target": finding.target}
         for finding in skeleton_record(made).findings
@@ -248,7 +247,7 @@ def examine(library: str, name: str) -> dict[str, Any]:
                 try:
                     with unfilled():
                         build()
-                except Exception as error:  # the direct construction fails too
+                except Exception as error:  # the configuration itself cannot be constructed
                     reason = f"{type(error).__name__}: {error}"[:200]
                     continue
                 return {"problems": [f"only the skeleton fails: {failure}"]}
@@ -266,7 +265,7 @@ def examine(library: str, name: str) -> dict[str, Any]:
 def _child(library: str, name: str, sender: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # Limits memory, so that a form that does not build cannot exhaust the machine.
+    # A limit of memory, so that a large configuration cannot exhaust the machine.
     if library == "transformers":
         resource.setrlimit(resource.RLIMIT_DATA, (CHILD_BYTES_MAX, CHILD_BYTES_MAX))
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -282,7 +281,7 @@ def _child(library: str, name: str, sender: Any) -> None:
 
 def main(library: str, names: list[str]) -> None:
     """Print one line of JSON for each name."""
-    # Import once for all children.
+    # Import the libraries once for all children.
     if library == "transformers":
         from transformers import AutoModel, PreTrainedModel  # noqa: F401
     next(iter(BUILDERS[library](names[0])))

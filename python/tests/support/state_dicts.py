@@ -1,4 +1,4 @@
-"""State dicts written to files, and the result of ``load_state_dict``."""
+"""Writes state dicts to files, and computes the result of ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import loadstone
 
 
 def save(state, folder, kind):
-    """Save a state dict; return the file, and the state dict read from it."""
+    """Save a state dict; return the file, and the state dict that torch would read from it."""
     tensors = OrderedDict((name, tensor.contiguous()) for name, tensor in state.items())
     path = folder / f"m.{kind}"
     if kind == "safetensors":

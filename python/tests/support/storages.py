@@ -1,4 +1,4 @@
-"""Tensors of a model that share memory."""
+"""Finds tensors of a model that share memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from loadstone._model.walk import TensorSlot
 
 
 def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:
-    """Map each name to the first name whose different tensor uses the same memory."""
-    first: dict[int, TensorSlot] = {}  # by storage, or by the slot of a tensor without one
+    """Return, for each name, the first name of a different tensor in the same memory, or None."""
+    first: dict[int, TensorSlot] = {}  # by storage, or by slot if a tensor has no storage
     found: dict[str, str | None] = {}
     for slot in slots:
         other = first.setdefault(storage_key(slot.tensor) or id(slot), slot)

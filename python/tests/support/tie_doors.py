@@ -1,4 +1,4 @@
-"""The entry points by which an adapter changes a tie."""
+"""The entry points through which an adapter can change one of two tied names."""
 
 from __future__ import annotations
 

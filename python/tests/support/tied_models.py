@@ -1,4 +1,4 @@
-"""Tied models, files with every way to store the two names of a tie, and all entry points."""
+"""Tied models, files with every way to store a tie's two names, and all entry points."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def llama(seed: int = 0) -> Any:
 
 
 def blank() -> Any:
-    """Return the model on meta, tied."""
+    """Return the tied model on meta."""
     with loadstone.skeleton():
         return LlamaForCausalLM(LlamaConfig(**CONFIG))
 
@@ -46,7 +46,7 @@ def other_head() -> torch.Tensor:
     return torch.randn(40, 16, generator=torch.Generator().manual_seed(9))
 
 
-# Contents of a file for the two names.
+# By name of the case: a function that returns the state dict to write for the two tied names.
 STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "equal": lambda state: state,
     "different": lambda state: {**state, HEAD: other_head()},
@@ -57,7 +57,7 @@ STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] 
 
 
 def write(folder: Path, stored: str) -> dict[str, torch.Tensor]:
-    """Write a folder with its config, and return the content of the file."""
+    """Write a file and its config to a folder; return the file's tensors."""
     model = llama()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     held = STORED[stored](state)
@@ -69,13 +69,13 @@ def write(folder: Path, stored: str) -> dict[str, torch.Tensor]:
 
 @dataclass
 class Outcome:
-    """The result of an entry point on a file.
+    """The result of an entry point for a file.
 
     Attributes:
-        embedding, head: the values; ``None`` if the entry point does not return them.
+        embedding, head: the two values; ``None`` if the entry point does not return them.
         is_tied: whether both names are one tensor.
-        error: the code of the error, or ``""``.
-        warned: the text of its warnings about ties.
+        error: code of the error, or ``""``.
+        warned: text of the warnings about ties.
     """
 
     embedding: torch.Tensor | None = None
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def outcome_of(load: Callable[[], Any]) -> Outcome:
-    """Run a load and return the values of the two names."""
+    """Run a load; return the values of the two names, the error and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -129,19 +129,19 @@ def by_command(folder: Path, *options: str) -> Outcome:
 
 
 def _in_place(folder: Path, **options: Any) -> Any:
-    """Load into the memory of a model that has values."""
+    """Load in place into a model that already has values."""
     model = llama(seed=5)
     loadstone.load(model, folder, in_place=True, **options)
     return model
 
 
-# Entry points that keep two values, like the library.
+# Entry points that keep two different values, as transformers does.
 LIBRARY: dict[str, Callable[..., Any]] = {
     "rules": lambda folder, **options: _loaded(folder, rules="transformers", **options),
     "rules in place": lambda folder, **options: _in_place(folder, rules="transformers", **options),
     "from_pretrained": _by_library,
 }
-# Entry points that keep the module's ties.
+# Entry points that keep the names tied.
 PLAIN: dict[str, Callable[..., Any]] = {
     "load": _loaded,
     "saved plan": _by_saved_plan,

@@ -1,4 +1,4 @@
-"""Tensors of every dtype and layout that torch's files contain."""
+"""Makes tensors of every dtype and layout that torch's files can contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Return random bytes, including NaN with payloads; bools are valid bools."""
+    """Return a tensor of random bytes, which include NaN with payloads; bools are valid."""
     size = torch.Size(shape).numel() * dtype.itemsize
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     return (
@@ -35,7 +35,6 @@ def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bit for bit."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))

@@ -1,9 +1,8 @@
-"""Tiny random models of many transformers model types, and checkpoints of them.
+"""Builds tiny random models of many transformers model types, and writes checkpoints of them.
 
-``CASES`` is the list, built from the rows of ``transformers_rows``. A configuration is the
-library's own default with small values: ``SMALL`` lists them by field, for every configuration with
-that field, and a row lists only further fields. Nothing is imported from transformers before a case
-is used.
+``CASES`` is the list, built from the rows of ``transformers_rows``. A configuration has
+transformers' defaults, except for the small values that ``SMALL`` lists by field name, and for the
+further fields of its row. This module imports transformers only when a case is used.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ SMALL: dict[str, Any] = {
     "num_experts_per_tok": 2, "moe_k": 2, "n_group": 1, "topk_group": 1,
     "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    # latent, indexed and linear attention
+    # sizes of latent, indexed and linear attention
     "q_lora_rank": 32, "kv_lora_rank": 16, "v_head_dim": 16,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
     "index_head_dim": 16, "index_n_heads": 2, "index_topk": 4,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    # images and sound
+    # sizes for images and sound
     "image_size": 28, "patch_size": 14, "depth": 2, "num_heads": 4, "out_hidden_size": 64,
     "num_position_embeddings": 16, "num_mel_bins": 16,
-    # tokens in the small vocabulary
+    # ids of special tokens, within the small vocabulary
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3,
     "decoder_start_token_id": 1, "image_token_id": 5, "image_token_index": 5, "video_token_id": 6,
     "audio_token_id": 7,
@@ -50,7 +49,7 @@ SMALL: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelCase:
-    """A model type: its class and the configuration fields in addition to ``SMALL``."""
+    """A model type: its class, and configuration fields in addition to ``SMALL``."""
 
     name: str
     class_name: str
@@ -63,12 +62,11 @@ class ModelCase:
         return getattr(transformers, self.class_name)
 
     def config(self) -> Any:
-        """Return a new configuration."""
         made = self.cls.config_class
         return made(**small_fields(_default(made), self.changes))
 
     def build(self, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
-        """Return the model in evaluation mode, with random values in every tensor of a file."""
+        """Return the model in evaluation mode, with random values in all saved tensors."""
         model = self.cls(self.config()).eval()
         if dtype is not None:
             model = model.to(dtype)
@@ -84,7 +82,7 @@ def _default(config_class: Any) -> Any:
 
 
 def small_fields(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that make a default configuration small, including nested ones."""
+    """Return the fields of a configuration that must change to make it small."""
     parts = getattr(type(config), "sub_configs", {})
     fields = {field.name for field in dataclasses.fields(config)}
     made = {}
@@ -128,14 +126,14 @@ def write_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     max_shard_size: int | None = None,
 ) -> Path:
-    """Write ``case`` into ``folder``.
+    """Write a checkpoint of ``case`` into ``folder``.
 
     Args:
-        layout: "public": the output of ``save_pretrained`` with ``generation_config.json``; it
-            undoes the library's conversions, so experts are separate. "older": every conversion
-            undone, including renames that the library no longer writes. "own": names and layout of
-            the live model, each tie once, and only ``config.json``.
-        max_shard_size: in bytes; None: one file.
+        layout: "public" is the output of ``save_pretrained`` with ``generation_config.json``; it
+            undoes transformers' conversions, so experts are separate. "older" undoes every
+            conversion, including renames that transformers no longer writes. "own" has names and
+            layout of the model in memory, each tie once, and only ``config.json``.
+        max_shard_size: in bytes; None writes one file.
     """
     model = case.build(dtype=dtype)
     if layout == "older":
@@ -156,7 +154,7 @@ def write_checkpoint(
 
 
 def own_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a state dict with each storage once, under its first name, in its own memory."""
+    """Return a state dict with each storage once, under its first name, as a copy."""
     state: dict[str, torch.Tensor] = {}
     seen = set()
     for name, tensor in model.state_dict().items():
@@ -171,7 +169,7 @@ def own_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def write_state(
     state: dict[str, torch.Tensor], folder: Path, max_shard_size: int | None = None
 ) -> None:
-    """Write one file, or shards with an index, under the library's file names."""
+    """Write one file, or shards with an index, under transformers' file names."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 

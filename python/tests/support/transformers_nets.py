@@ -1,6 +1,6 @@
-"""Small models of shapes, files and registered conversions, and functions that judge them.
+"""Small models of shapes, files and registered conversions, and functions that compare loads.
 
-The library and loadstone must load each of ``CASES`` to the same model, or both reject it.
+transformers and loadstone must load each of ``CASES`` to the same model, or both must reject it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = dict[str, torch.Tensor]
 
 
 class NetConfig(PreTrainedConfig):
-    """``shapes``: by dotted name; a name that ends in ``#`` is a buffer's."""
+    """A configuration with ``shapes`` by dotted name; names of buffers end in ``#``."""
 
     model_type = "rules_net"
     shapes: dict[str, list[int]] | None = None
@@ -50,7 +50,7 @@ def fill(root: torch.nn.Module, shapes: dict[str, list[int]], dtypes: dict[str, 
 
 
 class Net(PreTrainedModel):
-    """Only the parameters and buffers of ``shapes``."""
+    """A model with only the parameters and buffers of ``shapes``."""
 
     config_class = NetConfig
     dtypes: ClassVar[dict[str, Any]] = {}
@@ -68,13 +68,13 @@ class Net(PreTrainedModel):
 
 
 class Inner(Net):
-    """The base model of ``Outer``."""
+    """The base model inside of ``Outer``."""
 
     base_model_prefix = "model"
 
 
 class Outer(PreTrainedModel):
-    """A base model with a head."""
+    """A model with a head around its base model."""
 
     config_class = NetConfig
     base_model_prefix = "model"
@@ -89,7 +89,7 @@ class Outer(PreTrainedModel):
 
 
 class Twins(PreTrainedModel):
-    """Two sub-models of one class, each with its own conversions."""
+    """A model with two sub-models of one class, each with its own conversions."""
 
     config_class = NetConfig
 
@@ -104,7 +104,7 @@ class Twins(PreTrainedModel):
 
 
 class Tied(PreTrainedModel):
-    """A table, a head tied to the table, and a layer between them."""
+    """A model with a table, a head tied to the table, and a layer between them."""
 
     config_class = NetConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {
@@ -133,11 +133,11 @@ class Tied(PreTrainedModel):
 
 @dataclasses.dataclass
 class Case:
-    """A model, a file and a load.
+    """A model, a file and the options of a load.
 
     Attributes:
-        conversions: returns the conversions to register for ``owner``; None: nothing to register.
-        silent: missing names that the library does not report, so their values are undefined.
+        conversions: returns the conversions to register for ``owner``; None registers nothing.
+        silent: missing names that transformers does not report; their values are not compared.
     """
 
     shapes: dict[str, list[int]]
@@ -189,7 +189,6 @@ def ours_load(cls: Any, folder: Path, **options: Any) -> Loaded:
 
 
 def both(case: Case, folder: Path) -> tuple[Outcome, Outcome]:
-    """Return the outcomes of loadstone and of the library."""
     write(case, folder)
     if case.conversions is not None:
         conversion_mapping.register_checkpoint_conversion_mapping(
@@ -201,7 +200,7 @@ def both(case: Case, folder: Path) -> tuple[Outcome, Outcome]:
 
 
 def judge(case: Case, folder: Path) -> Outcome:
-    """Fail unless both outcomes agree; return loadstone's."""
+    """Fail unless loadstone and transformers have the same outcome; return loadstone's."""
     ours, theirs = both(case, folder)
     if case.fails:
         assert theirs.error is not None, "the library loads this"
@@ -228,7 +227,7 @@ def judge(case: Case, folder: Path) -> Outcome:
 
 
 def experts(count: int = 12, rows: int = 3) -> State:
-    """Return more than ten experts: their order is numeric, not alphabetical."""
+    """Return the tensors of twelve experts, whose numeric order is not alphabetical."""
     return {
         f"layers.0.experts.{expert}.{name}.weight": rand(rows, 4, seed=100 * at + expert)
         for expert in range(count)
@@ -251,8 +250,6 @@ FUSED = {"layers.0.experts.gate_up": [12, 6, 4], "layers.0.experts.down": [12, 3
 
 
 class Broken(library.ConversionOps):
-    """Fails on any input."""
-
     def convert(self, input_dict: Any, *args: Any, **kwargs: Any) -> Any:
         raise ValueError("broken on purpose")
 

@@ -1,4 +1,4 @@
-"""The rows of ``transformers_models``: name, class, and further fields of its small configuration.
+"""Rows for ``transformers_models``: name, class, and further fields of its small configuration.
 
 A name is the model type, plus a suffix if several classes of the type are listed.
 """
@@ -16,7 +16,7 @@ def case(name: str, class_name: str, /, **changes: Any) -> Row:
 
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
-# Experts: one file tensor for each expert, or fused ones in a different order.
+# Models with experts, which the file stores separately, or fused in a different order.
 EXPERTS = [
     case("mixtral", "MixtralForCausalLM"),
     case("qwen2_moe", "Qwen2MoeForCausalLM"),
@@ -74,7 +74,7 @@ QWEN3_OMNI = {
     "vision_config": {"patch_size": 4, "deepstack_visual_indexes": [0]},
 }
 
-# Images, sound and text together.
+# Models for images, sound and text together.
 MULTIMODAL = [
     case("llama4", "Llama4ForConditionalGeneration",
          text_config={"intermediate_size_mlp": 96},
@@ -135,7 +135,7 @@ MULTIMODAL = [
     case("hunyuan_vl", "HunYuanVLForConditionalGeneration"),
 ]  # fmt: skip
 
-# Text: encoders, decoders, both, and models with state.
+# Text models: encoders, decoders, encoder-decoders, and models with state.
 TEXT = [
     case("hrm_text", "HrmTextForCausalLM"),
     case("llama", "LlamaForCausalLM"),
@@ -180,7 +180,7 @@ TEXT = [
     case("m2m_100", "M2M100ForConditionalGeneration"),
 ]  # fmt: skip
 
-# Images and sound.
+# Models for images or sound.
 SENSES = [
     case("whisper", "WhisperForConditionalGeneration"),
     case("wav2vec2", "Wav2Vec2ForCTC", conv_dim=[32, 32], conv_kernel=[3, 3], conv_stride=[2, 2],
@@ -221,7 +221,7 @@ SENSES = [
     case("resnet", "ResNetModel", embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1]),
 ]  # fmt: skip
 
-# More types that the library registers a conversion for, most of them renames.
+# Further types for which transformers registers a conversion, which mostly renames.
 SEGFORMER = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1],
              "hidden_sizes": [16, 32], "num_attention_heads": [1, 2], "patch_sizes": [7, 3],
              "strides": [4, 2], "mlp_ratios": [2, 2]}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pipelines of Wan whose transformer is a GGUF file of mixed types."""
+"""Builds pipelines of Wan whose transformer is a GGUF file of mixed types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
 
-WIDTH = 256  # rows of one block of the K types
+WIDTH = 256  # a row of this width is one block of the K types
 
 
 PROMPTS = {"prompt": "a cat runs fast", "negative_prompt": "bad art"}
@@ -50,7 +50,7 @@ def tokenizer() -> Any:
 
 
 def randomised(model: Any, seed: int) -> Any:
-    """Return random weights that keep signals in range; norms stay near one."""
+    """Give weights random values that keep activations in range; norms stay near one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -63,7 +63,7 @@ def randomised(model: Any, seed: int) -> Any:
 
 
 def components(is_image: bool) -> dict[str, Any]:
-    """Return every component except the transformer."""
+    """Return every component of the pipeline except the transformer."""
     text = transformers.UMT5Config(
         vocab_size=16, d_model=WIDTH, d_kv=16, d_ff=48, num_layers=2, num_heads=4,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def components(is_image: bool) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Parts:
-    """A pipeline's folder without its transformer, which is a GGUF file."""
+    """A pipeline's folder without its transformer, and a GGUF file of the transformer."""
 
     case: Case
     pipeline: Any
@@ -108,9 +108,9 @@ class Parts:
         return str(self.folder / "config")
 
     def reference(self, dtype: torch.dtype, keeps_blocks: bool) -> Any:
-        """Construct the transformer, with the values that its layers compute with."""
+        """Return the transformer, built directly with the values that its layers must use."""
         state = self.tensors.dequantized()
-        if keeps_blocks:  # its layers decode like the library, whose rounding differs
+        if keeps_blocks:  # packed layers decode with diffusers' function, whose rounding differs
             for name, data in self.tensors.data.items():
                 if self.tensors.kinds[name] in (Kind.Q4_K, Kind.Q6_K):
                     state[name] = library_numbers(data, self.tensors.kinds[name]).to(dtype)
@@ -123,7 +123,7 @@ class Parts:
         return model.eval()
 
     def video(self, pipeline: Any) -> torch.Tensor:
-        """Run two denoising steps, and decode."""
+        """Run two denoising steps of a pipeline, and decode the video."""
         generator = torch.Generator().manual_seed(7)
         given: dict[str, Any] = dict(PROMPTS)
         if "image_encoder" in self.others:
@@ -139,14 +139,14 @@ class Parts:
 
 
 def published(name: str) -> Kind:
-    """Return a matrix's type in files named K_M: more bits for some, most outside the blocks."""
+    """Return the type of a matrix as in files named K_M: F16, or in blocks Q6_K or Q4_K."""
     if ".blocks." not in f".{name}":
         return Kind.F16
     return Kind.Q6_K if ".v." in name or ".ffn.2." in name else Kind.Q4_K
 
 
 def library_numbers(data: Any, kind: Kind) -> torch.Tensor:
-    """Decode a packed weight with the library's layer function."""
+    """Decode a packed weight with the function that diffusers' layers use."""
     utils = diffusers.quantizers.gguf.utils
     blocks = utils.GGUFParameter(torch.from_numpy(data.copy()), quant_type=kind)
     made: torch.Tensor = utils.dequantize_gguf_tensor(blocks)
@@ -173,7 +173,7 @@ def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(autouse=True)
 def text_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the repair of broken Unicode, whose package is optional."""
+    """Skip the repair of broken Unicode, because its package is optional."""
     from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 
     unchanged = types.SimpleNamespace(fix_text=lambda text: text)

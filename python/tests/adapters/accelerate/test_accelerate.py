@@ -1,4 +1,4 @@
-"""loadstone.accelerate compared with accelerate itself, on plain models."""
+"""Compares loadstone.accelerate with accelerate itself, on plain models."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_alike_without_a_map(tmp_path, built, file_dtype):
     accelerate.load_checkpoint_and_dispatch(theirs, str(path))
     assert mine.embed.weight.dtype == (file_dtype if built == "meta" else torch.float32)
     assert_alike(mine, theirs)
-    if built == "real":  # an optimizer that references them keeps the right ones
+    if built == "real":  # references of an optimizer stay valid
         assert all(parameter is parameters[name] for name, parameter in mine.named_parameters())
 
 
@@ -125,7 +125,7 @@ def test_maps_are_computed_by_accelerate(tmp_path, name, whole):
 
 
 def test_everything_on_disk_and_nothing_written(tmp_path):
-    """accelerate asks safetensors for a device named disk here."""
+    """accelerate itself passes "disk" to safetensors as a device, which fails."""
     reference, path = saved(tmp_path)
     with pytest.raises(Exception, match="device disk is invalid"):
         accelerate.load_checkpoint_and_dispatch(
@@ -175,7 +175,7 @@ def test_no_library_reads(tmp_path, monkeypatch, device_map):
 
 
 def test_saved_buffers_of_modules_on_disk_have_the_checkpoints_values(tmp_path):
-    """accelerate skips these buffers and keeps the constructor's values."""
+    """For such buffers accelerate keeps the constructor's values."""
     reference, path = saved(tmp_path)
     mine = ours.load_checkpoint_and_dispatch(
         empty(), path, device_map=MIXED, offload_folder=tmp_path / "a"
@@ -401,7 +401,7 @@ def test_torchs_own_files(tmp_path, caplog, is_read):
 
 @pytest.mark.parametrize("wrap", ["compiled", "inside"])
 def test_wrapped_modules_are_left_to_accelerate(tmp_path, caplog, wrap):
-    """torch omits their names."""
+    """loadstone does not support modules that torch.compile wraps."""
     reference, path = saved(tmp_path)
     model = randomise(Net(), 1)
     if wrap == "inside":
@@ -460,7 +460,7 @@ def test_what_hooks_hold_in_host_memory_is_accounted_for(tmp_path):
     model = empty()
     device_map = {"embed": "cpu", "layers": "cpu", "head": "cpu"}
     ours.load_checkpoint_in_model(model, path, device_map=device_map)
-    # Accelerate does not recognise it as "cpu", so it offloads everything.
+    # accelerate does not recognise a torch.device as "cpu", so it offloads everything.
     main = torch.device("cpu")
     ours.dispatch_model(model, device_map, main_device=main, force_hooks=True)
     assert all(parameter.is_meta for parameter in model.parameters())

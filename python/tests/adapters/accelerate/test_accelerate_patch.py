@@ -1,4 +1,4 @@
-"""loadstone.patch on accelerate itself, and models whose checkpoints need conversion."""
+"""Tests loadstone.patch on accelerate itself, with models whose checkpoints need conversion."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_fused_experts_on_disk(mixture, tmp_path, device_map):
 
 
 def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
-    """accelerate's map can place single parameters, but it attaches hooks to modules."""
+    """accelerate's device map can place a single parameter, but its hooks serve modules only."""
     config, folder, reference = mixture
     arguments = {"max_memory": {"cpu": reference.get_memory_footprint() // 2}}
     with pytest.raises(loadstone.PlanError) as caught:
@@ -117,7 +117,7 @@ def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
     assert caught.value.code == "plan.device_map"
     assert "mlp.experts" in str(caught.value) and "no_split_module_classes" in str(caught.value)
     assert not (tmp_path / "offload").exists()
-    model = ours.load_checkpoint_and_dispatch(  # follows the message's advice
+    model = ours.load_checkpoint_and_dispatch(  # as the message advises
         on_meta(config),
         folder,
         "auto",
@@ -205,7 +205,7 @@ def test_accelerates_own_names_run_on_loadstone(mixture):
         for load in (
             accelerate.load_checkpoint_and_dispatch,
             accelerate.big_modeling.load_checkpoint_and_dispatch,
-            bound_before,  # the library's own function, which calls ours
+            bound_before,  # accelerate's own function, which calls the patched one
         ):
             model = load(on_meta(config), str(folder), device_map={"": "cpu"})
             assert_same(model, reference)
@@ -270,7 +270,7 @@ def test_threads_beside_a_patched_one_get_accelerates_own(mixture):
 
 
 def test_a_reset_state_has_accelerates_own_error():
-    """accelerate suggests the fix in this error, but first reads a different property."""
+    """The patch must not hide accelerate's own error, which suggests the fix."""
     accelerator = accelerate.Accelerator(cpu=True)
     accelerate.state.AcceleratorState._reset_state()
     with loadstone.patch("accelerate"), pytest.raises(AttributeError, match="reinitialized"):
@@ -279,7 +279,7 @@ def test_a_reset_state_has_accelerates_own_error():
 
 
 def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
-    """``from_pretrained`` does so too; docs/accelerate.md lists it."""
+    """transformers' ``from_pretrained`` does so too; accelerate's own function does not."""
     small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=32, **small)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)

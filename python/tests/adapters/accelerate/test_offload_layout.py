@@ -1,4 +1,4 @@
-"""Tensors placed on disk, read back by accelerate itself."""
+"""Tests that accelerate itself can read the tensors that loadstone places on disk."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DTYPES = [
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes, so that NaN equals NaN."""
+    """Return the tensor's bytes, because NaN does not equal NaN."""
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 class Holder(torch.nn.Module):
-    """One tensor of each dtype, and one without dimensions."""
+    """A model with one tensor of each dtype, and one tensor without dimensions."""
 
     def __init__(self, dtypes: list[torch.dtype]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def planned(state, tmp_path, **options):
-    """Return a model, which its plan does not keep alive, and a plan with everything on disk."""
+    """Return a model and its plan with all tensors on disk; the caller must keep the model."""
     save_file(state, tmp_path / "model.safetensors")
     with loadstone.skeleton():
         model = Holder(DTYPES)
@@ -68,7 +68,7 @@ def planned(state, tmp_path, **options):
 
 
 def offload(state, tmp_path, **options):
-    """Execute such a plan; return it with the report and the folder."""
+    """Execute a plan with all tensors on disk; return the plan, the report and the folder."""
     _model, plan = planned(state, tmp_path, **options)
     return plan, plan.execute(), tmp_path / "offload"
 

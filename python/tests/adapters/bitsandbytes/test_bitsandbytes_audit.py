@@ -1,4 +1,4 @@
-"""The audit visits every tensor of a quantized weight and gives a reason for each absent one."""
+"""Tests that the audit visits every component of a quantized weight and explains absent ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def accounted(model):
-    """Return a model with a recorded load, as if all tensors came from a checkpoint."""
+    """Return the model with a fake record of a load that took all tensors from a checkpoint."""
     slots = walk(model)
     rows = {
         slot.name: Provenance(slot.name, "checkpoint", slot.kind, "memory", (), "cpu", "F32", ())
@@ -32,7 +32,7 @@ def accounted(model):
 
 
 def by_torch(model):
-    """Return the meta tensors among parameters, buffers and the state dict."""
+    """Return the names of meta tensors that torch's own functions list."""
     places = [*model.named_parameters(), *model.named_buffers()]
     return [name for name, tensor in places if tensor.is_meta]
 
@@ -59,7 +59,7 @@ def test_one_tensor_on_meta_in_a_state_is_found_alone(kind, place, healed):
     setattr(owner, last, getattr(owner, last).to("meta"))
     found = loadstone.audit(model)
     assert found.on_meta == [f"body.2.weight.quant_state.{place}"] and not found.unaccounted
-    assert by_torch(model) == []  # a check of the parameters finds nothing wrong
+    assert by_torch(model) == []  # torch lists no component of a quantized weight
     with pytest.raises(loadstone.AuditError) as caught:
         found.require_real()
     assert caught.value.tensor == f"body.2.weight.quant_state.{place}"
@@ -70,7 +70,7 @@ def test_one_tensor_on_meta_in_a_state_is_found_alone(kind, place, healed):
 def test_one_tensor_on_meta_in_an_8_bit_weight_is_found_alone(part, where):
     model = net("int8")
     if where == "state":
-        model(inputs())  # bitsandbytes moves both components into the module's state
+        model(inputs())  # bitsandbytes moves codes and scales into the module's state
     accounted(model)
     assert loadstone.audit(model).ok
     owner = getattr(model.body[0], where)
@@ -103,7 +103,7 @@ def test_what_is_offloaded_is_an_exception(kind, offload, tmp_path):
     remove_hook_from_submodules(model)
     found = loadstone.audit(model)
     assert not found.on_meta and not found.not_held
-    if offload == "cpu":  # tensors in memory are shared between the model and its state dict
+    if offload == "cpu":  # only these components are new tensors
         made_anew = (".offset", ".state2.code")
         assert all(name.endswith(made_anew) for name in found.changed)
     else:

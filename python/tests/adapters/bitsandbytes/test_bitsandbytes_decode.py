@@ -1,4 +1,4 @@
-"""The CPU decode is correct for rows of every length, unlike that of bitsandbytes."""
+"""Tests that the CPU decode is correct for rows of every length; bitsandbytes' own is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import loadstone.bitsandbytes as ours
 from loadstone._adapters.bitsandbytes import layout
 
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
-SIGLIP = (1152, 4304)  # row lengths that are a multiple of 16 but not of the block size
+SIGLIP = (1152, 4304)  # a row of 4304 is a multiple of 16 but not of the block size
 
 
 def quantized(kind, shape, dtype=torch.float32, blocksize=64):
@@ -42,12 +42,12 @@ def by_definition(packed, state, dtype):
 
 
 def bytes_of(tensor):
-    """Return the bytes without the sign of zeros: bitsandbytes' tables differ in one zero."""
+    """Return the bytes with the sign of zeros cleared, because one zero of the tables differs."""
     return (tensor + 0.0).view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype)
 
 
 def is_misread_here():
-    """Return true if this machine uses the vectorised decode that is wrong."""
+    """Return true if bitsandbytes decodes some rows wrongly on this CPU."""
     _, packed, state = quantized("nf4", (64, 96))
     return not torch.equal(
         library.dequantize_4bit(packed, state), by_definition(packed, state, torch.float32)
@@ -77,7 +77,7 @@ def test_bytes_stored_as_floats_are_decoded(storage):
 
 @pytest.mark.parametrize("blocksize", [32, 64, 128, 512])
 def test_what_bitsandbytes_reads_wrongly_is_known_by_the_shape(blocksize):
-    """The AVX-512 decode gets exactly these rows wrong."""
+    """bitsandbytes' AVX-512 decode must be wrong only for rows that loadstone knows as wrong."""
     rows = [2, 4, 34, 62, 100, *range(8, 150, 8), 240, 256, 1024, 1040, 4304]
     wrong, said = [], []
     for row in rows:
@@ -111,7 +111,7 @@ def test_a_forward_pass_with_rows_of_4304_is_right(kind, dtype):
 
 
 def siglip(kind):
-    """Return the second layer of a SigLIP-so400m block, and the values before quantization."""
+    """Return the second MLP layer of a SigLIP-so400m block, and its values before quantization."""
     torch.manual_seed(0)
     layer = linear(kind, SIGLIP[1], SIGLIP[0]).eval().requires_grad_(False)
     values = torch.randn(SIGLIP, generator=torch.Generator().manual_seed(0)) * 0.02
@@ -154,7 +154,7 @@ def test_layers_of_every_size_run(kind, shape):
     decoded = by_definition(unit.data, unit.state(), torch.float32)
     x = inputs(4, shape[1])
     expected = torch.nn.functional.linear(x, decoded, layer.bias)
-    if shape == (64, 128):  # bitsandbytes computes in bfloat16 for this shape
+    if shape == (64, 128):  # for this shape bitsandbytes computes in bfloat16
         assert torch.allclose(layer(x), expected, rtol=0.02, atol=0.02)
     else:
         assert torch.equal(layer(x), expected)
@@ -215,7 +215,7 @@ def test_inside_patch_the_librarys_decode_is_right(kind):
 
 @four_bit
 def test_inside_patch_a_weight_that_has_run_is_decoded(kind):
-    """bitsandbytes cannot decode a weight that it has rearranged; merging an adapter needs this."""
+    """bitsandbytes cannot decode a rearranged weight, which merging an adapter requires."""
     layer = ours.heal(linear(kind, 128, 64).to("cpu").eval().requires_grad_(False))
     unit = ours.QuantizedWeight.from_parameter(layer.weight)
     expected = by_definition(unit.data, unit.state(), torch.float32)

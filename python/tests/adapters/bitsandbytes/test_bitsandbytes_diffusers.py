@@ -1,4 +1,4 @@
-"""diffusers models and pipelines whose weights bitsandbytes quantizes."""
+"""Tests diffusers models and pipelines whose weights bitsandbytes quantizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLUX = {
     "num_attention_heads": 2,
     "attention_head_dim": 16,
     "axes_dims_rope": [4, 6, 6],
-}  # the converter of these files requires this width
+}  # diffusers' converter of Flux files requires this width
 MAP = {"": "cpu", "blocks.1": "disk"}
 ROWS = [*(("wan_t2v", kind) for kind in KINDS), ("flux", "nf4"), ("qwen_image", "int8")]
 
@@ -57,7 +57,7 @@ def plain(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 
 
 def quantized(name: str, kind: str, folder: Path, shard: str = "10GB") -> Path:
-    """Write a checkpoint that the library quantized and saved."""
+    """Write a checkpoint that diffusers quantized with bitsandbytes and saved."""
     model = library(name, plain(name, folder / "plain"), quantization_config=config(kind))
     model.save_pretrained(folder / "quantized", max_shard_size=shard)
     return folder / "quantized"
@@ -70,7 +70,7 @@ def ours(name: str, folder: Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def without_checks() -> Iterator[None]:
-    """Let the library quantize on the CPU, by skipping its check for a GPU."""
+    """Let diffusers quantize on the CPU, by skipping its check for a GPU."""
     with contextlib.ExitStack() as stack:
         for owner in QUANTIZERS:
             for name, value in (
@@ -92,13 +92,13 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def nested(name: str) -> bool:
-    """Return true if the tensor depends on the mean of scales, whose rounding varies."""
+    """Return true if the tensor depends on the mean of the scales, whose rounding varies."""
     places = ("quant_state.absmax", "quant_state.offset", "quant_state.state2.absmax")
     return name.endswith(places)
 
 
 def assert_equal(found: Any, expected: Any, *, is_nested: bool = False) -> None:
-    """Compare classes, flags and bytes of all tensors, except those that depend on the mean."""
+    """Compare all tensors; ``is_nested`` skips those that depend on the mean of scales."""
     mine, theirs = tensors(found), tensors(expected)
     assert list(mine) == list(theirs)
     for name, tensor in mine.items():
@@ -122,7 +122,6 @@ def layers_of(model: torch.nn.Module) -> list[Any]:
 
 
 def run(model: Any) -> torch.Tensor:
-    """Run a forward pass of the Wan transformer."""
     draw = torch.Generator().manual_seed(0)
     made = {
         "hidden_states": torch.randn(1, 16, 1, 4, 4, generator=draw).bfloat16(),
@@ -159,7 +158,7 @@ def test_a_model_is_as_bitsandbytes_quantizes_it(name: str, kind: str, tmp_path:
 def test_numbers_are_cast_before_they_are_quantized(
     dtype: torch.dtype | None, kind: str, tmp_path: Path
 ) -> None:
-    """Without a dtype the library casts to float16 first."""
+    """Without a dtype, diffusers casts to float16 before it quantizes."""
     folder = plain("wan_t2v", tmp_path, torch.float32)
     options = {"quantization_config": config(kind), "torch_dtype": dtype}
     model = ours("wan_t2v", folder, **options)
@@ -199,7 +198,7 @@ def test_a_part_on_disk_stays_quantized(kind: str, is_stored: bool, tmp_path: Pa
     weight = model.blocks[1].ffn.net[2].weight
     assert weight.is_meta and not model.blocks[0].ffn.net[2].weight.is_meta
     name = "blocks.1.ffn.net.2.weight"
-    assert (name in written(offload)) != is_stored  # otherwise it comes from the checkpoint
+    assert (name in written(offload)) != is_stored  # stored codes are read from the checkpoint
     assert is_stored or len(raw_value(offload, name)) == size
     assert loadstone.audit(model).ok
     for _ in range(2):
@@ -212,7 +211,7 @@ def weight_of(model: Any) -> Any:
 
 
 def test_the_library_refuses_both(tmp_path: Path) -> None:
-    """Control: the library alone rejects both, before and after."""
+    """Control: without loadstone, diffusers rejects a CPU and a map with disk, even afterwards."""
     folder, cls = plain("wan_t2v", tmp_path), by_name("wan_t2v").cls
     before = [dict(vars(owner)) for owner in QUANTIZERS]
     ours("wan_t2v", folder, quantization_config=config("nf4"))
@@ -315,7 +314,7 @@ def test_a_single_file_is_quantized_on_its_way(tmp_path: Path) -> None:
 
 
 def wan_pipeline(folder: Path) -> Path:
-    """Build a pipeline with a T5 encoder of transformers."""
+    """Write a Wan pipeline with a T5 encoder of transformers."""
     import transformers
 
     small = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
@@ -333,7 +332,7 @@ def wan_pipeline(folder: Path) -> Path:
 
 
 def qwen_pipeline(folder: Path) -> Path:
-    """Build a pipeline with a Qwen2.5-VL encoder of transformers."""
+    """Write a Qwen-Image pipeline with a Qwen2.5-VL encoder of transformers."""
     changes = {"joint_attention_dim": 64}
     case = by_name("qwen_image")
     case = dataclasses.replace(case, changes=case.changes | changes)
@@ -386,7 +385,7 @@ def module_at(pipe: Any, path: str) -> Any:
 
 
 def made_by(pipe: Any) -> torch.Tensor:
-    """Run one step, from token ids to pixels."""
+    """Run one step of the pipeline, from token ids to pixels."""
     pipe.set_progress_bar_config(disable=True)
     ids = torch.arange(8, 14)[None]
     with torch.no_grad():
@@ -453,7 +452,7 @@ def test_a_pipeline_under_a_patch(name: str, folders: dict[str, Path], tmp_path:
     )
     options = {"torch_dtype": torch.bfloat16, "tokenizer": None}
     places = {"device_map": {"text_encoder": "disk", INSIDE[name]: "disk", "": "cpu"}}
-    with pytest.raises(RuntimeError, match="No GPU found"):  # control: the library alone
+    with pytest.raises(RuntimeError, match="No GPU found"):  # control: without the patch
         cls.from_pretrained(folder, quantization_config=by_backend("nf4"), **options)
     with loadstone.patch("diffusers", "transformers", "bitsandbytes", "accelerate"):
         pipe = cls.from_pretrained(

@@ -1,6 +1,6 @@
 """Quantized layers in torch.compile, torch.export, torch.jit.trace and activation checkpointing.
 
-Each cell is correct, or both bitsandbytes and loadstone raise. None is silently wrong.
+For each combination, loadstone's result is correct, or both bitsandbytes and loadstone raise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import loadstone
 import loadstone.bitsandbytes as ours
 from loadstone._adapters import patch
 
-FOUR_BIT = ("nf4", "nf4+double")  # fp4 runs the same code
+FOUR_BIT = ("nf4", "nf4+double")  # without fp4, which runs the same code
 KINDS = (*FOUR_BIT, "int8")
-# Whole blocks; rows that bitsandbytes decodes wrongly; outputs that it cannot rearrange.
+# Rows of whole blocks, rows that bitsandbytes decodes wrongly, outputs that it cannot rearrange.
 SHAPES = [(128, 64), (80, 64), (128, 40)]
 
 
@@ -87,7 +87,7 @@ def moved_inside(kind: str, shape: tuple[int, int], train: bool = False) -> torc
         return net(kind, shape, train)
 
 
-MODELS = ((healed, False), (moved_inside, True))  # and whether the run is under a patch
+MODELS = ((healed, False), (moved_inside, True))  # flag: the model runs under a patch
 Result = list[torch.Tensor] | Exception
 
 
@@ -97,7 +97,7 @@ def result(
     x: torch.Tensor,
     train: bool,
 ) -> Result:
-    """Return the outputs, with the gradient if the model trains, or the exception."""
+    """Return the outputs, and the gradient if the model trains; or the exception."""
     torch._dynamo.reset()
     x = x.clone().requires_grad_(train)
     try:
@@ -113,7 +113,7 @@ def result(
 
 
 def expected(kind: str, shape: tuple[int, int], train: bool, way: str) -> Result:
-    """Return the patched model's own forward pass; a saved graph uses that of other CPUs."""
+    """Return the patched model's outputs, for saved graphs by the code for any CPU."""
     model = healed(kind, shape, train)
     for layer in (model[0], model[2]):
         if kind != "int8":
@@ -128,7 +128,7 @@ def is_right(found: Result, wanted: Result) -> bool:
     )
 
 
-CELLS = pairs(  # pairwise: kind and shape, way, model and training
+CELLS = pairs(  # pairwise combinations: (kind, shape), way, (model, training)
     list(itertools.product(KINDS, SHAPES)),
     list(WAYS),
     list(itertools.product(MODELS, [False, True])),
@@ -139,7 +139,7 @@ CELLS = pairs(  # pairwise: kind and shape, way, model and training
 def test_a_cell_is_right_or_the_librarys_own_fails_there(cell: Any, way: str, use: Any) -> None:
     (kind, shape), ((make, patched), train) = cell, use
     x = rows(kind, shape)
-    trains = train and way != "export"  # its graph has no backward pass
+    trains = train and way != "export"  # an exported graph has no backward pass
     wanted = expected(kind, shape, trains, way)
     model = make(kind, shape, train)
     healing = loadstone.patch("bitsandbytes")
@@ -189,7 +189,6 @@ def test_control_a_gate_that_dynamo_traces_breaks_the_graph(
 
 
 def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
-    """The comparison detects a wrong cell."""
     kind, shape = "nf4", SHAPES[1]
     wanted = expected(kind, shape, True, "compile")
     found = result(compiled, net(kind, shape, True), rows(kind, shape), True)
@@ -200,7 +199,7 @@ def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
 @pytest.mark.parametrize("kind", FOUR_BIT)
 @pytest.mark.parametrize("way", RECORDED)
 def test_a_recorded_graph_stays_right_and_later_runs_keep_the_layout(kind: str, way: str) -> None:
-    """The graph shares the weight's memory, so later runs must not rearrange it."""
+    """The recorded graph shares the weight's memory, so later runs must not rearrange it."""
     model, x, shape = healed(kind, SHAPES[0]), rows(kind, SHAPES[0]), SHAPES[0]
     before = copied(model.state_dict())
     wanted = expected(kind, shape, False, way)
@@ -257,5 +256,5 @@ def test_offloaded_layers_are_right_or_refused(kind: str, way: str) -> None:
     found = result(WAYS[way], model, x, False)
     assert isinstance(found, Exception) or is_right(found, wanted)
     if way == "compile":
-        with torch.no_grad():  # has graph breaks, because accelerate excludes its hooks from graphs
+        with torch.no_grad():  # graph breaks are allowed, because accelerate's hooks cause them
             assert is_right([torch.compile(model, backend="aot_eager")(x)], wanted)

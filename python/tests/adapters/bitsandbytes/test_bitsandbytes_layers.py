@@ -1,6 +1,6 @@
-"""Modules that a conversion to bitsandbytes' encodings quantizes, and the layout of their codes.
+"""Tests which modules a conversion to bitsandbytes' encodings quantizes, and the codes' layout.
 
-The library's own files and its own dequantized values are the oracles.
+The expected values are those of transformers' own quantized files and dequantized weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONV1D = {
     ),
     "clvp": ModelCase("clvp", "ClvpForCausalLM", SMALL),
 }
-# Models that use the same module names for nn.Linear.
+# Models whose modules have the same names as Conv1D modules, but are nn.Linear.
 LINEAR = {
     "gpt_bigcode": ModelCase("gpt_bigcode", "GPTBigCodeForCausalLM", SMALL),
     "starcoder2": ModelCase(
@@ -66,7 +66,7 @@ def build(name: str) -> Any:
     decoder = CONV1D["gpt2"].config()
     decoder.is_decoder = decoder.add_cross_attention = True
     encoder = by_name("bert").config()
-    encoder.intermediate_size = 128  # the library misreads rows that end within a block
+    encoder.intermediate_size = 128  # bitsandbytes misreads rows that end within a block
     made = EncoderDecoderModel.config_class.from_encoder_decoder_configs(encoder, decoder)
     return randomise_all(EncoderDecoderModel(made).eval().bfloat16(), 0)
 
@@ -76,7 +76,7 @@ def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def library_values(model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of the library's quantized layers in the layout of the plain model."""
+    """Return the dequantized weights of transformers' quantized layers, in the plain layout."""
     values = {}
     for name, module in model.named_modules():
         if not isinstance(module, QUANTIZED):
@@ -111,7 +111,7 @@ def by_adapter(folder: Path, target: Path, cls: Any) -> dict[str, torch.Tensor]:
 
 
 def by_patch(folder: Path, target: Path, cls: Any) -> dict[str, torch.Tensor]:
-    """Load the quantized model itself, whose components keep their stored form."""
+    """Load the model without dequantizing, then dequantize its layers."""
     with loadstone.patch("transformers"):
         return library_values(cls.from_pretrained(folder, dtype=torch.bfloat16))
 
@@ -126,7 +126,7 @@ DOORS: dict[str, Callable[..., dict[str, torch.Tensor]]] = {
 
 
 def library_folder(name: str, kind: str, folder: Path) -> tuple[Any, Path, Path]:
-    """Return the class, a plain checkpoint, and the checkpoint that the library made of it."""
+    """Return the class, a plain checkpoint, and the one that transformers quantized from it."""
     model = build(name)
     model.save_pretrained(folder / "plain")
     cls = type(model)
@@ -141,7 +141,7 @@ def library_folder(name: str, kind: str, folder: Path) -> tuple[Any, Path, Path]
     ("name", "kind", "door"), pairs([*CONV1D, *LINEAR, "encoder-decoder"], list(KINDS), list(DOORS))
 )
 def test_values_lie_as_the_model_has_them(name: str, kind: str, door: str, tmp_path: Path) -> None:
-    """LINEAR is the control: a rule on module names alone would transpose these."""
+    """LINEAR is the control: a rule on module names alone would transpose its weights."""
     cls, plain, library = library_folder(name, kind, tmp_path)
     expected = library_values(cls.from_pretrained(library, dtype=torch.bfloat16))
     original = build(name).state_dict()
@@ -157,7 +157,7 @@ def test_values_lie_as_the_model_has_them(name: str, kind: str, door: str, tmp_p
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_the_config_decides_which_way_values_lie(kind: str, tmp_path: Path) -> None:
-    """Control: with a model type that uses nn.Linear, values keep the stored layout."""
+    """Control: if the config's model type uses nn.Linear, loadstone does not transpose values."""
     _, plain, library = library_folder("gpt2", kind, tmp_path)
     name = "transformer.h.0.attn.c_proj.weight"
     loadstone.convert(library, tmp_path / "right", dequantize=True)
@@ -186,7 +186,7 @@ def test_files_are_those_that_the_library_saves(name: str, encoding: str, tmp_pa
     codes = 0
     for tensor, value in expected.items():
         if "quant_state" in tensor:
-            continue  # JSON whose whitespace differs; the library reads it below
+            continue  # its JSON text may differ in whitespace; transformers parses it below
         assert found[tensor].dtype == value.dtype, tensor
         assert torch.equal(found[tensor].squeeze(), value.squeeze()), tensor
         codes += value.dtype in (torch.uint8, torch.int8)
@@ -195,7 +195,7 @@ def test_files_are_those_that_the_library_saves(name: str, encoding: str, tmp_pa
     assert opened.keys() == library_values(library).keys()
     for weight, value in library_values(library).items():
         assert torch.equal(opened[weight], value), weight
-    # Control: the codes of modules that are not transposed are equal.
+    # Control: quantizing the plain weight without transposing it gives different codes.
     if name in CONV1D:
         weight = next(each for each in opened if each.endswith("c_fc.weight"))
         plain_codes = loadstone.quantize(tensors_in(plain)[weight], encoding).parts["data"]
@@ -205,7 +205,7 @@ def test_files_are_those_that_the_library_saves(name: str, encoding: str, tmp_pa
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 @pytest.mark.parametrize("module", ["attn.c_proj", "attn.c_attn"])
 def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path) -> None:
-    """The matrix of ``attn.c_proj`` is square, and has as many rows as the tied embedding."""
+    """The matrix of ``attn.c_proj`` is square, so its shape does not reveal a wrong transpose."""
     cls, plain, library = library_folder("gpt2", kind, tmp_path)
     wish = peft.LoraConfig(r=4, lora_alpha=8, target_modules=[module], fan_in_fan_out=True)
     model = peft.get_peft_model(cls.from_pretrained(plain, dtype=torch.bfloat16), wish)
@@ -214,7 +214,7 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 values = torch.randint(-4, 5, parameter.shape, generator=generator)
-                parameter.copy_(values / 8)  # sums that are exact in any order of additions
+                parameter.copy_(values / 8)  # sums are exact, whatever the order of additions
     model.save_pretrained(tmp_path / "adapter")
     loadstone.convert(library, tmp_path / "values", dequantize=True, dtype="float32")
     base = cls.from_pretrained(tmp_path / "values", dtype=torch.float32)
@@ -227,7 +227,7 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
         weight = f"transformer.h.{layer}.{module}.weight"
         assert torch.equal(found[weight], expected[weight]), weight
         assert not torch.equal(found[weight], tensors_in(tmp_path / "values")[weight])
-    # peft handles Conv1D correctly whatever the adapter of a quantized model declares.
+    # The flag of a quantized model's adapter must have no effect, as in peft.
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"fan_in_fan_out": False}))
     again = loadstone.merge([str(library)], tmp_path / "again", lora=[str(tmp_path / "adapter")])
@@ -244,12 +244,12 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
 
 # --- quantized modules ----------------------------------------------------------------------------
 
-# Embeddings and modules in F32 in the layers; tied heads that are not named "lm_head", with and
-# without a bias; a module whose name is a suffix of others; a subclass of nn.Linear.
+# Models with embeddings or float32 modules inside the layers, with tied heads of other names than
+# "lm_head", with a module name that is a suffix of others, or with a subclass of nn.Linear.
 SAMPLE = ("llama", "gpt2", "t5", "umt5", "whisper", "modernbert", "bart", "opt", "mamba", "biogpt",
           "jev", "oneformer")  # fmt: skip
 PARAMETERS_MAX = 20_000_000
-# transformers misreads its own quantized folder of these models.
+# Models whose quantized folder transformers saves but misreads.
 ITS_OWN = ("llama4", "minimax_m3_vl", "qwen4_exp_text")
 
 
@@ -259,7 +259,7 @@ def marked(names: Any) -> list[Any]:
 
 
 def disagreements(cls: Any, folder: Path) -> list[str]:
-    """Return the differences between the library's replaced layers and a folder's codes."""
+    """Return differences between the layers that transformers replaces and a folder's codes."""
     coded = {
         name.removesuffix(suffix)
         for name in tensors_in(folder)
@@ -270,7 +270,7 @@ def disagreements(cls: Any, folder: Path) -> list[str]:
     model, info = cls.from_pretrained(folder, output_loading_info=True)
     found = [f"{key}: {sorted(value)[:3]}" for key, value in info.items() if value]
     layers = {name: each for name, each in model.named_modules() if isinstance(each, QUANTIZED)}
-    if len(layers) != len(coded):  # the library may use different names
+    if len(layers) != len(coded):  # only counts are compared, because names may differ
         found.append(f"one side alone: {sorted(layers.keys() ^ coded)[:3]}")
     for name, layer in layers.items():
         state = getattr(layer.weight, "quant_state", getattr(layer.weight, "SCB", None))
@@ -281,7 +281,7 @@ def disagreements(cls: Any, folder: Path) -> list[str]:
 
 
 def is_read_otherwise(cls: Any, folder: Path) -> bool:
-    """Return true if the library disagrees or fails: it fuses layers, or misreads codes."""
+    """Return true if transformers does not read the folder's codes as loadstone wrote them."""
     try:
         return bool(disagreements(cls, folder))
     except RuntimeError:
@@ -299,16 +299,16 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
     try:
         report = loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding)
     except loadstone.Error as error:
-        # None of its layers is in a list of layers, or its experts are not numbered from 0.
+        # The model has no list of layers, or its experts are not numbered from 0.
         assert error.code in ("convert.left_alone", "plan.missing")
         assert name not in SAMPLE
         return
     folder = tmp_path / "out"
     unread = [each for each in report.findings if each.code == "convert.unread"]
-    if unread:  # the warning is correct
+    if unread:  # loadstone warned that transformers cannot read the codes
         assert name not in SAMPLE and is_read_otherwise(case.cls, folder)
         if not all(".experts." in source for each in unread for source in each.sources):
-            return  # such a model is only read dequantized
+            return  # no option helps; such a folder must be dequantized
         folder = tmp_path / "advised"
         is_stacked = "--experts separate" in unread[0].suggestion
         options = {"experts": "separate"} if is_stacked else {"exclude": [r"\.experts\."]}
@@ -332,7 +332,7 @@ def test_the_library_reads_its_own_folder_otherwise(
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 def test_modules_whose_names_end_in_weight_stay_plain(encoding: str, tmp_path: Path) -> None:
-    """Control: the library does not find their codes."""
+    """Control: codes of the module are written on request, and transformers does not find them."""
     case = by_name("qwen4_exp_text")
     case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     for folder, include in (("usual", []), ("asked", ["block_inject_weight"])):
@@ -350,7 +350,7 @@ def test_modules_whose_names_end_in_weight_stay_plain(encoding: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["whisper", "t5"])
 def test_a_skip_list_without_a_name_is_seen(name: str, tmp_path: Path) -> None:
-    """Control for the test above."""
+    """Control: ``disagreements`` detects a head that is missing in the skip list."""
     case = by_name(name)
     case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize="nf4")
@@ -366,7 +366,7 @@ def test_a_skip_list_without_a_name_is_seen(name: str, tmp_path: Path) -> None:
 
 
 def test_a_subclass_of_linear_stays_plain(tmp_path: Path) -> None:
-    """transformers does not replace FalconLinear; the caller can still request codes."""
+    """transformers does not replace FalconLinear, but the caller can still request codes."""
     by_name("falcon").build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     with pytest.raises(loadstone.Error, match="no tensor would be quantized to nf4"):
         loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize="nf4")
@@ -379,7 +379,7 @@ def test_a_subclass_of_linear_stays_plain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 def test_codes_without_a_place_are_dequantized(encoding: str, tmp_path: Path) -> None:
-    """transformers keeps ``wo`` of T5 in float32, and does not replace embeddings."""
+    """transformers keeps T5's ``wo`` in float32, and does not replace embeddings."""
     chosen = [r"DenseReluDense\.wo", r"relative_attention_bias"]
     case = by_name("t5")
     case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")

@@ -1,4 +1,4 @@
-"""Weights quantized during a load equal the library's own bit for bit."""
+"""Tests that weights quantized during a load equal the libraries' own bit for bit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_model_is_as_the_library_quantizes_it(
     cls, folder = by_name(name).cls, plain(name, tmp_path)
     library = library_load(cls, folder, quantization_config=config(kind), dtype=dtype)
     given = offsets(library.model)
-    for _ in range(2):  # traced, then from the cache
+    for _ in range(2):  # the second time with recipes from the cache
         model, info = ours(
             cls,
             folder,
@@ -113,7 +113,7 @@ def test_no_weight_is_quantized_by_bitsandbytes(
 def test_loads_under_a_patch(kind: str, tmp_path: Path) -> None:
     cls, folder = by_name("gpt2").cls, plain("gpt2", tmp_path)
     library = cls.from_pretrained(folder, quantization_config=config(kind))
-    assert loadstone.audit(library).unaccounted  # control: the library's own load
+    assert loadstone.audit(library).unaccounted  # control: transformers' own load
     with loadstone.patch("transformers"):
         model = cls.from_pretrained(folder, quantization_config=config(kind))
     assert_same(model, library)
@@ -170,7 +170,7 @@ def test_what_is_no_quantization_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_layer_without_numbers_is_refused(tmp_path: Path) -> None:
-    """The library initialises this layer without quantizing it, and it then fails to run."""
+    """transformers would initialise this layer without quantizing it, so it would fail to run."""
     folder = plain("llama", tmp_path)
     change(folder, lambda tensors: tensors.pop(WEIGHT))
     with pytest.raises(
@@ -211,7 +211,7 @@ def skeleton(dtype: torch.dtype = torch.bfloat16) -> Net:
 
 
 def quantized_by_library(file: Path, encoding: str, paths: list[str]) -> Net:
-    """Return the same network with bitsandbytes' own layers, quantized by bitsandbytes."""
+    """Return the network with layers of bitsandbytes, which bitsandbytes itself quantized."""
     model = Net().to(torch.bfloat16)
     tensors = load_file(file)
     tensors |= {f"twice.0.{name}": tensors[f"body.0.{name}"] for name in ("weight", "bias")}
@@ -274,7 +274,7 @@ def test_a_model_is_as_it_was_until_the_last_byte(file: Path) -> None:
     before = {name: id(module) for name, module in model.named_modules()}
     plan = loadstone.plan(model, file, quantize="nf4")
     data = bytearray(file.read_bytes())
-    file.write_bytes(data[:-100])  # planning succeeds, but the load fails
+    file.write_bytes(data[:-100])  # the plan exists already, so only its execution fails
     with pytest.raises(loadstone.LoadError):
         plan.execute()
     assert {name: id(module) for name, module in model.named_modules()} == before
@@ -301,7 +301,7 @@ def test_numbers_are_cast_before_they_are_quantized(dtype: Any, file: Path) -> N
 def test_what_is_stored_quantized_goes_in_as_it_is(
     encoding: str, dtype: Any, file: Path, tmp_path: Path
 ) -> None:
-    """Codes load into plain layers and into existing layers of bitsandbytes."""
+    """Codes load into plain layers, and into layers of bitsandbytes."""
     source = skeleton()
     loadstone.load(source, file, quantize=encoding)
     stored = tmp_path / "stored.safetensors"
@@ -353,7 +353,7 @@ def test_layers_on_disk_are_brought_whole(encoding: str, file: Path, tmp_path: P
     with torch.no_grad():
         expected = loadstone.bitsandbytes.heal(whole)(x)
     model, offload = skeleton().eval(), tmp_path / "offload"
-    model.twice = whole.twice = None  # accelerate's maps accept one path per module
+    model.twice = whole.twice = None  # accelerate's device maps accept one path per module
     places = {"body": "disk", "norm": "cpu", "lm_head": "cpu"}
     loadstone.load(model, file, quantize=encoding, device_map=places, offload_folder=offload)
     assert model.body[0].weight.is_meta
@@ -420,7 +420,7 @@ def test_only_the_experts_that_are_chosen_are_decoded(
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
     options = {"quantization_config": config("nf4"), "experts_implementation": "eager"}
     model = ours(cls, folder, quantize_experts=True, **options)
-    # The function that would decode all experts at once.
+    # The model must run without the function that decodes all experts at once.
     monkeypatch.setattr(QuantizedStack, "dequantized", None)
     with torch.no_grad():
         model(torch.arange(3)[None])
@@ -432,7 +432,7 @@ def test_only_the_experts_that_are_chosen_are_decoded(
 
 
 def test_experts_are_not_put_on_disk(tmp_path: Path) -> None:
-    """The load rejects codes on disk; both pieces of advice in the error work."""
+    """The load rejects experts on disk, and both suggestions of its error work."""
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
 
     def load(devices: dict[str, str], quantize_experts: bool = True) -> Any:
@@ -479,7 +479,7 @@ def test_patterns_choose_stacks_of_experts_too(tmp_path: Path) -> None:
 
 
 def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
-    """bitsandbytes moves codes and scales of 8-bit weights into the module's state."""
+    """In a forward pass, bitsandbytes moves 8-bit codes and scales into the module's state."""
     cls, folder = by_name("llama").cls, plain("llama", tmp_path)
     chosen = config("int8", llm_int8_threshold=0.0)
     model = ours(cls, folder, quantization_config=chosen)
@@ -491,5 +491,5 @@ def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
     audit.require_real()
     path = WEIGHT.removesuffix(".weight")
     assert audit.provenance[f"{path}.state.SCB"].tie_of == f"{WEIGHT}.SCB"
-    layer.state.SCB = layer.state.SCB.clone()  # control: memory that no load has filled
+    layer.state.SCB = layer.state.SCB.clone()  # control: new memory, which no load has filled
     assert loadstone.audit(model).changed == [f"{path}.state.SCB"]

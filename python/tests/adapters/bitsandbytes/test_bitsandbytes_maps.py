@@ -1,4 +1,4 @@
-"""Quantized modules on disk stay quantized there, and compute as they do in memory."""
+"""Tests that quantized modules stay quantized on disk, and compute as in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_folder_holds_quantized_bytes(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_the_library_refuses_such_maps(kind: str, tmp_path: Path) -> None:
-    """Control: the library alone cannot do this."""
+    """Control: transformers alone rejects quantized modules on disk."""
     folder, options = checkpoint(False, kind, tmp_path)
     cls = by_name("llama").cls
     with pytest.raises(ValueError, match="dispatched on the CPU or the disk"):
@@ -101,7 +101,7 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
         if not any(word in name for word in small)
     }
     need = sum(sizes.values()) + sum(each.nbytes for each in whole.buffers())
-    # The offsets, one per nested scale.
+    # Each nested scale has an offset of 4 bytes.
     need += 4 * sum(name.endswith("nested_absmax") for name in sizes)
     expected = logits(whole)
     for room, on_disk in ((need, False), (need - 1, True)):
@@ -119,7 +119,7 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
 
 @pytest.mark.parametrize("mode", ["auto", "balanced", "sequential"])
 def test_maps_for_several_devices_count_quantized_bytes(mode: str, tmp_path: Path) -> None:
-    """The plan needs only the sizes, because none of these devices exists."""
+    """The devices do not exist; a plan needs only their sizes."""
     cls, folder = by_name("llama").cls, plain("llama", tmp_path)
     with loadstone.skeleton():
         model = cls(cls.config_class.from_pretrained(folder)).to(torch.bfloat16)

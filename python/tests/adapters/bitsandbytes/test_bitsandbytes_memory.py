@@ -1,4 +1,4 @@
-"""Peak anonymous memory and time of loads that quantize, each in a fresh process."""
+"""Measures peak memory and time of loads that quantize, each in a new process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
 
 
 def finished_bytes(gigabytes: float, kind: str) -> int:
-    """Count embeddings, the output layer and norms in bfloat16, and all other weights quantized."""
+    """Return the model's size, with embeddings, output layer and norms in bfloat16."""
     size = 0.0
     for name, shape in checkpoints.shapes("quantized", gigabytes)[1]:
         rows, count = shape[0], 1
@@ -53,7 +53,6 @@ def test_peak_is_the_quantized_model_and_a_fixed_ring(checkpoint, kind: str) -> 
 
 
 def test_the_library_takes_more(checkpoint) -> None:
-    """Control."""
     folder, gigabytes = checkpoint
     model = finished_bytes(gigabytes, "nf4")
     ours, theirs = (
@@ -61,6 +60,6 @@ def test_the_library_takes_more(checkpoint) -> None:
     )
     print(f"loadstone {ours.seconds:.2f} s, transformers {theirs.seconds:.2f} s")
     assert theirs.grown_anonymous > ours.grown_anonymous
-    # The mapped file counts as memory too.
+    # transformers maps the file, and mapped pages count as memory too.
     assert theirs.grown_anonymous + theirs.grown_file > model + ROOM
     assert ours.grown_anonymous + ours.grown_file <= model + ROOM

@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes quantized are moved, copied and saved whole."""
+"""Tests that weights quantized by bitsandbytes are moved, copied and saved with all components."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_libraries_are_as_they_were(kind):
 
 @kinds
 def test_a_forward_pass_leaves_every_byte(kind):
-    """On a CPU with AVX512-BF16 bitsandbytes rearranges the weight and rounds its scales."""
+    """bitsandbytes alone would rearrange the weight and round scales on a CPU with AVX512-BF16."""
     model = healed(kind)
     stored = copied(model.state_dict())
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_a_moved_model_has_nothing_left_behind(kind):
 @kinds
 def test_a_deep_copy_shares_nothing(kind):
     model = healed(kind)
-    for before in (False, True):  # True: with the state that a forward pass leaves
+    for before in (False, True):  # True: after a forward pass, which leaves state in the module
         if before:
             model(inputs())
         other = copy.deepcopy(model)
@@ -209,7 +209,7 @@ def test_bytes_stored_as_floats_are_not_cast(storage):
     whole = ours.heal(layer()).half().float()
     assert whole.weight.dtype == storage
     assert torch.equal(whole(inputs()), layer()(inputs()))
-    assert layer().half().float().weight.dtype == torch.float32  # bitsandbytes casts them
+    assert layer().half().float().weight.dtype == torch.float32  # bitsandbytes casts packed codes
 
 
 @kinds
@@ -256,7 +256,7 @@ def test_a_healed_model_can_be_pickled(kind):
         1:
     ]
     assert pickle.loads(pickle.dumps(type(other.body[1])))
-    # torch saves neither class nor scales of such parameters, nor does bitsandbytes.
+    # For int8, neither torch nor bitsandbytes saves the parameter's class and scales.
     if kind == "int8":
         return
     assert torch.equal(other(inputs()), expected)
@@ -307,7 +307,7 @@ def test_quantized_experts_are_pickled_by_public_names(tmp_path):
 
 @four_bit
 def test_training_after_a_forward_pass_has_a_gradient(kind):
-    """bitsandbytes keeps using the rearranged weight, which has no gradient."""
+    """bitsandbytes alone would use the rearranged weight, which has no gradient."""
     model = healed(kind)
     model(inputs())
     model.train()

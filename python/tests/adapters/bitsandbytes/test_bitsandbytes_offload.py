@@ -1,7 +1,7 @@
-"""accelerate's ways to place a model, on weights that bitsandbytes quantized.
+"""Tests accelerate's ways to place a model, on weights that bitsandbytes quantized.
 
-Every cell also runs with the libraries alone and must fail there as expected, so the tests report
-any cell that the libraries fix.
+Each way also runs without loadstone and must fail with the error in CELLS, so that the tests report
+when the libraries fix it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ GPU = "Cannot access accelerator"
 DETACH = "requires that detach"
 FINE = ""
 ANY = "."
-# Outcomes of the libraries alone: for 4 bits, and for int8.
+# A way, then the error that the libraries alone raise: for 4 bits, and for int8.
 CELLS = [
     (cpu_offload, META, GPU),
     (cpu_offload_to_a_device, META, FINE),
@@ -146,7 +146,7 @@ def test_a_healed_model_gives_the_outputs_of_the_one_that_was_never_placed(cell,
 @pytest.mark.parametrize("place", [cpu_offload, dispatch_to_cpu_and_disk])
 @pytest.mark.parametrize("kind", FOUR_BIT)
 def test_outputs_are_the_same_where_the_forward_pass_decodes_the_weight(kind, place, tmp_path):
-    """A CPU without AVX512-BF16 decodes the weight in the forward pass."""
+    """On a CPU without AVX512-BF16, the forward pass decodes the weight."""
     expected = net(kind, plain=True)(inputs())
     found = outputs(place, ours.heal(net(kind, plain=True)), tmp_path)[1]
     assert all(torch.equal(each, expected) for each in found)
@@ -200,7 +200,7 @@ def test_three_times_attached_run_and_detached(kind, offload, tmp_path):
 
 @kinds
 def test_what_is_offloaded_holds_no_memory_in_the_model(kind, tmp_path):
-    """Codes and scales leave memory, including those that a forward pass stored elsewhere."""
+    """Codes and scales leave memory, including copies that a forward pass stored elsewhere."""
     model = ours.heal(net(kind))
     disk_offload(model, tmp_path)
     assert len(on_meta(model)) == len({*on_meta(model)})
@@ -226,7 +226,7 @@ def test_the_state_dict_of_an_offloaded_model_is_that_of_the_model(kind, offload
     model = offload(ours.heal(net(kind)), tmp_path)
     assert same_bytes(model.state_dict(), stored)
     before = on_meta(model)
-    assert before and on_meta(model) == before  # nothing stayed in memory
+    assert before and on_meta(model) == before  # state_dict left no tensor in memory
     assert torch.equal(model(inputs()), net(kind)(inputs()))
 
 
@@ -262,7 +262,7 @@ def test_scales_that_are_gone_are_refused_by_name_and_nothing_is_changed(kind):
     assert caught.value.code == "q.scale_missing"
     assert caught.value.tensor == "body.2.weight"
     assert not any(hasattr(layer, "_present") for layer in model.quantized())
-    model = ours.heal(net(kind))  # follows the message's advice
+    model = ours.heal(net(kind))  # as the message advises
     model.body[2].weight.to("meta")
     assert torch.equal(model(inputs()), net(kind)(inputs()))
 
@@ -281,7 +281,7 @@ def test_a_map_without_the_scales_is_refused_by_name(kind):
 
 @kinds
 def test_preloaded_blocks_work_inside_patch(kind, tmp_path):
-    """Hooks on a module that contains quantized modules load and offload them too."""
+    """accelerate's hook on a block also loads and offloads the quantized modules in it."""
     expected = net(kind)(inputs())
     for offload in ("cpu", "disk"):
         model = net(kind)
@@ -301,7 +301,7 @@ def test_hooks_in_a_row_and_hooks_removed_keep_the_healed_forward(kind):
     model = ours.heal(net(kind))
     expected = net(kind)(inputs())
     cpu_offload(model, None)
-    cpu_offload(model, None)  # one more hook on each module
+    cpu_offload(model, None)  # adds a second hook to each module
     assert torch.equal(model(inputs()), expected)
     remove_hook_from_submodules(model)
     assert all(not hasattr(layer, "_hf_hook") for layer in model.quantized())

@@ -1,4 +1,4 @@
-"""loadstone.patch("bitsandbytes"), and models of the libraries with quantized weights."""
+"""Tests loadstone.patch("bitsandbytes"), and library models with quantized weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOKENS = torch.tensor([[5, 9, 3, 7]])
 
 
 def standing():
-    """Return the current object at each place that the patch replaces."""
+    """Return the current value of each attribute that the patch replaces."""
     return [vars(hook.owner).get(hook.name) for hook in ours.patches()]
 
 
@@ -64,7 +64,7 @@ def untouched():
 
 def test_the_very_objects_are_put_back(untouched):
     before = standing()
-    assert len(before) > 20 and None in before  # some are inherited and stay inherited
+    assert len(before) > 20 and None in before  # None: an inherited attribute, which stays so
     with loadstone.patch("bitsandbytes", "accelerate"):
         assert not any(now is was for now, was in zip(standing(), before, strict=True))
     healing = loadstone.patch("bitsandbytes").start()
@@ -121,7 +121,7 @@ def test_plain_modules_are_none_of_its_business(untouched):
 
 @kinds
 def test_accelerates_own_function_sets_a_whole_weight(kind, untouched):
-    """Some scripts set a module's values themselves, one tensor at a time."""
+    """Some scripts call this function themselves, one tensor at a time."""
     model, stored = net(kind), copied(net(kind).state_dict())
     with loadstone.patch("bitsandbytes", "accelerate"):
         for place in ("meta", "cpu"):
@@ -187,8 +187,6 @@ def test_an_offloaded_model_is_saved_as_the_one_in_memory(kind, checkpoint, tmp_
 
 
 class Mixer(ModelMixin, ConfigMixin):
-    """A small model of diffusers with a quantized layer."""
-
     @register_to_config
     def __init__(self, kind: str = "nf4") -> None:
         super().__init__()
@@ -199,8 +197,6 @@ class Mixer(ModelMixin, ConfigMixin):
 
 
 class Two(DiffusionPipeline):
-    """Two models in sequence, as in a pipeline."""
-
     model_cpu_offload_seq = "text_encoder->transformer"
 
     def __init__(self, text_encoder, transformer):
@@ -239,7 +235,7 @@ def pipeline(folder, kind):
 
 @pytest.fixture
 def cpu_has_no_number(monkeypatch):
-    """diffusers requests ``cpu:0``, for which accelerate creates no parameters."""
+    """Replace the device ``cpu:0``, for which accelerate would create no parameters, by ``cpu``."""
     real = accelerate.cpu_offload
 
     def offload(model, device, **options):
@@ -293,7 +289,7 @@ def test_control_a_pipeline_alone_cannot_be_offloaded_layer_by_layer(
 
 @pytest.mark.parametrize("kind", [each for each in CONFIGS if each != "int8"])
 def test_an_adapter_is_merged_as_without_the_patch(kind, checkpoint, untouched):
-    """PEFT creates a float weight with the attributes of the old one; `to` then quantizes it."""
+    """PEFT merges into a float weight with the old attributes, which ``to`` quantizes again."""
 
     def merged(model):
         for layer in model.modules():

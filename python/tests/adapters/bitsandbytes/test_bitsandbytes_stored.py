@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes quantized: exact bytes, and errors that name the damage."""
+"""Tests loads of checkpoints that bitsandbytes quantized: exact bytes, and errors for damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PACKED = (96 * 64 // 2, 1)
 def test_a_saved_model_is_as_the_library_loads_it(name: str, kind: str, tmp_path: Path) -> None:
     cls, folder = by_name(name).cls, quantized(name, kind, tmp_path)
     library = library_load(cls, folder)
-    for _ in range(2):  # traced, then from the cache
+    for _ in range(2):  # the second time with recipes from the cache
         model, info = ours(cls, folder, output_loading_info=True)
         assert_same_state(model, library.model, info, library.info)
         assert_same(model, library.model)
@@ -247,7 +247,7 @@ def test_damage_is_refused_by_name(
     for word in words:
         assert word in str(caught.value), str(caught.value)
     weights = {PACKED, (96, 64), (3040, 1)}
-    assert not weights & set(shapes)  # nor for any other weight of its size
+    assert not weights & set(shapes)  # nor for another weight of its size
 
 
 def test_a_sound_file_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

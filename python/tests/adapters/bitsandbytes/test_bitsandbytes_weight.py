@@ -1,4 +1,4 @@
-"""A quantized weight as one unit: its checkpoint form, and rejected inputs."""
+"""Tests QuantizedWeight: its form in checkpoints, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_move_makes_a_new_unit(kind):
     moved = unit.to("meta")
     assert moved.device.type == "meta" and moved.absmax.is_meta
     assert unit.device.type == "cpu" and same_bytes(unit.state_dict("a.b"), saved)
-    moved.check("a.b")  # sizes do not need values
+    moved.check("a.b")  # the check needs only shapes, so meta tensors pass
 
 
 def test_a_weight_that_is_not_quantized_is_no_unit():
@@ -128,7 +128,7 @@ def replaced(name, value):
 
 
 def state_with(**changes):
-    """Return the state with changed fields; ``None`` removes a field."""
+    """Return a function that changes fields of the saved state; ``None`` removes a field."""
 
     def damage(saved):
         name = next(name for name in saved if "bitsandbytes__" in name)

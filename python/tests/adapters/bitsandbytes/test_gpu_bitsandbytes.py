@@ -1,4 +1,4 @@
-"""nf4, fp4 and LLM.int8 compared with bitsandbytes on a GPU: bytes, values and whole models."""
+"""Compares nf4, fp4 and LLM.int8 with bitsandbytes on a GPU: bytes, values and whole models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import loadstone
 
 pytestmark = MARKS
 
-# GPUs differ in subnormal numbers, NaN and infinity: docs/formats/bitsandbytes.md
+# Without subnormals, NaN and infinity, for which GPUs differ: docs/formats/bitsandbytes.md.
 CASES = [(kind, dtype) for kind in ("normal", "ties", "zeros") for dtype in DTYPES]
 MODELS = ["llama", "gpt2", "t5"]
 ours = loadstone.transformers.from_pretrained
@@ -125,7 +125,7 @@ def test_a_model_is_as_the_library_quantizes_it(
     model = ours(cls, folder, nested_offset=offsets(library), **options)
     assert {each.device.type for each in model.parameters()} == {"cuda"}
     rows = list(differences(model, library))
-    if "nf4" not in kind:  # codes at boundaries: see require_near
+    if "nf4" not in kind:  # codes may differ near boundaries, which require_near checks
         rows = [row for row in rows if not row.endswith("other bytes")]
     assert rows == []
     loadstone.audit(model).require_real()

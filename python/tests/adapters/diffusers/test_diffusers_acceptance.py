@@ -68,7 +68,7 @@ def from_file(case: Case, file: str, config: str, **options: Any) -> Any:
 def test_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, includes_buffers: str, prefix: str
 ) -> None:
-    """A1: every tensor has an origin, whatever accelerate may leave on meta."""
+    """A1: all tensors have a value, even if accelerate's setting leaves buffers on meta."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", includes_buffers)
     model = T2V.build()
     state = {
@@ -90,7 +90,6 @@ def test_whole_file(
 def test_the_librarys_own_load_leaves_them_on_meta(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control for A1."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     file, config = write_single_file(T2V, T2V.build(), tmp_path / "model.safetensors")
     with pytest.raises(NotImplementedError, match="meta tensor"):
@@ -99,7 +98,7 @@ def test_the_librarys_own_load_leaves_them_on_meta(
 
 @pytest.mark.parametrize("number", [0, 40, 86], ids=["first", "middle", "last"])
 def test_one_is_missing(tmp_path: Path, number: int) -> None:
-    """A3 and A5: the error has the target and the file's name; the file's data is a hole."""
+    """A3 and A5: the error has the target and its name in the file, whose data is a hole."""
     model = I2V.build()
     state = I2V.original(model)
     assert len(state) == 87
@@ -149,7 +148,6 @@ def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_tensors_of_other_shapes_are_no_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control for A6: tensors of different shapes are not paired."""
     from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()

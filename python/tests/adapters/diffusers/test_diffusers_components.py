@@ -1,4 +1,4 @@
-"""Pipelines whose components are placed, and files that contain several components."""
+"""Tests pipelines with device maps, and files that contain several components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS = ("unet", "vae", "text_encoder")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a pipeline's folder, the same pipeline in one file, and the configs alone."""
+    """Write a pipeline as a folder and as one file, and its configs alone."""
     made = tmp_path_factory.mktemp("pipeline")
     pipe = tiny.stable_diffusion(made / "whole")
     tiny.write(tiny.stable_diffusion_keys(pipe), made / "one.safetensors")
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Any:
-    """Load the pipeline with everything on the CPU; tests only read it."""
+    """Load the pipeline with all components on the CPU; tests only read it."""
     return of_folder(folder)
 
 
@@ -190,7 +190,7 @@ def test_room_for_a_part(
     ("strategy", "load"), [("balanced", of_folder), ("auto", of_file)], ids=["folder", "file"]
 )
 def test_room_for_all(folder: Path, wanted: torch.Tensor, strategy: str, load: Loader) -> None:
-    """The library maps nothing without an accelerator."""
+    """diffusers maps nothing on a machine without an accelerator."""
     pipe = load(folder, device_map=strategy)
     assert pipe.hf_device_map is None
     assert not on_meta(pipe)
@@ -310,10 +310,10 @@ def test_dtypes(folder: Path, tmp_path: Path, device_map: Any, at: int, argument
 
 
 def test_variants(folder: Path, tmp_path: Path, whole: Any) -> None:
-    """Only components that have the variant load it."""
+    """Components without the variant load their plain files."""
     pipe = of_folder(folder, torch_dtype=torch.float16)
     pipe.save_pretrained(tmp_path / "whole", variant="fp16")
-    whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # next to the variant
+    whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # plain files next to the variant's
     for device_map in (None, {"unet": "disk"}):
         found = of_folder(
             tmp_path, variant="fp16", torch_dtype=torch.float16, device_map=device_map,

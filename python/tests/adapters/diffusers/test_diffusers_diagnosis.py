@@ -1,4 +1,4 @@
-"""A config of a different model is one finding, before any data is read."""
+"""Tests that a config of a different model is one finding, before any data is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAN21, WAN22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-D
 IMAGE = re.compile(r"img_emb|k_img|v_img")
 T2V, I2V, TI2V = by_name("wan_t2v"), by_name("wan_i2v"), by_name("wan_ti2v")
 
-# Published values; the library's defaults belong to the 14B text model.
+# Published values. The class's defaults are those of the 14B text-to-video model.
 I2V_14B = {"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
 TI2V_5B = {
     "in_channels": 48, "out_channels": 48, "num_layers": 30, "num_attention_heads": 24,
@@ -44,7 +44,7 @@ def full_size(changes: dict[str, Any]) -> tuple[Case, Any]:
 
 
 class Cache:
-    """A hub cache with configs under the names of real repositories."""
+    """A hub cache to which tests add configs under the names of real repositories."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ def config_of(model: Any) -> dict[str, Any]:
 
 
 def guessed(file: str) -> Any:
-    """Load with the config that the library guesses for a file."""
+    """Load a file with the config that diffusers guesses for it."""
     return loadstone.diffusers.from_single_file(
         T2V.cls, file, subfolder="transformer", local_files_only=True, torch_dtype=torch.bfloat16
     )
@@ -121,7 +121,7 @@ def test_full_size_under_the_guessed_config(
     counts: str,
     tensors: int,
 ) -> None:
-    """The library takes both for Wan2.1 I2V 14B. The files' gigabytes of data are a hole."""
+    """diffusers takes either file for Wan2.1 I2V 14B. The data in the files is a hole."""
     _, guess = full_size(I2V_14B)
     cache.add(WAN21, config_of(guess))
     case, model = full_size(changes)
@@ -171,7 +171,7 @@ def test_known_config_in_the_cache(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_known_config_is_taken_on_request(tmp_path: Path, cache: Cache) -> None:
-    """The known config also corrects a field that no shape reveals: an epsilon."""
+    """The cached config also corrects ``eps``, which no shape reveals."""
     model, file = wan22(tmp_path)
     cache.add(WAN21, config_of(I2V.construct()))
     cache.add(WAN22, config_of(model))
@@ -183,7 +183,7 @@ def test_known_config_is_taken_on_request(tmp_path: Path, cache: Cache) -> None:
 
 
 def test_without_it_the_fields_are_corrected(tmp_path: Path, cache: Cache) -> None:
-    """Control for both: the epsilon remains that of the guessed model."""
+    """Control: only fields that shapes reveal are corrected, so ``eps`` stays the guessed one."""
     model, file = wan22(tmp_path)
     cache.add(WAN21, config_of(I2V.construct()))
     with pytest.raises(loadstone.PlanError) as raised:
@@ -204,7 +204,7 @@ def test_known_config_in_a_folder(tmp_path: Path, cache: Cache, place: str) -> N
     wrong = write_config(I2V.construct(), tmp_path / "wrong" / "transformer")
     folder = tmp_path / ("models" if place == "beside" else "wrong/transformer/other")
     right = write_config(model, folder)
-    if place == "given":  # no config in the file's folder
+    if place == "given":  # the folder of the file must have no config
         (tmp_path / "alone" / "deep" / "deeper").mkdir(parents=True)
         file = str(Path(file).rename(tmp_path / "alone/deep/deeper/wan.safetensors"))
     with pytest.raises(loadstone.PlanError) as raised:
@@ -240,7 +240,7 @@ def test_another_skeleton_is_one_finding(tmp_path: Path, cache: Cache) -> None:
     theirs, ours = wrong.state_dict(), model.state_dict()
     clashes = sum(theirs[name].shape != ours[name].shape for name in ours)
     assert clashes > 200
-    (tmp_path / "config" / "config.json").unlink()  # the file's own config, which would fit
+    (tmp_path / "config" / "config.json").unlink()  # because the file's own config would fit
     config = write_config(wrong, tmp_path / "wrong")
     with pytest.raises(loadstone.PlanError) as raised:
         loadstone.diffusers.from_single_file(T2V.cls, file, config=config)

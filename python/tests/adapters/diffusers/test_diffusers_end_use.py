@@ -1,8 +1,8 @@
-"""The end use: pipelines of Wan whose transformer comes from a GGUF file of mixed types.
+"""Tests Wan pipelines whose transformer comes from a GGUF file of mixed types.
 
 Text encoder, tokenizer, VAE and image encoder are real classes, tiny and random. The video after
-two denoising steps and decoding must equal, bit for bit, that of a pipeline built without a loader:
-its transformer is constructed and filled with the decoded values.
+two denoising steps must equal, bit for bit, that of a pipeline whose transformer is constructed and
+filled with the decoded values, without a loader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The classes of ``diffusers_further_rows``: plain and GGUF files in original names."""
+"""Tests the classes of ``diffusers_further_rows`` with plain and GGUF files in original names."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from loadstone._execute.audit import last_report
 
 pytest.importorskip("diffusers")
 
-# Their converter leaves tables in the file that are persistent buffers of the model.
+# Classes whose converter ignores tables of the file, which are persistent buffers of the model.
 MOTION = ("motion_adapter", "sparse_controlnet")
 TABLE = ".pos_embed.pe"
-SAMPLE = ("flux2", "minimax_h3", "ltx2_vae")  # the others belong to the sweep
-# The library has a converter for it, but the class has no ``from_single_file``.
+SAMPLE = ("flux2", "minimax_h3", "ltx2_vae")  # the sweep tests the other classes
+# Classes without ``from_single_file``, for which diffusers has a converter.
 WITHOUT_LOADER = ("ltx2_audio_vae",)
 
 
@@ -54,7 +54,7 @@ def test_every_class_with_a_converter_has_a_case() -> None:
 
 @pytest.mark.parametrize("case", sampled())
 def test_the_librarys_converter_takes_the_layouts(case: Case) -> None:
-    """The library's converter returns the model's names, shapes and values for real tensors."""
+    """diffusers' converter makes the model's names, shapes and values from our original layout."""
     model = case.build()
     state = state_of(model)
     converted = library_converted(case, case.original(model), model)
@@ -87,7 +87,7 @@ def test_folder_of_shards(tmp_path: Path, no_readers: None, case: Case) -> None:
 @pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("case", sampled((*MOTION, *WITHOUT_LOADER)))
 def test_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
-    """Load dequantized, and packed if the library's own load supports it."""
+    """Load dequantized, and packed as diffusers itself does."""
     file = File(tmp_path, case, lambda _: kind)
     reference = file.reference()
     expected = file.library_load(quantization_config=quantization())
@@ -102,7 +102,7 @@ def test_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, 
 def test_tables_that_the_converter_leaves_in_the_file(
     tmp_path: Path, no_readers: None, name: str
 ) -> None:
-    """The constructor fills these tables, as in the library, and the report lists them."""
+    """The constructor fills these tables, as in diffusers, and the report lists them."""
     case = by_name(name)
     model = case.build()
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
@@ -123,13 +123,13 @@ def test_tables_that_the_converter_leaves_in_the_file(
 def test_a_patched_library_leaves_tables_to_the_constructor(
     tmp_path: Path, no_readers: None, name: str
 ) -> None:
-    """A patched load succeeds like the library's own, and then reports the tensors that it left."""
+    """A patched load succeeds as in diffusers, and warns of the tables."""
     case = by_name(name)
     model = case.build()
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
-    assert caught.value.code == "plan.missing"  # a direct call fills no values by default
+    assert caught.value.code == "plan.missing"  # by default a direct call fills no missing tensor
     with loadstone.patch("diffusers"), pytest.warns(UserWarning, match=TABLE):
         found = case.cls.from_single_file(file, config=config)
     plain = case.construct().state_dict()

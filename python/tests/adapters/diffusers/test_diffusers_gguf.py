@@ -1,4 +1,4 @@
-"""GGUF files for diffusers: packed, or dequantized to gguf-py's values."""
+"""Tests GGUF files for diffusers: packed, or dequantized to gguf-py's values."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ import loadstone
 
 diffusers = pytest.importorskip("diffusers")
 
-# Cases whose converter only renames, and cases whose converter splits, joins and swaps rows.
+# Classes whose converter only renames, and classes whose converter splits, joins and swaps rows.
 SAMPLE = ("wan_i2v", "wan_vace", "ltx", "sana", "auraflow", "cosmos", "hidream")
 WAN = BLOCK_CASES[0]
 
 
 def rows(kinds: Any, cases: Any) -> list[Any]:
-    """Return cases with each type; most cases outside the sample belong to the sweep."""
+    """Return each case with each type; mark most cases outside SAMPLE as sweep."""
     return [
         pytest.param(
             case,
@@ -92,7 +92,7 @@ def test_dequantized(
 
 
 def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
-    """The test above cannot compare with the library."""
+    """For this reason the test above has a different oracle."""
     file = File(tmp_path, WAN, lambda _: Kind.Q8_0)
     with pytest.raises(ValueError, match="shape"):
         file.library_load()
@@ -103,7 +103,7 @@ def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case, kind", ALL)
 def test_packed(file_of: Files, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
-    """The quantization config packs parameters; the library's own load is the oracle."""
+    """The quantization config packs parameters, as in diffusers' own load."""
     file = file_of(case, kind)
     expected = file.library_load(quantization_config=quantization())
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
@@ -140,7 +140,7 @@ def test_bytes_of_the_file_are_the_parameters(tmp_path: Path) -> None:
     ids=lambda kind: kind.name,
 )
 def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: torch.dtype) -> None:
-    """The library dequantizes in F16 arithmetic; declared modules are float32."""
+    """diffusers dequantizes these modules in F16 arithmetic; declared modules are float32."""
     file = file_of(WAN, kind)
     expected = file.library_load(quantization_config=quantization(dtype, "attn1"))
     found = file.load(quantization_config=quantization(dtype, "attn1"))
@@ -151,7 +151,7 @@ def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: to
 
 @pytest.mark.parametrize("choose", [mixed, lambda _: Kind.BF16], ids=["mixed", "BF16"])
 def test_outputs_of_a_packed_model(tmp_path: Path, choose: Any) -> None:
-    """The library keeps BF16 as bytes; loadstone returns BF16 tensors. Both compute alike."""
+    """diffusers keeps BF16 as bytes, loadstone as BF16 tensors; the outputs are equal."""
     file = File(tmp_path, WAN, choose)
     generator = torch.Generator().manual_seed(3)
     inputs = {
@@ -208,9 +208,9 @@ def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_modules_that_are_not_to_be_packed_of_cut_blocks(
     file_of: Files, kind: Kind, dtype: torch.dtype
 ) -> None:
-    """One tensor contains parts of the query, key and value projections, or swapped halves.
+    """The converter cuts or swaps parts of a tensor that the load also dequantizes.
 
-    The library's own load also decodes after cutting.
+    diffusers, too, cuts before it decodes.
     """
     file = file_of(BLOCK_CASES[1], kind)
     options = {"quantization_config": quantization(dtype, "attn", "norm_out")}

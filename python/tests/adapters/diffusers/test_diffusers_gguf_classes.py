@@ -1,6 +1,6 @@
-"""GGUF files of the K types for the other classes, VAEs, and wide models: the sweep.
+"""Sweep over GGUF files of the K types for wide models, VAEs and the remaining classes.
 
-``test_diffusers_gguf`` covers the types for narrow rows, and four classes with all types.
+``test_diffusers_gguf`` tests the types for narrow rows, and four classes with all types.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_k_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, ki
 
 @pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """diffusers ignores one key, so its file stores that tensor under the target's name."""
+    """diffusers ignores one key, so the file for its load has that tensor's target name."""
     file = File(tmp_path, FIRST_LAST_CASE, lambda _: kind)
     theirs = File(tmp_path / "theirs", FIRST_LAST_CASE, lambda _: kind)
     for part in (theirs.tensors.data, theirs.tensors.kinds):
@@ -86,7 +86,6 @@ def test_matrices_of_a_vae(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind
 def test_wide_models_in_all_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """The matrices of one file cycle through the types."""
     kinds = itertools.cycle(ALL_KINDS)
     file = File(tmp_path, case, lambda _: next(kinds))
     assert set(ALL_KINDS) <= set(file.tensors.kinds.values())

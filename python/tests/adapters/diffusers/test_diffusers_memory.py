@@ -1,4 +1,4 @@
-"""The prediction counts tables that no file contains: 273 MB in CogVideoX."""
+"""Tests that the predicted peak counts tables that no file contains: 273 MB in CogVideoX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import loadstone
 TABLE_BYTES = 273_039_360
 ROOM = 64 << 20
 
-# Measured from the end of the constructor, whose scratch memory is freed before a plan.
+# Measures after the constructor, because a plan does not count the constructor's scratch memory.
 CHILD = """
 import json, sys, threading, time
 import torch
@@ -75,6 +75,6 @@ def test_the_table_of_cogvideox_is_in_the_predicted_peak(shapes, tmp_path):
     print(found)
     assert found["table"] == TABLE_BYTES
     assert found["predicted"] >= weights + TABLE_BYTES
-    # control: without the table the prediction would be too low by its size
+    # Control: a prediction without the table would be too low.
     assert found["grown"] > found["predicted"] - TABLE_BYTES + ROOM
     assert found["grown"] <= found["predicted"] + ROOM

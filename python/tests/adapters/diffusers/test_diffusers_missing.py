@@ -1,4 +1,4 @@
-"""Tensors that a file lacks: one error names all targets and keys; a policy fills them."""
+"""Tests files that lack tensors: one error names all targets and keys; a policy fills them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ diffusers = pytest.importorskip("diffusers")
 
 COMFY = "model.diffusion_model."
 SMALL = [case for case in CASES if not case.is_wide]
-# Converters that take tensors by name, and one of each other kind.
+# Cases whose converter takes tensors by name, and one case per other kind of converter.
 SAMPLE = (
     "sd35",
     "sana",
@@ -63,7 +63,7 @@ def sampled(cases: list[Case]) -> list[Any]:
 
 
 class File:
-    """A file of a case that lacks some tensors."""
+    """A file of a case, without the tensors in ``gone``."""
 
     def __init__(self, folder: Path, case: Case, *gone: str, own: bool = False) -> None:
         self.case = case
@@ -80,13 +80,13 @@ class File:
         )
 
     def filled(self, **options: Any) -> tuple[Any, str]:
-        """Return the model and the only warning."""
+        """Load the file; return the model and the text of the only warning."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = self.load(**options)
         reported = [item for item in caught if item.category is loadstone.FilledWarning]
         assert len(reported) == 1
-        assert reported[0].filename == __file__  # the warning points at the caller of the load
+        assert reported[0].filename == __file__  # the warning has the line of the load's caller
         return model, str(reported[0].message)
 
     def refused(self, **options: Any) -> loadstone.PlanError:
@@ -96,7 +96,7 @@ class File:
         return raised.value
 
     def lost(self) -> dict[str, set[str]]:
-        """Return the targets that depend on each missing tensor, by the library's converter."""
+        """Return, per missing tensor, the targets that diffusers' converter makes from it."""
         made = {}
         for name in self.gone:
             state = dict(self.state)
@@ -107,7 +107,7 @@ class File:
 
 
 def errors(error: loadstone.PlanError) -> dict[str, list[str]]:
-    """Return the target and its names in the file."""
+    """Return, per missing target, the names in the file that the error gives."""
     found = {}
     for item in error.findings:
         if item.severity == "error":
@@ -128,7 +128,7 @@ def with_values(model: Any, values: Mapping[str, torch.Tensor]) -> Any:
 
 
 def some_names(case: Case) -> list[str]:
-    """Return six needed names from the whole file, split ones included."""
+    """Return six names that the model needs, spread over the file, and one that is split."""
     state = case.original(case.build())
     names = [name for name in state if state[name].is_floating_point()]
     places = [len(names) * each // 6 for each in range(6)]
@@ -138,7 +138,7 @@ def some_names(case: Case) -> list[str]:
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_all_that_is_missing_is_named_and_filled(tmp_path: Path, case: Case) -> None:
-    """The library's converter on real tensors is the oracle for these targets."""
+    """The expected targets come from diffusers' converter on real tensors."""
     file = File(tmp_path, case, *some_names(case))
     lost = {name: targets for name, targets in file.lost().items() if targets}
     assert len(lost) >= 5
@@ -157,14 +157,14 @@ def test_all_that_is_missing_is_named_and_filled(tmp_path: Path, case: Case) -> 
     assert loadstone.audit(model).ok
 
 
-# Missing tensors per case whose names in the file neither the other tensors nor the converter's
-# code reveal.
+# Number of missing tensors, per case, whose name in the file cannot be derived from the other
+# tensors or the converter's code.
 UNNAMED = {"z_image": 3, "wan_animate": 2, "wan_vae": 2, "cosmos": 1, "auraflow": 1}
 
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_missing_in_the_librarys_own_names(tmp_path: Path, case: Case) -> None:
-    """The library also runs its converters on such incomplete files; loadstone must not."""
+    """diffusers also converts incomplete files that have its own names; loadstone must not."""
     names = list(own_state(case.build()))
     gone = [names[len(names) // 3], names[2 * len(names) // 3]]
     file = File(tmp_path, case, *gone, own=True)
@@ -178,7 +178,7 @@ def test_missing_in_the_librarys_own_names(tmp_path: Path, case: Case) -> None:
 
 
 def test_what_the_library_says_of_it(tmp_path: Path) -> None:
-    """The library names only the first key that its converter lacks, hence the rehearsal."""
+    """diffusers' error names only the first key that its converter requests."""
     file = File(tmp_path, SD35, QKV, NORM)
     with pytest.raises(KeyError, match=r"joint_blocks\.1\.x_block\.attn\.qkv\.weight|ln_q"):
         SD35.cls.from_single_file(str(file.path), config=file.config)
@@ -208,7 +208,7 @@ def test_policies_by_name_for_parts_of_one_key(tmp_path: Path) -> None:
 
 
 def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
-    """The converter requests this key only to drop it."""
+    """The converter requests these keys only to drop them."""
     file = File(tmp_path, SANA, f"{COMFY}pos_embed", f"{COMFY}y_embedder.y_embedding")
     model = file.load()
     assert differences(model, file.model) == []
@@ -220,7 +220,7 @@ def test_a_key_that_nothing_is_made_of_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_keys_of_the_converters_own_dictionary(tmp_path: Path) -> None:
-    """Two of four are present; without all of them the config is the error."""
+    """Two of the four keys are present; without any of them, the error would be the config."""
     gone = [f"{COMFY}label_emb.0.{each}" for each in ("0.weight", "0.bias")]
     file = File(tmp_path, by_name("sdxl_unet"), *gone)
     assert errors(file.refused()) == {
@@ -232,7 +232,7 @@ def test_keys_of_the_converters_own_dictionary(tmp_path: Path) -> None:
 
 
 def test_what_is_passed_over_with_a_missing_neighbour(tmp_path: Path) -> None:
-    """The converter uses this bias only if the weight exists."""
+    """The converter copies this layer's bias only if the weight exists."""
     gone = "first_stage_model.encoder.down.0.downsample.conv.weight"
     file = File(tmp_path, by_name("autoencoder_kl"), gone)
     target = "encoder.down_blocks.0.downsamplers.0.conv.weight"
@@ -242,7 +242,7 @@ def test_what_is_passed_over_with_a_missing_neighbour(tmp_path: Path) -> None:
 
 
 def fused(folder: Path, monkeypatch: pytest.MonkeyPatch, *gone: str) -> File:
-    """Write a file in which a matrix has two parts that the converter joins."""
+    """Write a file in which a matrix is in two parts, and make the converter join them."""
     from diffusers.loaders import single_file_model
 
     row = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["SanaTransformer2DModel"]
@@ -281,7 +281,7 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
 
 
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:
-    """The converter requires a shape that nothing reveals."""
+    """The converter reshapes a missing tensor to a shape that cannot be derived."""
     file = File(tmp_path, SANA, f"{COMFY}t_block.1.weight", f"{COMFY}x_embedder.proj.bias")
     checkpoint = SymbolicCheckpoint.open([str(file.path)])
 
@@ -339,17 +339,17 @@ def outputs(model: Any) -> torch.Tensor:
 def test_buffers_that_no_file_holds_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No warning, as nothing is missing, even if accelerate would leave them on meta."""
+    """The load must not warn, because no saved tensor is missing."""
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", "1")
     file = File(tmp_path, WAN)
-    model = file.load(missing="zeros")  # a warning would be an error here
+    model = file.load(missing="zeros")  # pytest turns a warning into an error
     assert torch.equal(model.rope.freqs_cos, file.model.rope.freqs_cos)
     assert model.rope.freqs_cos.abs().sum() > 0
     assert last_report(model).filled == []
 
 
 def test_a_persistent_buffer_is_filled_with_a_warning(tmp_path: Path) -> None:
-    """Initialisation restores the constructor's value; zeros change the output."""
+    """The policy "initialise" gives the constructor's value; "zeros" changes the output."""
     file = File(tmp_path, SD35, POSITIONS)
     constructed = SD35.construct().pos_embed.pos_embed
     assert not torch.equal(constructed, file.model.pos_embed.pos_embed)
@@ -367,7 +367,7 @@ def test_a_persistent_buffer_is_filled_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_parameter_is_filled_with_a_warning(tmp_path: Path) -> None:
-    """Only the constructor initialises a norm's weight, to ones."""
+    """A norm has no initialiser except its constructor, which sets the weight to ones."""
     file = File(tmp_path, SD35, NORM)
     target = "transformer_blocks.0.attn.norm_q.weight"
     module = file.model.transformer_blocks[0].attn.norm_q
@@ -389,7 +389,7 @@ def test_a_parameter_is_filled_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_nothing_is_filled_without_a_word(tmp_path: Path) -> None:
-    """Control: complete files cause no warning, and the default policy fills nothing."""
+    """Complete files cause no warning, and the default policy fills nothing."""
     assert last_report(File(tmp_path, SD35).load(missing="zeros")).filled == []
     File(tmp_path, SD35, POSITIONS).refused()
 
@@ -418,7 +418,7 @@ def test_policies_that_mean_nothing(tmp_path: Path, policy: Any) -> None:
 def test_missing_and_unexpected_of_one_shape_are_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library's converter leaves first-last-frame files so, without our rule for them."""
+    """Without loadstone's rule, the converter of first-last-frame files leaves this pair."""
     from loadstone._adapters.diffusers import conversion
 
     case = by_name("wan_flf2v")
@@ -448,7 +448,7 @@ def test_others_are_not_paired(tmp_path: Path) -> None:
 
 
 def test_flux_lacks_keys_of_its_single_blocks(tmp_path: Path) -> None:
-    """Shapes only: the converter knows one width, which is that of the published model."""
+    """The file has no data, because the converter knows only the published model's width."""
     with torch.device("meta"):
         model = by_name("flux").construct()
     state = by_name("flux").original(model)
@@ -479,7 +479,7 @@ def test_flux_lacks_keys_of_its_single_blocks(tmp_path: Path) -> None:
 
 
 def test_names_of_a_case_with_one_layer(tmp_path: Path) -> None:
-    """No name is better than a wrong guess."""
+    """If one layer gives no pattern for names, the error must not guess one."""
     case = dataclasses.replace(WAN, changes=WAN.changes | {"num_layers": 1})
     gone = f"{COMFY}blocks.0.cross_attn.norm_k.weight"
     (sources,) = errors(File(tmp_path, case, gone).refused()).values()

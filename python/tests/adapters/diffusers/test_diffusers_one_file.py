@@ -1,4 +1,4 @@
-"""Files that contain several components of a pipeline, including transformers' text encoders."""
+"""Tests files with several components of a pipeline, including transformers' text encoders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILES: dict[str, tuple[Any, Any]] = {
 
 
 class OneFile:
-    """A pipeline, and a file that contains all of its components."""
+    """A pipeline of tiny models, and a file with all of its components."""
 
     def __init__(self, folder: Path, name: str) -> None:
         make, self.keys = FILES[name]
@@ -112,8 +112,8 @@ def test_components_of_one_file_on_disk(tmp_path: Path, name: str) -> None:
     pipe = one.load(device_map={last: "disk", denoiser: "disk"}, offload_folder=tmp_path / "off")
     assert_real(pipe)
     parts = {each.name for each in (tmp_path / "off").iterdir() if written(each)}
-    assert parts <= {last, denoiser}  # several components use the same tensor names
-    assert (last in parts) == (name == "xl")  # the file fuses its projections
+    assert parts <= {last, denoiser}  # one folder per component, because tensor names repeat
+    assert (last in parts) == (name == "xl")  # only XL's file fuses projections of the encoder
     for component in (last, denoiser):
         assert all(each.is_meta for each in getattr(pipe, component).parameters())
     words = torch.tensor([[0, 2, 3, 4, 1]])
@@ -126,7 +126,7 @@ def test_components_of_one_file_on_disk(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("nothing_is_read")
 def test_a_component_that_the_file_lacks_wholly(tmp_path: Path) -> None:
-    """The library raises its own error before anything is read."""
+    """diffusers' own error comes before anything is read."""
     one = OneFile(tmp_path, "1.5")
     one.drop(*(key for key in one.state if key.startswith("cond_stage_model.")))
     with pytest.raises(Exception, match=r"text_encoder = CLIPTextModel\.from_pretrained"):
@@ -194,7 +194,7 @@ LTX_MAPS: list[Any] = [
 
 
 def frames(pipe: Any) -> torch.Tensor:
-    """Run two steps of a video and decode it."""
+    """Run two steps of a video and decode the frames."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(3)
     words = torch.randn(2, 1, 8, 32, generator=generator)

@@ -1,4 +1,4 @@
-"""loadstone.patch on diffusers itself: scripts written for the library, unchanged."""
+"""Tests loadstone.patch with unchanged scripts that were written for diffusers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IMAGE_KEYS = ("img_emb.", "k_img", "v_img")
 
 
 def places() -> list[tuple[str, Any]]:
-    """Return all attributes of every object of the library in which a patch replaces something."""
+    """Return all attributes of each object in which the patch replaces something."""
     from loadstone._adapters.diffusers import hooks
 
     owners = {id(hook.owner): hook.owner for hook in hooks.hooks()}
@@ -45,7 +45,7 @@ def places() -> list[tuple[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
-    """Require that each test leaves the library unchanged, object by object."""
+    """Check that each test leaves diffusers' attributes identical."""
     before = places()
     yield
     after = places()
@@ -55,7 +55,7 @@ def untouched() -> Iterator[None]:
 
 
 def file_of(case: Case, folder: Path, *dropped: str) -> tuple[Any, str, str]:
-    """Write a random model without some keys in the original layout, and its config's folder."""
+    """Write a random model without some keys; return it, the file and the config's folder."""
     model = case.build()
     state = case.original(model)
     kept = {name: value for name, value in state.items() if not any(d in name for d in dropped)}
@@ -79,7 +79,7 @@ def test_single_file(tmp_path: Path, no_readers: None, name: str) -> None:
 
 
 def test_first_last_frame(tmp_path: Path, no_readers: None) -> None:
-    """The model has ``img_emb.emb_pos``, which the library's converter does not know."""
+    """diffusers' converter does not know the key ``img_emb.emb_pos`` of these files."""
     model, file, config = file_of(FLF2V, tmp_path)
     with loadstone.patch("diffusers"):
         assert_same(FLF2V.cls.from_single_file(file, config=config), model)
@@ -92,7 +92,7 @@ def test_first_last_frame_without_the_patch(tmp_path: Path) -> None:
 
 
 def test_first_last_frame_is_no_surplus(tmp_path: Path, no_readers: None) -> None:
-    """A used key causes no warning."""
+    """loadstone uses the key, so diffusers must not warn that it is unused."""
     _, file, config = file_of(FLF2V, tmp_path)
     with logged_lines() as lines, loadstone.patch("diffusers"):
         FLF2V.cls.from_single_file(file, config=config)
@@ -118,7 +118,7 @@ def test_missing_weight_without_the_patch(tmp_path: Path) -> None:
 
 
 def test_config_of_another_model(tmp_path: Path, no_readers: None) -> None:
-    """Wan2.2 I2V with the config of Wan2.1 is one finding that names the fields."""
+    """A Wan2.2 I2V file with the config of Wan2.1 gives one finding that names the fields."""
     case = by_name("wan_i2v")
     _, file, config = file_of(case, tmp_path, *IMAGE_KEYS)
     with loadstone.patch("diffusers"), pytest.raises(loadstone.PlanError) as raised:
@@ -158,7 +158,7 @@ def test_torch_files_are_left_to_the_library(tmp_path: Path) -> None:
     with pytest.raises(loadstone.Error, match="call the class's own function") as raised:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
     assert raised.value.code == "plan.options"
-    # Follows the advice.
+    # The load succeeds if it follows the message's advice.
     assert differences(case.cls.from_single_file(file, config=config), model) == []
 
 
@@ -212,7 +212,7 @@ def test_folder_with_gaps(tmp_path: Path, no_readers: None) -> None:
 
 
 def test_folder_with_gaps_without_the_patch(tmp_path: Path) -> None:
-    """The library returns a model that cannot run."""
+    """diffusers itself returns a model with tensors on meta."""
     found = incomplete_folder(tmp_path).cls.from_pretrained(str(tmp_path))
     assert len([slot for slot in walk(found) if slot.tensor.is_meta]) == 18
 
@@ -257,7 +257,7 @@ def test_combined_file(tmp_path: Path, no_readers: None) -> None:
 
 
 def is_healed(case: Case, file: str, config: str) -> bool:
-    """Return true if a load in bfloat16 keeps the tables in float32, unlike the library's."""
+    """Return true if a bfloat16 load keeps the tables in float32, which only the patch does."""
     found = case.cls.from_single_file(file, config=config, torch_dtype=torch.bfloat16)
     return bool(found.rope.freqs_cos.dtype == torch.float32)
 
@@ -272,7 +272,7 @@ def test_it_ends_and_other_threads_have_none(tmp_path: Path) -> None:
         other = threading.Thread(target=lambda: results.append(is_healed(case, file, config)))
         other.start()
         other.join()
-        with pytest.raises(OSError):  # the library's own error; the patch remains
+        with pytest.raises(OSError):  # a failed call must not end the patch
             case.cls.from_single_file(file, config=str(tmp_path / "nowhere"), local_files_only=True)
         assert is_healed(case, file, config)
     assert results == [False]
@@ -295,7 +295,7 @@ def test_the_whole_process(tmp_path: Path) -> None:
 
 
 def test_files_of_plain_tensors_need_no_gguf_package():
-    """diffusers is often installed without gguf."""
+    """diffusers is often installed without the gguf package."""
     code = (
         "import sys; sys.modules['gguf'] = None\n"
         "import loadstone._adapters.diffusers.hooks, loadstone._adapters.diffusers.load\n"
@@ -310,8 +310,7 @@ def test_files_of_plain_tensors_need_no_gguf_package():
 
 # --- a program that does not import loadstone -----------------------------------------------------
 
-# Nodes of graphical tools look like this: a class calls the library in a thread that serves a
-# queue.
+# Graphical tools call the library like this: a node class, run in a thread that serves a queue.
 NODE = """
 import torch
 from diffusers import GGUFQuantizationConfig, WanTransformer3DModel
@@ -334,7 +333,7 @@ NODE_CLASS_MAPPINGS = {"LoadWan": LoadWan}
 
 
 def run_node(path: str, config: str, precision: str = "fp32") -> Any:
-    """Return the node's result, or the exception that ends it."""
+    """Run the node in a thread; return its result, or the exception that ends it."""
     names: dict[str, Any] = {}
     exec(compile(NODE, "node.py", "exec"), names)
     results: list[Any] = []
@@ -354,7 +353,7 @@ def run_node(path: str, config: str, precision: str = "fp32") -> Any:
 
 @pytest.fixture
 def healed() -> Iterator[None]:
-    """Patch the whole process, like a line at the start of a script."""
+    """Patch the whole process during a test."""
     healing = loadstone.patch("diffusers").start()
     yield
     healing.stop()
@@ -367,7 +366,7 @@ def test_node_loads_first_last_frame(tmp_path: Path, healed: None, no_readers: N
 
 
 def test_node_loads_blocks(tmp_path: Path, healed: None, no_readers: None) -> None:
-    """The library cannot load first-last-frame files as GGUF, although it supports the format."""
+    """diffusers alone cannot load first-last-frame files as GGUF."""
     model = FLF2V.build()
     tensors = packed(FLF2V.original(model), lambda _: Kind.Q8_0)
     file = tensors.write(tmp_path / "model.gguf")
@@ -392,7 +391,7 @@ def test_node_is_told_of_the_wrong_config(tmp_path: Path, healed: None, no_reade
 
 
 def test_node_without_the_patch(tmp_path: Path) -> None:
-    """Control for the three tests above: the library's own error names no tensor."""
+    """Control: without the patch, diffusers' own error names no tensor."""
     for folder, dropped in (("wrong", IMAGE_KEYS), ("whole", ())):
         (tmp_path / folder).mkdir()
         case = by_name("wan_i2v") if dropped else FLF2V
@@ -428,5 +427,5 @@ assert vars(diffusers.DiffusionPipeline)["from_pretrained"] is not inside
 
 @pytest.mark.parametrize("code", [PIPELINES_COME_LATE, A_PATCH_IS_FOR_ALL])
 def test_pipelines_are_entered_where_they_are(code: str):
-    """Importing them takes longer than many loads, so a patch waits for the caller's import."""
+    """The patch does not import the pipelines, which takes long, but waits for their import."""
     subprocess.run([sys.executable, "-c", code], check=True)

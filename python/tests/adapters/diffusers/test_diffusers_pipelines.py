@@ -1,4 +1,4 @@
-"""Pipelines from folders of components; ``test_diffusers_end_use`` compares their output."""
+"""Tests pipelines loaded from folders of components."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def randomised(model: Any, seed: int) -> Any:
 
 
 def test_a_folder_of_components(tmp_path: Path):
-    """Components of diffusers and of transformers have an origin for every tensor."""
+    """Every tensor of the components of diffusers and transformers has an origin."""
     transformers = pytest.importorskip("transformers")
     encoder = transformers.CLIPTextModel(
         transformers.CLIPTextConfig(
@@ -61,7 +61,7 @@ def test_a_folder_of_components(tmp_path: Path):
 
 @pytest.mark.parametrize("parts", ["t2v"], indirect=True)
 def test_two_steps_with_blocks_on_disk(parts: Any, tmp_path: Path) -> None:
-    """Blocks of the denoiser and a text encoder are on disk between their forward passes."""
+    """Blocks of the denoiser, and a text encoder, stay on disk between their forward passes."""
     dtype = torch.bfloat16
     options: dict[str, Any] = {"config": parts.config, "torch_dtype": dtype}
     options["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)

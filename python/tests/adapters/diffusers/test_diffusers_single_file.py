@@ -1,4 +1,4 @@
-"""Single files in original names, and folders: every tensor as in a model built directly."""
+"""Tests single files in original names, and folders: tensors equal those of a built model."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from diffusers_ltx import combined_ltx, ltx_pipeline
 
 SMALL = [case for case in CASES if not case.is_wide]
 WIDE = [case for case in CASES if case.is_wide]
-# Cases for tests that do not depend on the layout; the others belong to the sweep.
+# Cases for tests that do not depend on the layout; the sweep runs the other cases.
 SAMPLE = (
     "wan_t2v", "wan_flf2v", "wan_animate", "autoencoder_kl", "sd35", "ltx_vae", "sana",
     "auraflow", "qwen_image",
 )  # fmt: skip
-# The library's converter leaves one of its names unchanged.
+# Targets that diffusers' converter does not make, because it leaves their key unchanged.
 INCOMPLETE_CONVERTERS = {"wan_flf2v": {"condition_embedder.image_embedder.pos_embed"}}
-NORM = "model.diffusion_model.blocks.0.norm3.weight"  # the file's name
+NORM = "model.diffusion_model.blocks.0.norm3.weight"  # the name in the file
 NORM_TARGET = "blocks.0.norm2.weight"
 WAN_MAP = dict.fromkeys(
     ("rope", "patch_embedding", "condition_embedder", "blocks.0", "norm_out", "proj_out",
@@ -70,7 +70,7 @@ def from_file(case: Case, file: str, config: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_the_librarys_converter_takes_the_layouts(case: Case) -> None:
-    """The library's converter returns the model's names, shapes and values for real tensors."""
+    """diffusers' converter makes the model's names, shapes and values from our original layout."""
     if case.is_wide:
         with torch.device("meta"):
             model = case.construct()
@@ -115,7 +115,7 @@ def test_original_file_of_a_wide_model(tmp_path: Path, no_readers: None, case: C
     found = from_file(case, file, config, torch_dtype=torch.bfloat16)
     expected = copy.deepcopy(model)
     for slot, right in zip(walk(expected), walk(case.construct()), strict=True):
-        if slot.kind in CONSTRUCTED:  # built in float32, whatever the dtype of the weights
+        if slot.kind in CONSTRUCTED:  # constructed in float32, even if weights have another dtype
             slot.replace(right.tensor)
     assert_same(found, expected)
 
@@ -159,7 +159,7 @@ def test_dtype_leaves_tables_and_declared_modules(
 
 
 def test_the_librarys_own_load_rounds_them(tmp_path: Path) -> None:
-    """Control for the test above: the library's own values fail it."""
+    """Control for the test above: tensors that diffusers itself loads would fail it."""
     case = by_name("wan_i2v")
     model = case.build()
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")
@@ -172,7 +172,7 @@ def test_the_librarys_own_load_rounds_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [by_name("wan_i2v"), *OWN_CASES], ids=repr)
 def test_folder_in_another_dtype(tmp_path: Path, case: Case, dtype: torch.dtype) -> None:
-    """The library's ``from_pretrained`` keeps the declared modules; loadstone must too."""
+    """loadstone keeps declared modules in float32, as diffusers' ``from_pretrained`` does."""
     model = case.build()
     model.save_pretrained(tmp_path / "model")
     found = loadstone.diffusers.from_pretrained(
@@ -215,7 +215,7 @@ def test_device_map_with_disk(tmp_path: Path, no_readers: None) -> None:
 
 
 def test_device_map_with_disk_in_another_dtype(tmp_path: Path) -> None:
-    """Hooks cast tensors from disk to the requested dtype."""
+    """accelerate's hooks cast the tensors from disk to the requested dtype."""
     case = by_name("wan_t2v")
     file, config = write_single_file(case, case.build(), tmp_path / "model.safetensors")
     options = {"device_map": dict(WAN_MAP), "offload_folder": tmp_path / "offload"}
@@ -262,7 +262,7 @@ def without(case: Case, model: Any, file: Path, *names: str) -> tuple[str, str]:
 
 
 def bytes_read() -> int:
-    """Return the bytes this process read, including mapped pages of files."""
+    """Return the bytes that this process read, including mapped pages of files."""
     read = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     status = Path("/proc/self/status").read_text().splitlines()
     mapped = next(int(line.split()[1]) for line in status if line.startswith("RssFile"))
@@ -270,7 +270,7 @@ def bytes_read() -> int:
 
 
 def test_missing_weight_is_named_before_data_is_read(tmp_path: Path, no_readers: None) -> None:
-    """The data of this 1 GB file is a hole: a load that read it would succeed with zeros."""
+    """The data of this 1 GB file is a hole, so a load that read it would succeed with zeros."""
     wan = by_name("wan_t2v")
     case = dataclasses.replace(wan, changes=wan.changes | {"ffn_dim": 2_000_000})
     with torch.device("meta"):
@@ -291,7 +291,7 @@ def test_missing_weight_is_named_before_data_is_read(tmp_path: Path, no_readers:
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_missing_weight_of_every_layout(tmp_path: Path, no_readers: None, case: Case) -> None:
-    """The error names the target even if the converter itself fails on the tensor."""
+    """The error names targets even if the converter itself fails on the missing tensor."""
     model = case.build()
     state = case.original(model)
     names = set(model.state_dict())
@@ -308,7 +308,7 @@ def test_missing_weight_of_every_layout(tmp_path: Path, no_readers: None, case: 
 
 
 def test_bytes_read_are_counted(tmp_path: Path) -> None:
-    """Control for the test above."""
+    """Control: ``bytes_read`` counts a read of a file that is a hole."""
     file = tmp_path / "hole"
     with file.open("wb") as out:
         out.truncate(200_000_000)
@@ -324,7 +324,7 @@ def test_missing_weight_of_wan(tmp_path: Path, no_readers: None) -> None:
         from_file(case, file, config)
     assert raised.value.code == "plan.missing"
     assert len(raised.value.findings) == 1
-    assert NORM.removeprefix("model.diffusion_model.") in str(raised.value)  # the file's name
+    assert NORM.removeprefix("model.diffusion_model.") in str(raised.value)  # name in the file
 
 
 @pytest.mark.parametrize("policy", ["initialise", "zeros"])
@@ -343,7 +343,7 @@ def test_missing_weight_is_filled_on_request(tmp_path: Path, no_readers: None, p
     told = [item for item in last_report(found).findings if item.severity == "warning"]
     assert [(item.code, item.target) for item in told] == [("plan.missing", NORM_TARGET)]
     assert "256 B" in told[0].message
-    assert not torch.equal(outputs(found), outputs(model))  # a fill that changes the output
+    assert not torch.equal(outputs(found), outputs(model))  # control: the fill has an effect
 
 
 def test_missing_weights_are_filled_by_name(tmp_path: Path, no_readers: None) -> None:
@@ -388,7 +388,7 @@ def test_combined_file_by_its_components(
 
 
 def test_combined_file_as_a_pipeline(tmp_path: Path, no_readers: None) -> None:
-    """Every component sees all tensors, although the library's converters empty their input."""
+    """Every component gets all tensors, although diffusers' converters empty their input."""
     import diffusers
 
     file, whole = ltx_pipeline(tmp_path)

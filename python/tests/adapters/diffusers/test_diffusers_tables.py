@@ -1,4 +1,4 @@
-"""Buffers and plain tensors that no file contains have the constructor's values."""
+"""Tests that buffers and plain tensors that no file contains have the constructor's values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from loadstone._model.walk import walk
 
 diffusers = pytest.importorskip("diffusers")
 
-# Every class of the library with such tensors: `test_no_class_is_left_out`.
+# All classes with such tensors and from_single_file; test_no_class_is_left_out checks this.
 OF_FILES = (
     "wan_t2v", "wan_vace", "wan_animate", "skyreels_v2", "chrono_edit", "qwen_image",
     "qwen_image21", "minimax_h3", "dit", "pixart", "cogvideox", "kandinsky5",
 )  # fmt: skip
 ALL = [*map(by_name, OF_FILES), *TABLE_CASES]
 SAMPLE = ("wan_animate", "qwen_image", "lumina2_narrow", "dit", "kandinsky5", "oobleck")
-# Tables that the acceptance cases name.
+# Names of tables that the acceptance cases list.
 NAMED = {
     "qwen_image": {"pos_embed.pos_freqs", "pos_embed.neg_freqs"},
     "lumina2_narrow": {f"rope_embedder.freqs_cis[{index}]" for index in range(3)},
@@ -44,15 +44,15 @@ NAMED = {
     "kandinsky5": {"time_embeddings.freqs", "text_rope_embeddings.args"},
     "wan_t2v": {"rope.freqs_cos", "rope.freqs_sin"},
 }
-# Built in torch's default dtype, which the library sets to ``torch_dtype`` during construction.
+# Tables that are built in torch's default dtype, which diffusers sets to ``torch_dtype``.
 IN_DEFAULT_DTYPE = {
     "consistency_decoder": ("means", "stds"),
     "prior": ("causal_attention_mask",),
     "wan_animate": (".blur_kernel",),
 }
-# This class keeps the factors of its products in float32.
+# A class that keeps the factors of its products in float32.
 KEEPS_FACTORS = "minimax_h3_audio"
-# Built when the library is imported, so no skeleton has it on meta.
+# Tables that are built when diffusers is imported, so no skeleton has them on meta.
 REAL_ANYWAY = {"cosmos_vae": (".wavelets",)}
 
 
@@ -68,7 +68,7 @@ def tables(model: Any) -> dict[str, torch.Tensor]:
 
 
 def renew_products(model: Any) -> set[str]:
-    """Compute the weights that a hook computes before each forward pass; return their names."""
+    """Compute the weights that a hook would compute before a forward pass; return their names."""
     made = set()
     for path, module in model.named_modules():
         for hook in list(module._forward_pre_hooks.values()):
@@ -91,7 +91,7 @@ def folder_of(model: Any, folder: Path) -> str:
 def test_tables_are_the_constructors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, includes_buffers: str
 ) -> None:
-    """The value does not depend on the tensors that accelerate may leave on meta."""
+    """The values do not depend on accelerate's setting that leaves buffers on meta."""
     model = case.build()
     products = renew_products(model)
     names = tables(model).keys()
@@ -111,7 +111,7 @@ def test_tables_are_the_constructors(
         assert not any(tensor.is_meta for tensor in tables(found).values())
         assert loadstone.audit(found).ok
         if case.name == KEEPS_FACTORS and dtype is not None:
-            # A forward pass computes them; until then they have the default dtype.
+            # Products have the default dtype until a forward pass computes them.
             renew_products(found)
         lines = differences(found, expected)
         assert not lines, "\n".join(lines[:20])
@@ -119,7 +119,7 @@ def test_tables_are_the_constructors(
 
 @pytest.mark.sweep
 def test_no_class_is_left_out() -> None:
-    """Every model class of the library can be built without memory; each with tables has a test."""
+    """Every model class can be built without memory, and each class with tables has a test."""
     from diffusers.models.modeling_utils import no_init_weights
 
     tested = {case.class_name for case in [*ALL, *WEIGHT_NORM_CASES]}
@@ -132,7 +132,7 @@ def test_no_class_is_left_out() -> None:
         try:
             with no_init_weights(), torch.device("meta"):
                 model = cls()
-        except (TypeError, ValueError, AssertionError):  # some arguments have no default
+        except (TypeError, ValueError, AssertionError):  # the class has arguments without defaults
             continue
         built += 1
         if tables(model):
@@ -144,7 +144,7 @@ def test_no_class_is_left_out() -> None:
 
 @pytest.mark.parametrize("case", sampled(WEIGHT_NORM_CASES))
 def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None:
-    """The library computes them in the first forward pass; loadstone does so at once."""
+    """diffusers computes the products in the first forward pass, loadstone during the load."""
     model = case.build()
     library = case.cls.from_pretrained(folder_of(model, tmp_path))
     products = renew_products(model)
@@ -161,9 +161,10 @@ def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None
 def test_memory_that_nobody_wrote_never_gets_into_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, recovers: bool
 ) -> None:
-    """Fill the tables that a skeleton left on meta with poisoned memory before the load.
+    """Give tables that a skeleton left on meta poisoned memory before the load.
 
-    loadstone's skeleton has no such tables; with the library's, the control, every table is wrong.
+    loadstone's skeleton has no such tables. With diffusers' skeleton, which is the control, every
+    table is wrong.
     """
     from loadstone._adapters.diffusers import hooks, load
 
@@ -178,7 +179,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     def read(self: Any, request: Any) -> Any:
         for slot in walk(request.model):
             is_empty = slot.kind in CONSTRUCTED and slot.tensor.is_meta
-            if is_empty and not (recovers and slot.name in products):  # these are computed later
+            if is_empty and not (recovers and slot.name in products):  # products come later
                 memory = torch.full((slot.tensor.nbytes,), 0x5A, dtype=torch.uint8)
                 slot.replace(memory.view(slot.tensor.dtype).reshape(slot.tensor.shape))
                 poisoned.add(slot.name)

@@ -1,4 +1,4 @@
-"""A load names the tensors of a folder that a diffusers model does not use, as the library does."""
+"""Tests that a load names a folder's tensors that the model does not use, as diffusers does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def patched(folder: Path) -> Any:
         return by_library(folder)
 
 
-DOORS = [by_library, directly, patched]  # the library alone is the oracle
+DOORS = [by_library, directly, patched]  # by_library gives the expected result
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -70,7 +70,7 @@ def test_they_are_named(
 
 
 def test_sizes_that_the_library_ignores(tmp_path: Path) -> None:
-    """A patch leaves such a load to the library; loadstone's own function rejects the argument."""
+    """Under a patch diffusers runs such a load; loadstone's own function rejects the argument."""
     small = DiTTransformer2DModel(
         num_attention_heads=2, attention_head_dim=16, num_layers=1, sample_size=8
     )
@@ -82,5 +82,5 @@ def test_sizes_that_the_library_ignores(tmp_path: Path) -> None:
     assert not any(each.is_meta for each in model.parameters())
     with pytest.raises(loadstone.Error, match="call the library's from_pretrained"):
         loadstone.diffusers.from_pretrained(DiTTransformer2DModel, tmp_path, **wish)
-    alone = DiTTransformer2DModel.from_pretrained(tmp_path, **wish)  # follows the advice
+    alone = DiTTransformer2DModel.from_pretrained(tmp_path, **wish)  # as the message advises
     assert alone.transformer_blocks[0].attn1.to_q.weight.shape == (64, 64)

@@ -1,7 +1,7 @@
-"""Tracing a converter such as llama.cpp's: files, keys, errors, and side effects on the process.
+"""Tests the trace of a converter: its files, keys and errors, and side effects on the process.
 
-The tests use a small converter (``llama_cpp_converter``) with the functions of llama.cpp's that
-loadstone hooks; ``test_llama_cpp_models.py`` covers llama.cpp's own.
+The tests use a small converter (``llama_cpp_converter``) with the functions of llama.cpp that
+loadstone hooks; ``test_llama_cpp_models.py`` tests llama.cpp's own converter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Path]:
-    """Write a model folder for one of the toy's classes."""
+    """Return a function that writes a model folder for one of the small converter's classes."""
 
     def written(architecture: str, **tensors: torch.Tensor) -> Path:
         folder = tmp_path / architecture
@@ -70,13 +70,12 @@ def test_a_file_is_the_converters_own(stack: Path, tmp_path: Path, dtype: str | 
 
 
 def bytes_read() -> int:
-    """Return the bytes this process has read from files."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 def sparse(folder: Path, architecture: str, shape: tuple[int, int], names: list[str]) -> Path:
-    """Write a model whose tensors are a hole in the file."""
+    """Write a model folder whose file has a header, but a hole as its data."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     size = shape[0] * shape[1] * 4
@@ -92,10 +91,10 @@ def sparse(folder: Path, architecture: str, shape: tuple[int, int], names: list[
 
 
 def test_no_weights_are_read(tmp_path: Path) -> None:
-    """Neither a read nor a map brings these four gigabytes into memory; the control reads some."""
+    """A trace brings none of the 4 GB into memory; as a control, a traced sum does read data."""
     names = ["expert0", "expert1", "w0", "w1"]
     model = sparse(tmp_path / "large", "Stack", (1 << 14, 1 << 14), names)
-    # Keeps imports out of the count below.
+    # A first trace, so that the counts below exclude imports.
     llama_cpp.trace(model, converter=CONVERTER)
     process = psutil.Process()
     read, memory = bytes_read(), process.memory_info().rss
@@ -234,7 +233,7 @@ def test_the_process_keeps_its_own_modules(stack: Path) -> None:
 
 
 def test_a_model_leaves_nothing_to_the_next(stack: Path) -> None:
-    """llama.cpp's classes keep state, and the toy's classes count their runs."""
+    """The converter's classes keep state, such as the number of runs."""
     first, second = (llama_cpp.trace(stack, converter=CONVERTER) for _ in range(2))
     assert first.metadata == second.metadata
     assert first.recipes_json() == second.recipes_json()
@@ -273,7 +272,7 @@ def test_without_a_place_it_is_not_entered(
 def test_another_release_is_refused_and_the_advice_works(
     stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The release's own code writes the file, and a supported release traces the same names."""
+    """Both suggestions work: the release's own script, and a supported release."""
     other = tmp_path / "other"
     shutil.copytree(CONVERTER, other)
     base = other / "conversion" / "base.py"
@@ -313,7 +312,7 @@ def test_files_of_torch_are_converted_first(stack: Path) -> None:
 
 
 def test_blocks_are_refused(make: Callable[..., Path]) -> None:
-    """The converter forces a type, or computes the bytes of an array."""
+    """The converter forces a block format, or computes the blocks of an array."""
     tensors = {"forced": torch.zeros(2, 32), "w": torch.zeros(2, 32)}
     with pytest.raises(loadstone.PlanError, match="needs this tensor in blocks") as caught:
         llama_cpp.trace(make("Blocks", **tensors), converter=CONVERTER)
@@ -343,7 +342,7 @@ def test_code_of_the_folder_is_not_run(stack: Path, name: str) -> None:
         llama_cpp.trace(stack, converter=CONVERTER)
     assert caught.value.field == "trust_code"
     assert llama_cpp.trace(stack, converter=CONVERTER, trust_code=True).architecture == "Stack"
-    # The converter does not construct the model.
+    # This code is allowed, because the converter does not construct the model.
     config["auto_map"] = {"AutoModel": "modeling.Model"}
     (stack / name).write_text(json.dumps(config))
     assert llama_cpp.trace(stack, converter=CONVERTER).architecture == "Stack"

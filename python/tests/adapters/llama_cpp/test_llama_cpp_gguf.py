@@ -1,4 +1,4 @@
-"""One call, or one command, converts a language model's folder to a GGUF file."""
+"""Tests that one call or command converts a language model's folder to a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
 
 @pytest.fixture(params=["Stack", "Sums"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Write a model for the tests' own converter."""
+    """Write a model folder for the tests' own small converter."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [request.param]}))
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 @pytest.mark.usefixtures("installed")
 def test_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    """The program runs, and the module reports its errors before the command starts."""
+    """PROGRAM succeeds in a new process; for a usage error, the module prints one line."""
     arguments = ["convert", model, tmp_path / "out.gguf", "--converter", CONVERTER, "--dry-run"]
     done = python("-c", PROGRAM, COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_the_files_are_enough_for_the_command(model: Path, tmp_path: Path) -> No
 def test_constants_of_another_checkpoint_are_told(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str
 ) -> None:
-    """Control: a copy of the checkpoint in a different folder causes no warning."""
+    """Unchanged copies of the checkpoint are the control, and cause no warning."""
     is_computed = "Sums" in (model / "config.json").read_text()
     paths = loadstone.llama_cpp.save_recipes(
         model, tmp_path / "x", converter=CONVERTER, computed_bytes_max=100
@@ -146,7 +146,7 @@ def test_constants_of_another_checkpoint_are_told(
 
 
 def test_files_of_llama_cpps_converter_make_its_own_file(tmp_path: Path) -> None:
-    """Recipes and keys of a small Llama, and the digest of the tensors that llama.cpp writes."""
+    """The recipes and keys are those of a small Llama; the digest is of llama.cpp's tensors."""
     facts = json.loads((golden.FOLDER / "llama.json").read_text())
     save_file(golden.values(facts["shapes"]), tmp_path / "model.safetensors")
     metadata = golden.FOLDER / "llama.metadata.json"

@@ -1,6 +1,6 @@
-"""llama.cpp opens loadstone's files, and computes the same logits as from its own files.
+"""Tests that llama.cpp opens loadstone's files, and computes the same logits as from its files.
 
-The tests use llama-cpp-python; docs/design/tests.md explains how to install both.
+The tests use llama-cpp-python and the converter; docs/design/tests.md explains how to install them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import loadstone
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3}
 TOKENS = [1, 70, 300, 5, 70, 12, 339, 0]
-F32 = 0  # ggml's type number, for the KV cache
+F32 = 0  # ggml's number of the type, for the KV cache
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(library: Any, path: Path) -> np.ndarray:
-    """Return the logits after each token, on one thread, so that the order of sums is fixed."""
+    """Return the logits after each token, on one thread to fix the order of sums."""
     llama = library.Llama(
         str(path), n_ctx=64, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
         type_k=F32, type_v=F32,
@@ -81,4 +81,4 @@ def test_logits_are_near_those_of_transformers(library: Any, model: Path, tmp_pa
         return float(difference / np.linalg.norm(expected))
 
     assert distance("f32") < 1e-4
-    assert distance("q4_k_m") > 1e-3  # control: a different file
+    assert distance("q4_k_m") > 1e-3  # control: a file of a different mix

@@ -59,7 +59,7 @@ def test_every_type_of_file_from_every_dtype(
 
 
 def test_a_model_is_what_the_script_makes(tmp_path: Path) -> None:
-    """Run ``convert_hf_to_gguf.py`` in its own process instead of its classes."""
+    """Compare with the script ``convert_hf_to_gguf.py``, run in its own process."""
     model = networks.make("llama", tmp_path / "model")
     script = oracle.converter().folder / "convert_hf_to_gguf.py"
     path = tmp_path / "own.gguf"
@@ -90,7 +90,7 @@ def test_arithmetic_is_refused_with_architecture_and_tensor(
 @pytest.mark.parametrize("mix", ["q8_0", "q4_k_m", "q5_k_s", "q3_k_m"])
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2"])
 def test_one_pass_is_two_steps(converter: Converter, tmp_path: Path, name: str, mix: str) -> None:
-    """Quantizing bf16 shards directly equals quantizing the converter's bf16 file."""
+    """Quantizing the bf16 shards directly equals quantizing the converter's bf16 file."""
     sizes = {"hidden_size": 256, "intermediate_size": 512}
     if name == "qwen3-moe":
         sizes["moe_intermediate_size"] = 256

@@ -1,7 +1,7 @@
-"""Quantized models: the converter receives dequantized values, as it cannot read all encodings.
+"""Tests quantized models: the converter receives dequantized values, as it reads few encodings.
 
-The expected file is the converter's file of the dequantized model. The converter dequantizes FP8
-blocks itself, so for them its file of the quantized model must match too.
+The expected file is the converter's own file of the dequantized model. For FP8 blocks, which the
+converter dequantizes itself, its own file of the quantized model must match too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import loadstone
 from loadstone import llama_cpp
 from loadstone._adapters.llama_cpp.converter import Converter
 
-BLOCK = 8  # divides all sizes
+BLOCK = 8  # divides all sizes of the models
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
 
 
 def require_same(converter: Converter, model: Path, own: Path, folder: Path) -> None:
-    """Require that the trace of one model yields the converter's file of the other."""
+    """Check that the trace of ``model`` yields the converter's own file of the folder ``own``."""
     traced = llama_cpp.trace(model, converter=oracle.FOLDER, dtype="BF16")
     reader = oracle.read(oracle.written(converter, own, folder / "own.gguf", "BF16"))
     oracle.require_same_keys(traced, reader, without=("general.name",))
@@ -59,7 +59,7 @@ def test_a_quantized_model_is_the_dequantized_one(
 
 
 def in_fp8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Encode the matrices of the layers as DeepSeek publishes them: one scale per block."""
+    """Encode the matrices of the layers in FP8 with one scale per block, as DeepSeek does."""
     made = dict(tensors)
     for name, value in tensors.items():
         if ".layers." not in name or value.dim() != 2 or "proj" not in name:

@@ -1,4 +1,4 @@
-"""One pass to a mix equals llama.cpp's two steps: its converter's BF16, then llama-quantize.
+"""Tests that one pass to a mix equals llama.cpp's steps: convert to BF16, then llama-quantize.
 
 The tests compare all keys with types and values, and all tensors with types and bytes.
 """
@@ -27,13 +27,13 @@ MODELS: dict[str, dict[str, int]] = {
     "qwen3-moe": SIZES | {"moe_intermediate_size": 256},
     "mixtral": SIZES | {"num_local_experts": 8},
     "falcon": SIZES,
-    # These rows are not a multiple of the 256-element block.
+    # A row of 96 or 160 elements is not a multiple of the 256-element block.
     "qwen2": SIZES | {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2},
 }
 
 
 class Steps:
-    """A model, its file from the converter, and importance matrices for it."""
+    """A model, the converter's BF16 file of it, and importance matrices for it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ def test_the_command_too(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path(COMMAND).is_file():
         pytest.skip("the command is not installed")
     monkeypatch.setattr(command, "_command", lambda: COMMAND)
-    # Traces in this process, whose converter accepts the tests' tokenizers.
+    # In this process, the patched converter accepts the tests' tokenizers.
     monkeypatch.setattr(command, "_prepare_in_process", command.prepare)
     own, out = steps.folder / "two.gguf", steps.folder / "one.gguf"
     assert not llama_quantize.run(steps.own, own, "q4_k_m", steps.imatrix["gguf"])

@@ -1,4 +1,4 @@
-"""ModelOpt's own export of loadstone's models, compared with its export of resident models."""
+"""Compares ModelOpt's export of models that loadstone loaded with its export of resident models."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def exported(model: Any, target: Path) -> tuple[dict[str, torch.Tensor], list[An
 
 
 def runnable(folder: Path, kind: str) -> dict[str, Any]:
-    """Return a config for a compressed model that runs, which the export requires."""
+    """Return a config with which the compressed model runs, as the export requires."""
     off = ["*indexer*"] if folder.name == "glm_moe_dsa" else []
     return config(kind, *off, *(["*self_attn*"] if kind == "mxfp4" else []))
 
 
 def both(folder: Path, kind: str, mode: str, tmp_path: Path) -> tuple[Any, Any]:
-    """Export the resident model and loadstone's; inputs are calibrated for fp8."""
+    """Export the resident model and loadstone's; for fp8, calibrate the inputs."""
     loop = run if kind == "fp8" else None
     chosen = runnable(folder, kind)
     theirs = AutoModelForCausalLM.from_pretrained(folder)
@@ -70,7 +70,7 @@ def test_nvfp4_in_mode_export_is_the_resident_export(
         assert same_bytes(tensor, expected[each]), each
 
 
-# The input scales of fp8 come from a forward pass of packed weights, not of fake-quantized ones.
+# Input scales may differ, because loadstone's come from a forward pass of packed weights.
 @pytest.mark.parametrize("name", NAMES)
 def test_fp8_in_mode_export_is_the_resident_export(
     name: str, folders: dict[str, Path], tmp_path: Path
@@ -82,7 +82,7 @@ def test_fp8_in_mode_export_is_the_resident_export(
             assert same_bytes(tensor, expected[each]), each
 
 
-# The library recomputes the scales of linear layers in mxfp4 from packed bytes.
+# ModelOpt's export recomputes the scales of linear layers in mxfp4 from packed bytes.
 @pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
 def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     found, expected = both(folders["qwen3_moe"], kind, "modelopt-compat", tmp_path)
@@ -95,7 +95,7 @@ def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: 
 def test_scales_of_an_export_are_those_of_the_bytes(
     kind: str, mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """ModelOpt's own export of a compressed model recomputes the scales."""
+    """Control: ModelOpt's own export recomputes the scales of a compressed model."""
     model = loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], config(kind), mode=mode)
     path = "model.layers.0.self_attn.v_proj"
     quantizer, data = model.get_submodule(path).weight_quantizer, None

@@ -1,4 +1,4 @@
-"""ModelOpt's low_memory_mode on loadstone: bytes, state, memory and forward passes."""
+"""Tests ModelOpt's low_memory_mode on loadstone: bytes, state and forward passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(folder: Path, kind: str, *off: str, mode: str = "modelopt-compat") -> A
         return AutoModelForCausalLM.from_pretrained(folder)
 
 
-loaded = functools.cache(load)  # for tests that do not change the model
+loaded = functools.cache(load)  # only for tests that do not change the model
 
 
 @pytest.mark.parametrize(("name", "kind"), ROWS)
@@ -101,7 +101,7 @@ def test_payload_of_the_experts(kind: str, size: int, folders: dict[str, Path]) 
     assert sum(stack.numel() * stack.element_size() for stack in stacks) == size
 
 
-# The indexer of glm_moe_dsa multiplies by the weight of a layer itself, so it needs plain values.
+# glm_moe_dsa's indexer multiplies by a layer's weight directly, so the weight must stay plain.
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_is_that_of_the_resident_model(
@@ -170,7 +170,7 @@ def exact_fp8(values: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def exact_nvfp4(values: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Encode one code per byte, with one global scale, as docs/modelopt.md defines it."""
+    """Encode in nvfp4 with one global scale, one code per byte, as docs/modelopt.md defines it."""
     whole = amax / 2688
     blocks = values.unflatten(-1, (-1, 16))
     scale = (blocks.abs().amax(-1) / (6 * whole)).clamp(2**-9, 448).to(torch.float8_e4m3fn)
@@ -217,7 +217,7 @@ def test_exact_nvfp4_shares_its_global_scale_among_partners(
 
 
 def quantized(source: dict[str, torch.Tensor]) -> Any:
-    """Yield path, parameter, expert and largest magnitude of each quantized matrix."""
+    """Yield the path, parameter, expert and largest magnitude of each quantized matrix."""
     partners = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
     for name, tensor in source.items():
         path, _, leaf = name.rpartition(".")
@@ -326,7 +326,7 @@ def test_a_model_with_numbers_is_refused(folders: dict[str, Path]) -> None:
         loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert caught.value.code == "plan.options"
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
-    with loadstone.skeleton():  # follows the message's advice
+    with loadstone.skeleton():  # as the message advises
         model = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
     model = loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert loadstone.audit(model).ok
@@ -340,7 +340,7 @@ def test_a_format_that_cannot_be_written_is_refused_by_name(folders: dict[str, P
         loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
     assert caught.value.code == "plan.quantize"
     assert "{-1: 64}" in str(caught.value)
-    chosen["quant_cfg"].append({"quantizer_name": WEIGHTS, "enable": False})  # follows the advice
+    chosen["quant_cfg"].append({"quantizer_name": WEIGHTS, "enable": False})  # as advised
     assert loadstone.audit(
         loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
     ).ok

@@ -1,4 +1,4 @@
-"""Peak anonymous memory of loads that pack, each in a fresh process."""
+"""Measures the peak memory of loads that pack weights, each in a new process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
 
 
 def finished_bytes(gigabytes: float, kind: str) -> int:
-    """Count embeddings, output layer, routers and norms in bfloat16, the other weights packed."""
+    """Return the size of the packed model; embeddings, output layer, routers, norms stay BF16."""
     size = 0.0
     for name, shape in checkpoints.shapes("mixture", gigabytes)[1]:
         bits = BITS[kind] if name.endswith("_proj.weight") else 16

@@ -1,4 +1,4 @@
-"""``loadstone.patch("modelopt")`` on scripts that use only ModelOpt and transformers."""
+"""Tests ``loadstone.patch("modelopt")`` on scripts that use only ModelOpt and transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script(folder: Path, target: Path, quant_cfg: Any, **kwargs: Any) -> Any:
-    """Run the steps of hf_ptq.py --low_memory_mode in order."""
+    """Run the steps of ModelOpt's ``hf_ptq.py --low_memory_mode`` in order."""
     with init_quantized_weights(quant_cfg, gpu_mem_percentage=0.8, quant_gemm=False):
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **kwargs)
 

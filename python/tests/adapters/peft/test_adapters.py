@@ -1,4 +1,4 @@
-"""Adapters of models with offloaded layers, and Trainer's checkpoints of fused experts."""
+"""Tests adapters of models with offloaded layers, and Trainer's checkpoints of fused experts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def offloaded(folder: Path, tmp_path: Path):
 def assert_adapters_are_real(model) -> None:
     adapters = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
     assert len(adapters) == 8 and not any(parameter.is_meta for parameter in adapters.values())
-    # The layer is still offloaded.
+    # The offloaded layer must stay offloaded.
     assert any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -121,7 +121,7 @@ def test_a_fresh_adapter_is_initialised(llama, tmp_path, add):
         else:
             model = get_peft_model(model, lora())
     assert_adapters_are_real(model)
-    assert torch.equal(model.eval()(IDS).logits, plain)  # a new adapter changes nothing
+    assert torch.equal(model.eval()(IDS).logits, plain)  # a new adapter has no effect yet
     values = dict(model.named_parameters())
     first = next(value for name, value in values.items() if "layers.1" in name and "lora_A" in name)
     assert first.abs().max() > 0 and first.requires_grad
@@ -134,7 +134,7 @@ def test_what_needs_an_offloaded_weight_is_refused_by_name(llama, tmp_path):
             model = offloaded(base, tmp_path / str(number))
             with pytest.raises(loadstone.PlanError, match="without offloading this layer"):
                 model.add_adapter(lora(**more))
-            in_memory = LlamaForCausalLM.from_pretrained(base)  # follows the message's advice
+            in_memory = LlamaForCausalLM.from_pretrained(base)  # as the message advises
             in_memory.add_adapter(lora(**more))
             assert not any(parameter.is_meta for parameter in in_memory.parameters())
             assert in_memory(IDS).logits.isfinite().all()
@@ -153,13 +153,13 @@ def test_hooks_on_modules_around_a_layer_are_refused(llama):
 
 def test_a_peft_model_over_a_disk_is_refused_by_name(llama, tmp_path, monkeypatch):
     base, adapter, _, tuned = llama
-    monkeypatch.chdir(tmp_path)  # peft writes to the model's path without its leading slash
+    monkeypatch.chdir(tmp_path)  # peft writes to the model's path, made relative
     with loadstone.patch("transformers", "peft"):
         model = offloaded(base, tmp_path)
         with pytest.raises(loadstone.PlanError, match="load_adapter"):
             PeftModel.from_pretrained(model, adapter)
         model = offloaded(base, tmp_path)
-        model.load_adapter(adapter)  # follows the message's advice
+        model.load_adapter(adapter)  # as the message advises
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, tuned)
 
@@ -226,7 +226,7 @@ def test_trainers_checkpoints_give_all_experts(tmp_path, which):
             trainer._load_best_model()
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, saved[name]), name
-        # An optimizer may reference it.
+        # The parameter stays the same object, because an optimizer may refer to it.
         assert (id(parameter), parameter.data_ptr()) == before[name]
         assert parameter.requires_grad
 

@@ -1,6 +1,6 @@
-"""Adapters of offloaded layers compute and merge with the base weight's values.
+"""Tests that adapters of offloaded layers compute and merge with the base weight's values.
 
-The same model in memory is the oracle.
+The expected outputs are those of the same model in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from loadstone._adapters.peft import hooks
 IDS = torch.arange(8)[None]
 PLACES = {"": "cpu", "model.layers.1": "disk"}
 LAYERS = {"target_modules": ["q_proj", "down_proj"]}
-REFUSED = "refused"  # PEFT creates the adapter from the base weight, or on its device
+REFUSED = "refused"  # marks kinds that PEFT creates from the base weight, or on its device
 
-# The options of each kind of adapter; prompts and kinds with shared state have no such layers.
+# Options of each kind of adapter, except prompts and kinds with shared state, which have no layers.
 KINDS: dict[str, list[dict[str, Any]]] = {
     "LORA": [{"r": 2}, {"r": 4, "use_qalora": True}],
     "LOHA": [{"r": 2}],
@@ -67,7 +67,7 @@ def config_of(kind: str, options: dict[str, Any]) -> Any:
 
 
 def spread(model: Any) -> Any:
-    """Give the adapter values that change the output."""
+    """Give the adapter random values that change the output."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -95,7 +95,7 @@ def offloaded(base: Path, tmp_path: Path) -> Any:
 
 
 def adapter_of(base: Path, tmp_path: Path, kind: str, options: dict[str, Any]) -> torch.Tensor:
-    """Write an adapter; return the outputs of the model in memory with it."""
+    """Write an adapter; return the outputs of the model in memory with the adapter."""
     torch.manual_seed(0)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config_of(kind, options))
     spread(model).save_pretrained(tmp_path / "adapter")
@@ -111,7 +111,7 @@ def test_every_kind_of_adapter_is_here() -> None:
         for kind, tuner in PEFT_TYPE_TO_TUNER_MAPPING.items()
         if hasattr(tuner, "inject_adapter") and not tuner.uses_shared_state
     }
-    # These need task ids in forward(), cannot be injected, or mix adapters of LoRA.
+    # These kinds need task ids in forward(), cannot be injected, or mix LoRA adapters.
     assert known - {"POLY", "SHADOW", "XLORA"} <= KINDS.keys(), known - KINDS.keys()
 
 
@@ -171,7 +171,7 @@ def merged_and_back(model: Any) -> None:
 
 
 def merged_and_disabled(model: Any) -> None:
-    """The first forward pass subtracts the product from the weight."""
+    """Disabled layers unmerge in their first forward pass."""
     merged(model)
     for layer in layers_of(model):
         layer.enable_adapters(False)
@@ -249,7 +249,7 @@ def test_fuse_lora_of_a_diffusers_model_on_disk(
                 tmp_path / "lora",
                 prefix=None,
                 weight_name="pytorch_lora_weights.safetensors",
-                low_cpu_mem_usage=True,  # pipelines do so; without it DoRA's initialiser runs
+                low_cpu_mem_usage=True,  # as in pipelines; otherwise DoRA's initialiser runs
             )
             FUSES[way](model)
         assert any(parameter.is_meta for parameter in model.parameters()) == is_offloaded

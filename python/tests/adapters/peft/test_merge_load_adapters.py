@@ -1,4 +1,4 @@
-"""``lora=`` of the libraries' own calls yields peft's values, even with changed layouts."""
+"""Tests that ``lora=`` yields peft's values, even if the libraries change names and layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODELS = {
 
 
 def randomise(wrapped: Any) -> None:
-    """Randomise the adapter, because peft's left matrices start as zeros."""
+    """Randomise the adapter, because peft initialises ``lora_B`` with zeros."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in wrapped.parameters():
@@ -40,7 +40,7 @@ def randomise(wrapped: Any) -> None:
 
 
 def wrapped_and_saved(model: Any, folder: Path, modules: list[str]) -> dict[str, torch.Tensor]:
-    """Save model and adapter; return peft's merged weights in F32."""
+    """Save the model and an adapter; return peft's merged weights in F32."""
     model.save_pretrained(folder / "base")
     config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=modules)
     wrapped = peft.get_peft_model(model, config)
@@ -125,7 +125,7 @@ def test_diffusers(tmp_path: Path, single_file: bool) -> None:
     assert caught.value.field == "tie"
 
 
-# Module names in a single file, keyed by the model's name in that layout.
+# Module and suffixes of an adapter's tensors, by naming style, for a single-file layout.
 SINGLE_FILE = {
     "kohya": ("lora_unet_caption_projection_linear_1", "lora_down.weight", "lora_up.weight"),
     "ComfyUI": ("diffusion_model.caption_projection.linear_1", "lora_A.weight", "lora_B.weight"),
@@ -161,7 +161,7 @@ def test_names_of_a_single_file_are_one_tensor(style: str, door: str, tmp_path: 
 
 MODULE = "text_model.encoder.layers.0.mlp.fc1"
 KOHYA = MODULE.replace(".", "_")
-# Prefixes of adapters, and the number of the pipeline's text encoder for each.
+# Number of the pipeline's text encoder, by the prefix of the adapter's tensors.
 ENCODERS = {"lora_te_": 1, "lora_te1_": 1, "lora_te2_": 2, "text_encoder.": 1, "text_encoder_2.": 2}
 
 
@@ -211,7 +211,7 @@ def test_an_adapter_of_another_encoder_is_named(prefix: str, folder: str, tmp_pa
 def test_modules_trained_whole_are_there(
     declared: str, is_lost: bool, door: str, tmp_path: Path
 ) -> None:
-    """peft lists heads that a model lacks; the adapter must contain each head that the base has."""
+    """The adapter must contain each head that it declares, if the base model has the head."""
     cls = transformers.LlamaForCausalLM
     base = cls(transformers.LlamaConfig(**SMALL))
     base.save_pretrained(tmp_path / "base")

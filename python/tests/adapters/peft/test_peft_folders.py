@@ -1,6 +1,6 @@
-"""A load of an adapter's folder uses every value, or names the missing ones.
+"""Tests that a load of an adapter's folder uses every value, or names the missing ones.
 
-PEFT's own loader is the oracle.
+The expected values are those of PEFT's own loader.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def base() -> Any:
 
 @pytest.fixture(params=CONFIGS)
 def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Path]:
-    """Write a base and an adapter with random values; return the kind and both folders."""
+    """Write a base and an adapter with random values; return the adapter's kind and the folders."""
     base().save_pretrained(tmp_path / "base")
     model = peft.get_peft_model(base(), CONFIGS[request.param]())
     torch.manual_seed(1)
@@ -86,7 +86,7 @@ def added(*libraries: str) -> Callable[[Path, Path], Any]:
 
 
 def second(model_folder: Path, folder: Path) -> Any:
-    """Load it under its own name, after a different adapter."""
+    """Load the adapter under its own name into a model that already has a different adapter."""
     model = transformers.BertForSequenceClassification.from_pretrained(model_folder)
     model.add_adapter(peft.LoraConfig(r=3, target_modules=["key"]), "first")
     with loadstone.patch("transformers"):
@@ -105,7 +105,7 @@ WAYS = {
 
 
 def expected(folder: Path, model_folder: Path) -> dict[str, torch.Tensor]:
-    """Return the state of PEFT's own model, by the names that it has without PEFT's wrapper."""
+    """Return the state dict of PEFT's own model, without the prefix of PEFT's wrapper."""
     model = transformers.BertForSequenceClassification.from_pretrained(model_folder)
     state = peft.PeftModel.from_pretrained(model, folder).state_dict()
     return {name.removeprefix("base_model.model."): value for name, value in state.items()}
@@ -158,7 +158,7 @@ def test_control_the_library_alone_leaves_magnitudes_at_random(
 
 
 def test_an_adapter_that_the_library_does_not_find_again_is_refused(tmp_path: Path) -> None:
-    """transformers silently saves an adapter of Laguna under names that it cannot read."""
+    """transformers saves an adapter of Laguna under names that it cannot read, without an error."""
     pytest.importorskip("transformers", minversion="5.23")
     from transformers_models import by_name as model_of
     from transformers_models import write_checkpoint

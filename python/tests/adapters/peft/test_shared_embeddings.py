@@ -1,6 +1,6 @@
-"""Adapters of encoder-decoder models, whose embedding has four names.
+"""Tests adapters of encoder-decoder models, in which four names share one embedding.
 
-In a model from the library's entry point, each name has the value that peft's own model uses.
+After a load by transformers' functions, each name has the value that peft's own model uses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def output(model: Any) -> torch.Tensor:
 
 
 def trained(folder: Path, name: str, config: LoraConfig) -> Any:
-    """Write a base and an adapter of it; return peft's model."""
+    """Write a base and an adapter of the base; return peft's model."""
     base = MODELS[name]()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def trained(folder: Path, name: str, config: LoraConfig) -> Any:
     return wrapped
 
 
-# peft matches whole module names for modules_to_save, and saves the shared one.
+# For modules_to_save, peft matches whole module names, and saves only "shared".
 @pytest.mark.parametrize(
     ("name", "module", "kind"),
     [(*case, "lora") for case in CASES] + [(name, "shared", "modules_to_save") for name in MODELS],

@@ -1,4 +1,4 @@
-"""Deferred tensors: code that takes them gets the same results as from real tensors."""
+"""Tests that code which gets deferred tensors has the same results as with real tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loadstone._adapters.serving.write_tracking import WriteTracker
 
 
 class Load:
-    """Runs a model's own loading code on a checkpoint and records the results."""
+    """Runs a model's own loading code on a checkpoint, and records reads and writes."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.copies = PendingCopies()
@@ -68,7 +68,7 @@ def test_every_codec_comes_as_it_is_or_as_numbers(
     stored = loadstone.torch.load_file(written.path)
     assert found.keys() == (decoded.keys() if dequantize else stored.keys())
     for name, tensor in found.items():
-        # Blocks decode to F32, because transformers computes with some.
+        # GGUF blocks stay F32, because transformers computes with some of the tensors.
         if is_gguf or not dequantize:
             assert same(tensor, stored[name]), name
         else:
@@ -90,7 +90,7 @@ def test_numbers_of_four_bits_come_in_pairs(tmp_path: Path) -> None:
 
 
 def test_a_rank_reads_its_share(tmp_path: Path) -> None:
-    """Rows, columns, experts, and fused halves."""
+    """A rank may copy rows, columns, or fused parts of a tensor."""
     weight = torch.randn(512, 256)
     path = saved(tmp_path, weight=weight, other=torch.randn(512, 256))
     rows, columns, fused = torch.empty(128, 256), torch.empty(512, 64), torch.empty(256, 256)
@@ -136,7 +136,7 @@ def test_who_looks_sees_values(tmp_path: Path) -> None:
         seen.append(tensors["ids"].tolist())
         seen.append(bool((tensors["weight"] == weight).all()))
         place.copy_(tensors["weight"])
-        seen.append(bool((place == weight).all()))  # this copy is recorded but not yet executed
+        seen.append(bool((place == weight).all()))  # the pending copy must run before the read
         other.copy_(tensors["weight"] * 2 + weight)
 
     Load(path).run(take)
@@ -145,7 +145,7 @@ def test_who_looks_sees_values(tmp_path: Path) -> None:
 
 
 def test_the_last_write_counts(tmp_path: Path) -> None:
-    """Copies overwrite copies, wholly and in part, with other writes between them."""
+    """Copies and other writes overwrite earlier copies, wholly or in part."""
     first, second = torch.randn(8, 8), torch.randn(8, 8)
     path = saved(tmp_path, first=first, second=second)
     whole, part, filled, transposed = (torch.zeros(8, 8) for _ in range(4))
@@ -262,7 +262,7 @@ def test_whatever_code_does_is_as_with_real_tensors(seed: int, tmp_path: Path) -
                 if kind == 2
                 else torch.zeros(tensor.shape, dtype=dtype)
             )
-            view = place[..., 1] if kind == 2 else place  # every other element of memory
+            view = place[..., 1] if kind == 2 else place  # kind 2: only every other element
             view.copy_(tensor)
             places.append(place)
         return places
@@ -300,7 +300,7 @@ print(peak() - before - total)
 
 @pytest.mark.parametrize("way", ["late", "at once"])
 def test_memory_is_the_model_and_what_is_on_its_way(way: str, tmp_path: Path) -> None:
-    """200 MB of F32 become BF16; a way that reads tensors whole needs memory for one."""
+    """Load 200 MB of F32 as BF16; a limit of 72 MiB leaves room for a few whole tensors."""
     state = {f"t{i}": torch.full((2_500_000,), i, dtype=torch.float32) for i in range(20)}
     path = saved(tmp_path, **state)
     command = [sys.executable, "-c", MEASURED, str(path), way]

@@ -1,4 +1,4 @@
-"""No thread that received work from a load writes after the load."""
+"""Tests that no thread with work from a load writes after the load has ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _in_thread(task: Task) -> None:
 def test_what_needs_memory_in_a_thread_is_done_again(
     begin: Callable[[Task], None], way: Way, state: State, tmp_path: Path
 ) -> None:
-    """The first run's work ends before the second run begins."""
+    """The work of the first run must end before the repeated run begins."""
     running: list[int] = []
     overlaps: list[bool] = []
 
@@ -83,7 +83,7 @@ def test_nothing_waits_for_ever(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pool that was shut down reports no cancelled task; a task may wait forever."""
+    """Python reports neither tasks that a pool cancels, nor that a task waits forever."""
     monkeypatch.setattr("loadstone._adapters.serving.threads._WAIT_SECONDS", patience)
     inside, let_go = threading.Event(), threading.Event()
     if patience == 60.0:
@@ -101,7 +101,7 @@ def test_nothing_waits_for_ever(
             tensors["first"].mul_(2)
         finally:
             pool.shutdown(wait=False, cancel_futures=cancels)
-            assert len(tasks) == 3  # the error keeps them alive
+            assert len(tasks) == 3  # the error's traceback keeps the tasks alive
 
     try:
         _, line = loaded(tmp_path, load, repeats=True)

@@ -1,4 +1,4 @@
-"""GGUF files for vLLM: published names, permutations and values equal those of transformers."""
+"""Tests that vLLM gets transformers' names, permutations and values from GGUF files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", gguf_models.MODELS)
 def test_as_a_folder_that_transformers_writes(name: str, tmp_path: Path) -> None:
-    """The oracle is the library's own load of the file, saved again."""
+    """The expected tensors are those that transformers loads from the file and saves."""
     folder = gguf_models.make(name, tmp_path / "model")
     path = gguf_models.write(name, loadstone.load_file(folder), tmp_path / "model.gguf")
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=path.name, dtype=torch.float32
     )
     oracle.hf_quantizer = None  # a quantizer would reject saving dequantized values
-    # transformers would otherwise save under the names of checkpoints.
+    # Otherwise transformers would save under the checkpoint's names instead of the model's.
     oracle._weight_conversions = None
     oracle.save_pretrained(tmp_path / "oracle")
     expected = loadstone.load_file(tmp_path / "oracle")

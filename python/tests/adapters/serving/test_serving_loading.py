@@ -1,4 +1,4 @@
-"""A server's own loading code: whatever it does to tensors, the model gets the same values."""
+"""Tests that the model gets the same values, whatever a server's loading code does to tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class Model(torch.nn.Module):
-    """One parameter, and custom loading code."""
+    """A model with one parameter, and custom loading code."""
 
     def __init__(self, take: Callable[[torch.nn.Parameter, torch.Tensor], None]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def values(tmp_path: Path) -> torch.Tensor:
 
 
 def zeroed(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
-    tensor.zero_()  # gpt_oss does this on all ranks except the first
+    tensor.zero_()  # as gpt_oss does on all ranks except the first
     weight.data.copy_(tensor)
 
 
@@ -70,7 +70,7 @@ def scaled_all(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
 
 def scaled_a_view(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
     before = tensor[2:4]
-    assert tensor.sum().item() != 0  # this reads the tensor
+    assert tensor.sum().item() != 0  # forces a read of the tensor
     tensor.view(-1)[: 3 * COLUMNS].mul_(2)
     weight.data.copy_(tensor)
     weight.data[6:8].copy_(before)
@@ -94,7 +94,7 @@ def test_what_needs_memory_gets_it(take: Any, values: torch.Tensor, tmp_path: Pa
     line, is_as_always = loaded(tmp_path, model)
     expected.load_weights(iter([("weight", values.clone())]))
     assert same(model.weight.data, expected.weight.data)
-    if take in IN_PLACE:  # the run repeats with whole tensors, and the log gives the reason
+    if take in IN_PLACE:  # the run was repeated with whole tensors, and the log gives the reason
         assert not is_as_always and "each tensor was read whole, as" in line
         assert "'weight'" in line or "a tensor" in line
 
@@ -127,7 +127,7 @@ LOOKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "map_": _element_by_element,
-    "sum": lambda tensor: tensor + tensor.sum() * 0,  # control: an operation of torch
+    "sum": lambda tensor: tensor + tensor.sum() * 0,  # control: a plain torch operation
 }
 
 
@@ -137,7 +137,7 @@ LOOKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_whatever_looks_at_memory_sees_the_values(
     look: str, is_parameter: bool, values: torch.Tensor, tmp_path: Path
 ) -> None:
-    """Reads that bypass torch's operations, on a destination parameter or on the tensor itself."""
+    """Reads bypass torch's operations, on a destination parameter or on the deferred tensor."""
 
     def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
         weight.data.copy_(tensor)
@@ -170,7 +170,7 @@ def test_memory_that_was_given_away_gets_values_at_once(
 def test_what_takes_memory_away_is_refused_by_name(
     looks_at_it: bool, values: torch.Tensor, tmp_path: Path
 ) -> None:
-    """A parameter whose data becomes such a tensor is unusable."""
+    """A parameter whose ``data`` is a deferred tensor is unusable."""
 
     def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
         weight.data = tensor
@@ -186,7 +186,6 @@ def test_what_takes_memory_away_is_refused_by_name(
 
 
 def test_what_needs_none_is_not_done_twice(values: torch.Tensor, tmp_path: Path) -> None:
-    """Control."""
     taken = []
 
     def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
@@ -228,7 +227,7 @@ def test_what_moves_to_another_device_is_read(values: torch.Tensor, tmp_path: Pa
 
 
 class Anything(torch.nn.Module):
-    """One parameter per tensor, with a different dtype for floats."""
+    """A model with one parameter per tensor, which has the given dtype for floats."""
 
     def __init__(self, path: Path, dtype: torch.dtype, skips: str = "") -> None:
         super().__init__()
@@ -250,7 +249,7 @@ def is_plain(codec: str) -> bool:
 
 @pytest.mark.parametrize("codec", sorted(filter(is_plain, CODECS)))
 def test_scales_of_another_dtype_are_cast(codec: str, tmp_path: Path) -> None:
-    """Layers use F32, folders BF16 or F16; vLLM's own loader casts them."""
+    """Parameters and scales have different dtypes; vLLM's own loader casts such scales."""
     path = CODECS[codec](tmp_path).path
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         early = Anything(path, dtype)
@@ -286,7 +285,7 @@ def test_links_that_leave_the_folder(values: torch.Tensor, tmp_path: Path) -> No
 
 
 class Fused(torch.nn.Module):
-    """Two tensors in one parameter, with a different dtype; a scalar that is read; a slice."""
+    """A model that fuses two tensors and casts, reads a scalar, and copies a slice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +329,7 @@ def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Pa
     for tensor in held.values():
         tensor.data.view(-1)[-1] += 1
     assert not any(receipt.matches(name, tensor) for name, tensor in held.items())
-    # The original checkpoint passes, and a changed bit in any tensor fails.
+    # The original checkpoint passes, but a changed bit in any tensor fails.
     arguments = ("verify", tmp_path, "--receipt-file", saved)
     assert run(*arguments).returncode == 0
     for name in state:

@@ -1,4 +1,4 @@
-"""Loading code that uses threads: values and proof equal those of one thread."""
+"""Tests loading code with threads: values and audit are the same as with one thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ import loadstone
 
 __all__ = ["state"]  # a fixture
 
-# --- ways to use threads: start all tasks, then wait for all --------------------------------------
+# --- ways to use threads: each starts all tasks, then waits for all of them -----------------------
 
 
 class Own(threading.Thread):
@@ -102,7 +102,7 @@ WAYS = [
 
 
 def halves(model: Model, weights: Any, way: Way) -> None:
-    """Two tasks per expert, which transpose, cast and slice it."""
+    """Load each expert with two tasks, which transpose, cast and slice the tensor."""
     tensors = dict(weights)
     tasks: list[Task] = []
     for i in range(EXPERTS):
@@ -119,7 +119,7 @@ def halves(model: Model, weights: Any, way: Way) -> None:
 
 
 def changes(model: Model, weights: Any, way: Way) -> None:
-    """Change parameters after copying to them."""
+    """Change parameters in threads after copying to them."""
     copies(model, weights, here)
     way([lambda i=i: model.experts.data[i].mul_(i + 1) for i in range(EXPERTS)])
     way([lambda: model.first.data[2:5].copy_(model.second.data[:3])])
@@ -141,7 +141,7 @@ def looks(model: Model, weights: Any, way: Way) -> None:
 
 
 def tied(model: Model, weights: Any, way: Way) -> None:
-    """A worker creates new parameters."""
+    """Register new parameters in threads."""
 
     def make(name: str, tensor: torch.Tensor) -> None:
         model.register_parameter(name, torch.nn.Parameter(tensor * 2, requires_grad=False))
@@ -161,7 +161,7 @@ def test_values_are_those_of_one_thread(
     way: Way, work: Any, deferred: bool, state: State, tmp_path: Path
 ) -> None:
     start, submit = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
-    # torch's flag is shared by all threads, and earlier tests with threads may have left it set.
+    # torch shares this flag among threads, and earlier tests with threads may have set it.
     was_in_mode = is_in_torch_dispatch_mode()
     model, line = loaded(tmp_path, lambda *given: work(*given, way), deferred=deferred)
     expected = Model()
@@ -177,7 +177,7 @@ def test_values_are_those_of_one_thread(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_no_thread_writes_is_named(way: Way, state: State, tmp_path: Path) -> None:
-    """Control: the proof detects a missing copy."""
+    """Control: the audit detects a missing copy."""
 
     def load(model: Model, weights: Any) -> None:
         copies(model, [pair for pair in weights if pair[0] != "experts.5"], way)
@@ -188,7 +188,7 @@ def test_what_no_thread_writes_is_named(way: Way, state: State, tmp_path: Path) 
 
 
 def test_many_threads_at_once(state: State, tmp_path: Path) -> None:
-    """The threads defer, read and force copies, in any order."""
+    """Threads defer copies, read values and force copies, in any order."""
 
     def load(model: Model, weights: Any) -> None:
         tensors = dict(weights)
@@ -212,7 +212,7 @@ def test_many_threads_at_once(state: State, tmp_path: Path) -> None:
 
 
 def _unseen(task: Task) -> None:
-    """Start a thread that bypasses Python's own ways of starting threads."""
+    """Run the task in a thread that loadstone does not see, because ``threading`` is bypassed."""
     done = threading.Event()
 
     def run() -> None:
@@ -231,7 +231,7 @@ def _unseen(task: Task) -> None:
 def test_a_thread_that_cannot_be_followed_is_refused(
     look: bool, state: State, tmp_path: Path
 ) -> None:
-    """Control: loadstone would not track this thread's work on parameters."""
+    """Control: loadstone does not track what this thread does with parameters."""
 
     def load(model: Model, weights: Any) -> None:
         tensors = dict(weights)
@@ -256,14 +256,14 @@ def test_a_thread_that_cannot_be_followed_is_refused(
     def load_there(model: Model, weights: Any) -> None:
         _unseen(lambda: copies(model, weights, here))
 
-    with pytest.raises(loadstone.AuditError):  # written, but not proved
+    with pytest.raises(loadstone.AuditError):  # the thread wrote, but loadstone has no proof
         loaded(tmp_path, load_there, deferred=False)
     model, line = loaded(tmp_path, load_there, deferred=False, missing="warn")
     assert same(model.first.data, state["first"]) and "without values" in line
 
 
 def test_threads_of_others_are_left_alone(state: State, tmp_path: Path) -> None:
-    """A thread outside the load starts threads in the meantime."""
+    """During the load, a thread outside of it starts threads."""
     found: list[bool] = []
     inside, done = threading.Event(), threading.Event()
 
@@ -296,7 +296,7 @@ def _has_modes() -> bool:
 
 @pytest.mark.parametrize("way", [here, in_one_worker, in_four_workers, in_an_older_pool])
 def test_an_error_names_the_tensor_of_its_task(way: Way, state: State, tmp_path: Path) -> None:
-    """The error does not name the most recently returned tensor instead."""
+    """The tensor in the error is not the one that was most recently returned."""
     state["experts.4"] = torch.randn(SIDE, SIDE + 1)
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
 

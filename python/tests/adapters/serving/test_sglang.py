@@ -1,4 +1,4 @@
-"""SGLang's loader through its plugin hooks, on a stand-in for SGLang; no server runs."""
+"""Tests SGLang's loader through its plugin hooks, on a stand-in for SGLang without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 8
 
 
 class Attention(torch.nn.Module):
-    """Three matrices of a checkpoint in one parameter, as in served models."""
+    """A layer with one parameter for three matrices of the checkpoint, as in served models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def written(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module of loaders, with the plugin's hook."""
+    """Install the stand-in with the plugin's hook; return its module of loaders."""
     module = stand_in.install(monkeypatch)
     SITES.reset()
     loadstone.sglang.register()
@@ -93,7 +93,7 @@ def test_a_model_has_the_values_of_the_checkpoint(sglang: Any, tmp_path: Path) -
 
 
 class Submitting(Attention):
-    """Copies in a pool, as in SGLang's code for DeepSeek and Kimi with CPU tensors."""
+    """A layer that copies in a pool, as SGLang's DeepSeek and Kimi code does for CPU tensors."""
 
     def load_weights(self, weights: Any) -> None:
         def copy(name: str, tensor: torch.Tensor) -> None:
@@ -159,7 +159,7 @@ def test_a_receipt_is_written(sglang: Any, tmp_path: Path) -> None:
     for name in ("receipt-0.json", "receipt-drafter-0.json"):
         receipt = Receipt.load(receipts / name)
         assert receipt.targets["qkv"][0]["sources"] == ["q", "k", "v"]
-        # All models come from one file.
+        # All models of the test are loaded from one file.
         assert all(receipt.matches(*each) for each in model.named_parameters())
 
 
@@ -192,7 +192,7 @@ def test_of_layers_that_draft_the_one_is_taken(sglang: Any, tmp_path: Path) -> N
 
 
 def test_who_takes_tensors_without_a_load_gets_their_values(sglang: Any, tmp_path: Path) -> None:
-    """Servers read like this to update weights from disk, or to start while reading."""
+    """Servers call this function to update weights from disk, or to start while reading."""
     tensors = state()
     made = loader(sglang, {})
     config = stand_in.ModelConfig(str(written(tmp_path, tensors)), Attention)
@@ -214,7 +214,7 @@ def test_options(sglang: Any, tmp_path: Path) -> None:
     assert caught.value.code == "plan.options"
     with pytest.raises(loadstone.PlanError, match="json-model-override-args"):
         load(sglang, folder, {"dequantize": True}, quantization="fp8")
-    with pytest.raises(ValueError, match="Unexpected extra config keys"):  # SGLang's own error
+    with pytest.raises(ValueError, match="Unexpected extra config keys"):  # raised by SGLang
         sglang.get_model_loader(stand_in.LoadConfig({"loadstone": {}, "other": 1}))
 
 
@@ -236,7 +236,7 @@ class Codes(torch.nn.Module):
 def test_a_folder_that_is_converted_first_is_loaded_with_its_codes(
     sglang: Any, tmp_path: Path
 ) -> None:
-    """Follows the advice of the error for ``quantize``."""
+    """Convert the folder first, as the error for ``quantize`` advises."""
     folder = written(tmp_path / "folder", {"layer.weight": torch.randn(SIDE, SIDE)})
     with pytest.raises(loadstone.PlanError, match="convert the folder first") as caught:
         load(sglang, folder, {"quantize": "fp8"})

@@ -1,6 +1,6 @@
-"""vLLM's load format without vLLM: options, converted tensors, and write tracking.
+"""Tests vLLM's load format without vLLM: options, converted tensors, and write tracking.
 
-``test_serving_deferred.py`` covers deferred tensors; ``serving/test_serving.py`` runs an installed
+``test_serving_deferred.py`` tests deferred tensors; ``serving/test_serving.py`` runs an installed
 vLLM (``make test-vllm``).
 """
 
@@ -35,7 +35,7 @@ from loadstone._adapters.sites.vllm import SITES
 def test_a_vllm_that_is_not_known_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error would stop the server from starting, even for a different load format."""
+    """An error would prevent the server's start, even with a different load format."""
     other = types.ModuleType("vllm")
     other.__version__ = "99.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", other)
@@ -107,7 +107,6 @@ def test_other_options_are_refused(given: Any, found: str) -> None:
 
 
 def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> None:
-    """Control."""
     how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
     expected = ConversionOptions("fp8", "modelopt", ("a",), ("b",))
     assert Options.from_mapping({"quantize": "fp8"} | how).changes == expected
@@ -129,7 +128,7 @@ def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCh
 
 
 def model_folder(folder: Path) -> Path:
-    """Write layers whose projections share scales, if the encoding has scales."""
+    """Write layers with projections that share scales, if the encoding has scales."""
     generator = torch.Generator().manual_seed(3)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -215,7 +214,7 @@ def saved(path: Path, count: int, numel: int) -> Path:
 
 
 def test_who_keeps_all_has_all(tmp_path: Path) -> None:
-    """Memory is never reused, because a model may collect all tensors before it reads them."""
+    """The tensors must not reuse memory, because a model may collect all before it reads them."""
     kept = list(made(saved(tmp_path, 50, 1000), 16384).tensors())
     assert {name for name, _ in kept} == {f"t{i}" for i in range(50)}
     assert all((tensor == int(name[1:])).all() for name, tensor in kept)
@@ -272,7 +271,7 @@ print(peak() - before)
 
 @pytest.mark.parametrize("way", ["drops", "keeps"])
 def test_memory_is_bounded(way: str, tmp_path: Path) -> None:
-    """400 MB in steps of 64 MiB, plus the conversion's buffers; the control keeps every tensor."""
+    """Convert 400 MB in steps of 64 MiB; as a control, keep all tensors."""
     saved(tmp_path, 40, 2_500_000)
     command = [sys.executable, "-c", MEASURED, str(tmp_path), way]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -304,7 +303,7 @@ def test_what_is_left_is_seen() -> None:
         columns.data.narrow(1, 0, 7).copy_(torch.ones(6, 7))
         for expert in (0, 1, 3):
             stack.data[expert].copy_(torch.ones(3, 5))
-        torch.ones(9)  # memory outside the model
+        torch.ones(9)  # a write outside of the model's memory
     assert writes.unwritten(nothing) == Unwritten((0, 0), 48)
     assert writes.unwritten(rows) == Unwritten((5, 0), 8)
     assert writes.unwritten(columns) == Unwritten((0, 7), 6)
@@ -315,13 +314,13 @@ def test_what_is_left_is_seen() -> None:
 
 
 def test_what_a_model_keeps_counts_by_its_values() -> None:
-    """Parameters replaced by results of operations, by lists of results, and by empty memory."""
+    """Parameters get the results of operations, of foreach operations, or uninitialized memory."""
     first, second, third, fourth = (torch.nn.Parameter(torch.empty(4, 6)) for _ in range(4))
     with WriteTracker() as writes:
         first.data = torch.ones(6, 4, dtype=torch.float64).t().to(torch.float32)
         second.data = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
         third.data = torch.empty(4, 6)
-        third.data.narrow(0, 0, 4)  # a view is not a write
+        third.data.narrow(0, 0, 4)  # creates a view, which is not a write
         torch._foreach_copy_([fourth.data[:1], fourth.data[1:]], [torch.ones(1, 6)] * 2)
     assert [writes.unwritten(each) for each in (first, second, fourth)] == [None] * 3
     assert writes.unwritten(third) == Unwritten((0, 0), 24)
@@ -339,7 +338,7 @@ def test_memory_that_is_used_again_begins_anew() -> None:
 
 
 def test_random_writes_are_counted() -> None:
-    """A mask of the elements is the oracle."""
+    """Compare the counts with a mask of the elements."""
     random = torch.Generator().manual_seed(5)
 
     def below(bound: int) -> int:

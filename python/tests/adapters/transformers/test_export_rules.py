@@ -1,4 +1,4 @@
-"""``export-rules``: a type's rules fit models of a different depth and expert count."""
+"""Tests ``export-rules``: a model type's rules fit other numbers of layers and experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_there_are_enough_model_types():
 
 
 def saved(case, folder: Path):
-    """Save a random model whose numbers of layers and experts differ from those of the rules."""
+    """Save a random model, with more layers and experts than the configs that rules come from."""
     model = randomise_all(case.cls(rule_export.resize(case.config(), 5, 6)).eval(), seed=3)
     model.save_pretrained(folder / "model")
     config = case.config()
@@ -69,7 +69,7 @@ def test_a_model_of_another_size_loads_by_the_rules_alone(case, tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory) -> Path:
-    """Return a checkpoint, the skeleton of its model, and rules found without its config."""
+    """Write a checkpoint, the skeleton of its model, and rules made without the model's config."""
     folder = tmp_path_factory.mktemp("mixtral")
     case = next(case for case in CASES if case.name == "mixtral")
     saved(case, folder)
@@ -112,11 +112,11 @@ def test_rules_go_to_standard_output(monkeypatch):
 
 
 def broken(rules: list[dict]) -> None:
-    rules[1]["sources"].reverse()  # up before gate: they have the same shapes
+    rules[1]["sources"].reverse()  # swaps gate and up, which have the same shapes
 
 
 def bound(rules: list[dict]) -> None:
-    """A rule valid for eight experts only: the first sample, not the second."""
+    """Restrict the rules to eight experts, which fits only the first of the two sample models."""
     for rule in rules[1:]:
         rule["sources"] = [
             text.replace(r"experts\.(\d+)", r"experts\.([0-7])") for text in rule["sources"]
@@ -151,8 +151,8 @@ def test_nothing_is_written_where_rules_are_refused(monkeypatch, tmp_path: Path,
     [
         ("mixtrall", "no model type 'mixtrall'"),
         ("kimi_k25", "cannot be expressed in rules that hold"),
-        ("hunyuan_v1_moe", "cannot build a hunyuan_v1_moe"),  # needs widths that have no default
-        # A configuration whose depth has a different name.
+        ("hunyuan_v1_moe", "cannot build a hunyuan_v1_moe"),  # required widths lack defaults
+        # In its configuration, the number of layers has an unusual name.
         ("gemma3n_text", "cannot build a gemma3n_text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``loadstone.transformers.from_pretrained``: the library's features, and the gaps it leaves."""
+"""Tests ``loadstone.transformers.from_pretrained``: transformers' features, and gaps it leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToyConfig(transformers.PretrainedConfig):
 
 
 class Toy(transformers.PreTrainedModel):
-    """A parameter and a buffer that neither the file nor ``_init_weights`` sets."""
+    """A model with a parameter and buffers that neither the file nor ``_init_weights`` sets."""
 
     config_class = ToyConfig
     base_model_prefix = "toy"
@@ -102,7 +102,7 @@ def test_missing_as_zeros(toy: Path):
 
 
 def test_an_initialiser_that_writes_is_left_its_word(tmp_path: Path):
-    """A checkpoint of Bert's body lacks the head, which the initialiser fills."""
+    """The checkpoint of Bert's body lacks the head, which the initialiser fills."""
     write_checkpoint(by_name("bert"), tmp_path, "public")
     edit(tmp_path, lambda state: [state.pop(name) for name in list(state) if "cls." in name])
     cls = by_name("bert").cls
@@ -136,7 +136,7 @@ def test_a_lost_expert_is_named_with_its_layer_and_key(mixtral: Path, tmp_path: 
     cut = folder / "model.safetensors"
     content = cut.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    with cut.open("wb") as file:  # only the header, then a hole as large as the data
+    with cut.open("wb") as file:  # writes the header, then a hole as large as the data
         file.write(content[:header])
         file.truncate(len(content))
     with pytest.raises(loadstone.PlanError) as caught:
@@ -190,7 +190,7 @@ def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
 
 
 def test_gaps_are_filled_where_the_library_reads_too(toy: Path):
-    """Under a patch the library loads unsupported files, and loadstone fills the gaps."""
+    """Under a patch transformers loads unsupported files, and loadstone fills the gaps."""
     unread = {"sparse": torch.eye(2).to_sparse()}
     torch.save(load_file(toy / "model.safetensors") | unread, toy / "pytorch_model.bin")
     (toy / "model.safetensors").unlink()
@@ -228,7 +228,7 @@ def test_no_weight_is_read_by_another_library(
 
 
 OF_RANKS = ("tp_plan", "tp_size", "distributed_config")
-LOADING = getattr(transformers, "core_model_loading", None)  # releases from 5.0 on
+LOADING = getattr(transformers, "core_model_loading", None)  # exists in releases from 5.0 on
 MAKES_DTENSORS = hasattr(LOADING, "DtensorShardOperation")
 
 
@@ -312,7 +312,7 @@ def test_a_config_of_ones_own_and_an_attention_implementation(mixtral: Path):
 
 
 def test_a_hub_cache_of_links(mixtral: Path, tmp_path: Path):
-    """The library's own hub code resolves the name; the shard is a link into ``blobs``."""
+    """transformers' own hub code resolves the name; the shard is a link into ``blobs``."""
     repository = tmp_path / "hub" / "models--some--model"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -373,7 +373,7 @@ def test_remote_code_that_registers_nothing(
     (folder / "modeling_far.py").write_text(REMOTE.replace("SCALE", "3"))
     again = ours(transformers.AutoModel, folder, trust_remote_code=True)
     assert torch.equal(again.table, torch.arange(4.0) * 3)
-    assert set(cache_folder.iterdir()) > files  # different code, different recipes
+    assert set(cache_folder.iterdir()) > files  # changed code gets new recipes
 
 
 def test_adapters_are_left_to_the_library(mixtral: Path, tmp_path: Path):
@@ -394,7 +394,7 @@ def test_adapters_are_left_to_the_library(mixtral: Path, tmp_path: Path):
 
 
 def test_loads_in_several_threads(mixtral: Path):
-    """Loads in two dtypes: torch's default dtype, which the library sets, is process-wide."""
+    """Threads use different dtypes, although transformers sets torch's process-wide default."""
     cls = by_name("mixtral").cls
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     wanted = {dtype: cls.from_pretrained(mixtral, dtype=dtype) for dtype in dtypes}
@@ -451,7 +451,7 @@ def assert_same_bytes(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
 
 
 def test_a_plan_of_forty_five_thousand_tensors(tmp_path: Path, cache_folder: Path):
-    """DeepSeek-V3's names and shapes, with holes instead of data."""
+    """The file has DeepSeek-V3's names and shapes, with a hole as its data."""
     from bench import large_plan
 
     config = transformers.DeepseekV3Config(num_hidden_layers=61, n_routed_experts=256)

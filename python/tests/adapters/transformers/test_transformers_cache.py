@@ -1,4 +1,4 @@
-"""Recipes in the user's cache folder: private, used, and rejected when damaged."""
+"""Tests the recipes in the user's cache folder: private, used, and rejected when damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_recipes_are_cached_privately_and_used(
     first = ours(cls, mixtral)
     (file,) = cache_folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(derivation, "derive", None)  # only the cache is left
+    monkeypatch.setattr(derivation, "derive", None)  # recipes can come only from the cache
     second, info = ours(cls, mixtral, output_loading_info=True)
     assert_same_state(second, first, None, None)
     library = library_load(cls, mixtral)
@@ -69,12 +69,12 @@ def test_recipes_of_an_untried_release_are_neither_kept_nor_used(
     cls = by_name("mixtral").cls
     known = ours(cls, mixtral)
     files = {path: path.read_bytes() for path in cache_folder.iterdir()}
-    assert files  # control: recipes of the installed release are kept
+    assert files  # control: the recipes of the installed release are cached
     *first, last = SITES.newest
     with monkeypatch.context() as patched:
         patched.setattr(transformers, "__version__", ".".join(map(str, [*first, last + 1, 0])))
         assert_same_state(ours(cls, mixtral), known, None, None)
-        patched.setattr(_core.Recipes, "from_json", None)  # no file is read
+        patched.setattr(_core.Recipes, "from_json", None)  # fails if the load uses a cached file
         assert_same_state(ours(cls, mixtral), known, None, None)
     assert {path: path.read_bytes() for path in cache_folder.iterdir()} == files
 

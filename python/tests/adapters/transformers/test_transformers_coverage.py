@@ -1,4 +1,4 @@
-"""docs/transformers-types.md: every key of the library's registry, and every converter."""
+"""Tests that docs/transformers-types.md covers transformers' registry, and tests each converter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_converter_traced_and_run(tmp_path: Path):
 
 
 class Fickle(library.ConversionOps):
-    """Changes the order on every second call, so that tracing and running differ."""
+    """An operation that reverses its inputs on every second call, so that a trace is wrong."""
 
     turn = 0
 

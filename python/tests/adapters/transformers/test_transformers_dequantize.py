@@ -1,6 +1,6 @@
-"""Quantized folders through ``from_pretrained``: which reader handles them, and which messages.
+"""Tests which reader opens quantized folders in ``from_pretrained``, and with which messages.
 
-``test_readback.py`` checks the values of every encoding.
+``test_readback.py`` tests the values of every encoding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Source], Path
 
 @pytest.fixture
 def folder(sources: Callable[[Source], Path], tmp_path: Path) -> Path:
-    """Write experts in nvfp4 and the rest in fp8, like ModelOpt's export."""
+    """Write a folder like ModelOpt's export, with experts in nvfp4 and other layers in fp8."""
     patterns = {"experts": "nvfp4", "": "fp8"}
     loadstone.convert(sources(MOE), tmp_path / "modelopt", quantize=patterns)
     return tmp_path / "modelopt"
@@ -57,7 +57,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def numbers_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the values by conversion, which ``test_readback.py`` compares with other libraries."""
+    """Return the values that a conversion decodes, which ``test_readback.py`` tests."""
     back = folder.with_name(f"{folder.name}-back")
     loadstone.convert(folder, back, dequantize=True)
     return tensors_of(back)
@@ -80,14 +80,14 @@ def change_config(folder: Path, **members: Any) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
-    """Capture the library's log, which does not propagate to the root logger."""
+    """Capture transformers' log, which does not propagate to the root logger."""
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     yield lambda: caplog.text
     logger.removeHandler(caplog.handler)
 
 
-# ---- the library has no quantizer
+# ---- formats for which transformers has no quantizer
 
 
 def test_modelopt_is_opened_without_a_word(folder: Path, said: Callable[[], str]) -> None:
@@ -99,7 +99,7 @@ def test_modelopt_is_opened_without_a_word(folder: Path, said: Callable[[], str]
 
 
 def test_the_library_alone_makes_wrong_numbers(folder: Path, said: Callable[[], str]) -> None:
-    """Control: only codecs open this folder."""
+    """Control: transformers cannot open this folder, because it has no quantizer for ModelOpt."""
     with pytest.raises(RuntimeError):
         AutoModelForCausalLM.from_pretrained(folder)
     assert "Unknown quantization" in said()
@@ -115,7 +115,7 @@ def test_the_model_is_an_ordinary_one(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_config_beside_the_model_alone(folder: Path) -> None:
-    """An older ModelOpt wrote only ``hf_quant_config.json``."""
+    """Older releases of ModelOpt wrote only ``hf_quant_config.json``."""
     expected = model_state(numbers_of(folder), MOE)
     change_config(folder, quantization_config=None)
     assert_equal(state_of(ours(AutoModelForCausalLM, folder)), expected)
@@ -129,7 +129,7 @@ def test_a_section_without_a_method(folder: Path) -> None:
 
 @pytest.mark.parametrize("stored", [None, "bfloat16"])
 def test_a_config_without_a_dtype(folder: Path, stored: str | None) -> None:
-    """The dtype comes from the plain tensors, not from the codes at the start of the file."""
+    """loadstone takes the dtype of the plain tensors, not of the codes, which come first."""
     change_config(folder, dtype=stored, torch_dtype=None)
     model = ours(AutoModelForCausalLM, folder)
     assert {tensor.dtype for tensor in state_of(model).values()} == {BF16}
@@ -168,14 +168,13 @@ def test_scales_of_activations_and_caches_go_with_a_finding(folder: Path) -> Non
 
 
 def test_other_tensors_that_nobody_wants_are_unexpected(folder: Path) -> None:
-    """Control."""
     change(folder, lambda tensors: tensors.update({"model.other_scale": torch.tensor(0.5)}))
     _, info = ours(AutoModelForCausalLM, folder, output_loading_info=True)
     assert info["unexpected_keys"] == {"model.other_scale"}
 
 
 def test_experts_of_a_model_that_is_published_in_stacks(tmp_path: Path) -> None:
-    """Encodings store experts separately, while the library reads this model's only in stacks."""
+    """Encodings store experts separately, but transformers reads this model's only in stacks."""
     case = by_name("qwen3_vl_moe")
     source = write_checkpoint(case, tmp_path / "source", "public")
     loadstone.convert(source, tmp_path / "out", quantize="mxfp4")
@@ -233,7 +232,7 @@ def test_a_claim_that_no_tensor_bears_out_is_a_warning(
     assert_equal(state_of(again), state_of(model))
 
 
-# ---- the library has one
+# ---- formats for which transformers has a quantizer
 
 
 def patched(cls: Any, folder: Path, **options: Any) -> Any:
@@ -252,7 +251,7 @@ IN_WORDS: dict[str, tuple[Callable[..., None], Any, dict[str, Any]]] = {
 def in_words(
     request: pytest.FixtureRequest, sources: Callable[[Source], Path], tmp_path: Path
 ) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Write a llama of GPTQ's or AWQ's, whose quantizers need packages that are not installed."""
+    """Write a llama in GPTQ or AWQ, whose quantizers need packages that are not installed."""
     add, how, section = IN_WORDS[request.param]
     source = sources(Source("llama"))
     checkpoint = Checkpoint(8)
@@ -302,7 +301,7 @@ def test_what_no_codec_decodes_is_the_librarys_error(
 def test_a_registered_quantizer_is_the_librarys(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load asks a registered third-party quantizer first, except with dequantize=True."""
+    """The load uses a registered third-party quantizer first, except with dequantize=True."""
 
     class Config:
         @classmethod
@@ -342,7 +341,7 @@ def test_a_config_of_its_own_asks_for_the_library(
 def test_without_its_package(
     sources: Callable[[Source], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No warning: nothing in the package is needed."""
+    """The load does not warn, because it does not need the package."""
     import sys
 
     monkeypatch.setitem(sys.modules, "compressed_tensors", None)
@@ -360,7 +359,7 @@ def test_without_its_package(
 def test_experts_of_a_bitsandbytes_folder_are_dequantized(
     sources: Callable[[Source], Path], tmp_path: Path
 ) -> None:
-    """The converted checkpoint stores experts as linear layers, while transformers fuses them."""
+    """The conversion stores experts as linear layers, but transformers fuses them."""
     pytest.importorskip("bitsandbytes")
     loadstone.convert(sources(MOE), tmp_path / "out", quantize="int8")
     with pytest.warns(UserWarning, match="cannot store codes"):
@@ -374,7 +373,7 @@ def test_experts_of_a_bitsandbytes_folder_are_dequantized(
 
 
 def test_quantized_anew_on_the_way(folder: Path, tmp_path: Path) -> None:
-    """One pass converts ModelOpt's layouts to bitsandbytes' modules."""
+    """One load dequantizes ModelOpt's layouts and quantizes to bitsandbytes'."""
     pytest.importorskip("bitsandbytes")
     chosen = {
         "load_in_4bit": True,
@@ -398,10 +397,10 @@ def test_quantized_anew_on_the_way(folder: Path, tmp_path: Path) -> None:
 def test_kept_recipes_are_those_of_the_very_decoding(
     sources: Callable[[Source], Path], tmp_path: Path
 ) -> None:
-    """Only the config specifies the FP8 block size: names and shapes do not reveal it."""
+    """Only the config has the FP8 block size; names and shapes do not reveal it."""
     loadstone.convert(sources(Source("llama")), tmp_path / "out", quantize="fp8-block")
     state = {}
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second time with recipes from the cache
         state = state_of(ours(AutoModelForCausalLM, tmp_path / "out"))
         assert_equal(state, numbers_of(tmp_path / "out"))
     kept = list((tmp_path / "cache").rglob("*.json"))

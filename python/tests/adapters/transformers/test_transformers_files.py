@@ -1,4 +1,4 @@
-"""transformers' checkpoints in torch's own files."""
+"""Tests loads of transformers' checkpoints in torch's own file format, and the choice of files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_torchs_own_files_are_read(shards: int, tmp_path: Path, monkeypatch: pyt
         index = {"metadata": {}, "weight_map": places}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     theirs = cls.from_pretrained(folder)
-    monkeypatch.setattr(torch, "load", None)  # the library's reader
+    monkeypatch.setattr(torch, "load", None)  # fails if transformers' own reader runs
     with loadstone.patch("transformers"):
         models = [ours(cls, folder), cls.from_pretrained(folder)]
     for model in models:
@@ -46,7 +46,7 @@ def test_torchs_own_files_are_read(shards: int, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("library", ["transformers", "accelerate"])
 @pytest.mark.parametrize("is_twice", [True, False])
 def test_a_tensor_in_two_shards_is_told(is_twice: bool, library: str, tmp_path: Path):
-    """transformers takes the last shard's value, loadstone the one in the index."""
+    """transformers would take the last shard's value; loadstone takes the index's shard."""
     folder, cls = write_checkpoint(by_name("mixtral"), tmp_path, "public"), by_name("mixtral").cls
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -85,19 +85,19 @@ def test_files_that_are_not_read_are_refused_by_name(tmp_path: Path):
 
 
 NORM = "model.norm.weight"
-# loadstone reads these from a folder that has nothing else, and transformers with its `variant`.
+# Files that loadstone reads if the folder has no others, and transformers' option to read them.
 CHOSEN = {
     "model.fp16.safetensors": {"variant": "fp16"},
     "model.safetensors.index.fp16.json": {"variant": "fp16"},
     "weights.safetensors": None,
     "weights.gguf": None,
 }
-# transformers reads these instead.
+# Files that transformers prefers to those in CHOSEN.
 INSTEAD = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 
 
 def add(folder: Path, name: str, state: dict[str, torch.Tensor]) -> None:
-    """Write ``state`` under ``name``, or into a shard that the index ``name`` names."""
+    """Write ``state`` to the file ``name``; if ``name`` is an index, to one shard of it."""
     file = folder / name
     if "index" in name:
         ending = "bin" if ".bin." in name else "safetensors"
@@ -120,7 +120,7 @@ def add(folder: Path, name: str, state: dict[str, torch.Tensor]) -> None:
 
 
 def told(folder: Path, out: Path) -> list[str]:
-    """Return what each entry point reports about the choice of a checkpoint in ``folder``."""
+    """Return what each entry point reports about its choice of a checkpoint in ``folder``."""
     commands = {
         "convert": ["convert", folder, out / "converted"],
         "merge": ["merge", f"{folder}:0.5", f"{folder}:0.5", "-o", out / "merged"],

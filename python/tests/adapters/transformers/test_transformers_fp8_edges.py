@@ -1,4 +1,4 @@
-"""FP8 with cut blocks at the edges: every entry point yields the same values."""
+"""Tests FP8 with incomplete blocks at the edges: every entry point yields the same values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 136}
 LATENT = {
-    "kv_lora_rank": 512,  # plus 64: the 576 rows of DeepSeek's kv_a_proj
+    "kv_lora_rank": 512,  # with the 64 below, the 576 rows of DeepSeek's kv_a_proj
     "q_lora_rank": 128,
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 64,
@@ -67,7 +67,7 @@ def parts(name: str) -> tuple[Any, Any]:
 
 
 def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Encode block by block; return codes, scales and decoded values."""
+    """Encode block by block; return the codes, the scales and the decoded values."""
     rows, columns = values.shape
     grid = (-(-rows // size), -(-columns // size))
     scales, codes, decoded = torch.zeros(grid), torch.zeros_like(values), torch.zeros_like(values)
@@ -81,7 +81,7 @@ def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Write a folder in FP8; return the class, and all values under the names in the file."""
+    """Write a folder in FP8; return the model class, and the decoded values by name in the file."""
     cls, config = parts(name)
     torch.manual_seed(0)
     state = {}
@@ -104,7 +104,7 @@ def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str,
 
 
 def expected(name: str, values: dict[str, torch.Tensor], folder: Path, dtype: Any) -> Any:
-    """Return the model of the plain values, as the library loads it."""
+    """Return the model that transformers loads from a checkpoint of the decoded values."""
     cls, config = parts(name)
     plain = folder.parent / "plain"
     config.save_pretrained(plain)
@@ -154,10 +154,10 @@ WAYS: dict[str, Callable[[Any, Path, Any], Any]] = {
     "plan": by_plan,
     "convert": by_conversion,
 }
-SAYS = ("from_pretrained", "patch")  # the library's own function would run here
+SAYS = ("from_pretrained", "patch")  # warn, because transformers would decode differently
 
 
-# The conversion rounds to the dtype of the config.
+# A conversion writes only the config's dtype.
 CELLS = [
     *pairs(
         list(MODELS), [way for way in WAYS if way != "convert"], [torch.bfloat16, torch.float32]
@@ -172,7 +172,7 @@ def test_values_are_those_of_the_configs_blocks(
 ) -> None:
     cls, values = checkpoint(name, tmp_path / "model")
     library = expected(name, values, tmp_path / "model", dtype)
-    for _ in range(2):  # the second time recipes come from the cache
+    for _ in range(2):  # the second time with recipes from the cache
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = WAYS[way](cls, tmp_path / "model", dtype)
@@ -184,7 +184,7 @@ def test_values_are_those_of_the_configs_blocks(
 
 
 def assert_same(model: Any, library: Any) -> None:
-    """Compare values, and decoded dtypes; in F32 the library keeps the dtype of plain tensors."""
+    """Compare values, and decoded dtypes; in F32 transformers keeps the dtype of plain tensors."""
     state, wanted = model.state_dict(), library.state_dict()
     assert state.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -202,7 +202,7 @@ def test_control_the_library_alone_is_wrong_or_fails(name: str, tmp_path: Path) 
 
 
 def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
-    """Control: 8 by 8 blocks are whole, so nothing warns, and the library is correct."""
+    """Control: blocks of 8 by 8 are complete, so transformers is right, and nothing warns."""
     cls, values = checkpoint("qwen3", tmp_path / "model", 8)
     library = expected("qwen3", values, tmp_path / "model", torch.bfloat16)
     assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)

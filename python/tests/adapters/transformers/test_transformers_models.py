@@ -1,6 +1,6 @@
-"""Models of many types, bit-equal to the library's own ``from_pretrained`` and in the same state.
+"""Tests that many model types are loaded bit-equal to transformers' own ``from_pretrained``.
 
-``make test`` runs those that need each kind of conversion; the sweep (``make test-all``) runs all.
+``make test`` runs a sample with each kind of conversion; the sweep (``make test-all``) runs all.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from loadstone._model.walk import walk
 
 pytest.importorskip("transformers")
 
-# Together they need every kind of conversion that the library registers; a test below checks this.
+# Types that together need every kind of conversion in transformers; a test below checks this.
 SAMPLE = (
     "mixtral", "qwen3_vl_moe", "hrm_text", "molmo2_text", "ernie4_5_vl_moe", "kimi_k25",
     "mistral_large4", "inkling_mm_model", "inkling2_text", "clip_text", "t5", "chinese_clip",
     "wav2vec2",
 )  # fmt: skip
 LAYOUTS = ("public", "older", "own")
-SIZE_MAX = 40_000_000  # the parameters of the largest model in a sweep
-# Models with modules that stay in float32, and with fused experts, chunks and permutations.
+SIZE_MAX = 40_000_000  # the largest number of parameters of a model in the sweep
+# Types with modules that stay in float32, with fused experts, with chunks, or with permutations.
 CAST = ("t5", "mixtral", "kimi_k25", "hrm_text")
 CAST_IN_SWEEPS = ("blip-2", "mamba2", "jamba")
 SHARDED = ("mixtral", "molmo2_text", "t5", "qwen3_moe", "kimi_k25")
 
 
 def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return rows that start with a case; all but the sample's belong to the sweep."""
+    """Return parameters for pytest; rows whose case is not in SAMPLE belong to the sweep."""
     return [
         pytest.param(
             *row,
@@ -59,7 +59,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def ours_load(cls: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load with visible uninitialized memory, and fail if the library's loader runs."""
+    """Load with uninitialized memory made visible, and fail if transformers' loader runs."""
     from transformers import core_model_loading, modeling_utils
 
     with filled_memory(), pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ def test_equal_from_shards(case: ModelCase, layout: str, tmp_path: Path):
     write_checkpoint(case, tmp_path, layout, max_shard_size=40_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     check(case, tmp_path, dtype="auto")
-    check(case, tmp_path, dtype="auto")  # this time with recipes from the cache
+    check(case, tmp_path, dtype="auto")  # the second time with recipes from the cache
 
 
 @pytest.mark.parametrize("case", marked((by_name(name),) for name in ("mixtral", "t5")))
@@ -127,7 +127,7 @@ def test_equal_from_float32_to_bfloat16(case: ModelCase, tmp_path: Path):
     check(case, tmp_path)
 
 
-# The whole model, as the library places it, and with parts left in the file.
+# Device maps: for the whole model, as transformers places it, and with parts left on disk.
 MAPS = {
     "cpu": "cpu",
     "auto": "auto",
@@ -156,7 +156,7 @@ def test_equal_with_a_device_map(case: ModelCase, layout: str, where: str, tmp_p
 
 @pytest.mark.parametrize("case", marked((case,) for case in CASES))
 def test_equal_where_the_file_lacks_tensors(case: ModelCase, tmp_path: Path):
-    """Every fifth tensor is missing, and one is unexpected."""
+    """The file lacks every fifth tensor, and has one that the model does not use."""
     write_checkpoint(case, tmp_path, "own")
     state = own_state(case.build(dtype=torch.bfloat16))
     lacking = {name: tensor for at, (name, tensor) in enumerate(state.items()) if at % 5 != 2}
@@ -165,7 +165,7 @@ def test_equal_where_the_file_lacks_tensors(case: ModelCase, tmp_path: Path):
 
 
 def other_types() -> list[ModelCase]:
-    """Return the library's model types without a case, from its own tables of classes."""
+    """Return transformers' model types that have no case here, from its tables of classes."""
     from transformers.models.auto import modeling_auto
 
     classes: dict[str, str] = {}
@@ -184,7 +184,7 @@ def other_types() -> list[ModelCase]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", other_types(), ids=str)
 def test_equal_for_every_other_type_that_is_small(case: ModelCase, tmp_path: Path):
-    """The test skips types that do not construct with the small values, or that remain large."""
+    """Skip types that cannot be built with the small values, or that remain large."""
     try:
         with torch.device("meta"):
             model = case.cls(case.config())
@@ -199,7 +199,7 @@ def test_equal_for_every_other_type_that_is_small(case: ModelCase, tmp_path: Pat
     except Exception as reason:
         pytest.skip(f"the library cannot: {type(reason).__name__}: {reason}"[:200])
     on_meta = {slot.name for slot in walk(library.model) if slot.tensor.is_meta}
-    if on_meta:  # modules in a plain list, which no state dict includes
+    if on_meta:  # modules in a plain list, which state dicts omit
         with pytest.raises(loadstone.AuditError) as refused:
             ours_load(case.cls, folder, dtype="auto")
         assert refused.value.tensor in on_meta
@@ -208,7 +208,7 @@ def test_equal_for_every_other_type_that_is_small(case: ModelCase, tmp_path: Pat
 
 
 def test_a_wrong_value_is_seen(tmp_path: Path):
-    """Control: the last bit of one value of one expert in the file changes."""
+    """Control: the comparison detects one changed bit of one expert."""
     from safetensors.torch import load_file, save_file
 
     case = by_name("mixtral")
@@ -226,7 +226,7 @@ def test_a_wrong_value_is_seen(tmp_path: Path):
 
 
 def kinds(conversions: Iterable[Any]) -> set[str]:
-    """Return the chains of operations, and the classes of pure renames."""
+    """Return the chains of operations, or for pure renames, their classes."""
     return {
         " > ".join(type(operation).__name__ for operation in item.operations)
         if hasattr(item, "operations")

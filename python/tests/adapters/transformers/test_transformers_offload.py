@@ -1,4 +1,4 @@
-"""transformers models larger than the allowed memory: on disk, run with accelerate's hooks."""
+"""Tests transformers models with layers on disk, run with accelerate's hooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = torch.arange(12).reshape(2, 6)
 
 
 def disk_map(model: torch.nn.Module) -> dict[str, str]:
-    """Put every layer on disk, the rest on the cpu."""
+    """Return a device map with every layer on disk, and all other modules on the CPU."""
     places = {name: "cpu" for name, _ in model.named_parameters()}
     inner = {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
     layers = {f"model.layers.{index}": "disk" for index in range(len(model.model.layers))}
@@ -48,8 +48,8 @@ def test_layers_on_disk_run_as_on_the_cpu(name: str, tmp_path: Path):
     assert set(audit.not_held.values()) == {"offloaded"}
     names = written(tmp_path / "offload")
     if name == "llama":
-        assert not names  # no conversion: the checkpoint's own file is read
-    else:  # only the fused experts
+        assert not names  # without conversions, the values are read from the checkpoint
+    else:  # only the fused experts are written
         assert names
         assert all(".experts." in name for name in names), names
 
@@ -86,7 +86,7 @@ def test_fused_experts_on_disk_need_a_folder(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["mixtral", "llama", "t5"])
 def test_twice_the_memory_allowed(name: str, tmp_path: Path):
-    """A computed map: half of the model fits, the rest goes to disk."""
+    """In the computed map, half of the model fits into memory; the other half goes to disk."""
     case = by_name(name)
     folder = write_checkpoint(case, tmp_path / "model", "public")
     in_memory_model = ours(case.cls, folder)
@@ -109,7 +109,7 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 def tied(folder: Path, saved_as: str) -> Path:
-    """Write a Llama with a tied embedding, whose file has one of the names, or both."""
+    """Write a Llama with a tied embedding, whose file has one of the tie's names, or both."""
     torch.manual_seed(0)
     model = by_name("llama").build()
     config = model.config

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 and MXFP4, dequantized during the load like transformers does."""
+"""Tests that FP8 and MXFP4 checkpoints are dequantized in a load as by transformers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def set_quantization(folder: Path, config: dict) -> None:
 
 
 def random_fp8(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Return random finite bit patterns, including subnormal numbers and both zeros."""
+    """Return random finite FP8 codes, including subnormal values and both zeros."""
     raw = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     raw[(raw & 0x7F) == 0x7F] = 3  # NaN
     return raw.view(torch.float8_e4m3fn)
 
 
 def fp8_checkpoint(name: str, folder: Path, scales: torch.dtype = torch.float32) -> Path:
-    """Encode every matrix of the layers as random FP8 codes with a scale per block."""
+    """Write a checkpoint whose layers have random FP8 codes with a scale per block."""
     generator = torch.Generator().manual_seed(3)
     write_checkpoint(by_name(name), folder, "public")
     file = folder / "model.safetensors"
@@ -72,12 +72,12 @@ def test_fp8_blocks(name: str, dtype: torch.dtype, tmp_path: Path):
     model, info = ours(cls, folder, dtype=dtype, output_loading_info=True)
     assert_same_state(model, library.model, info, library.info, (), library.uninitialised)
     assert loadstone.audit(model).ok
-    if dtype == torch.bfloat16:  # in F32 the library keeps plain tensors in their stored dtype
+    if dtype == torch.bfloat16:  # in F32, transformers keeps the stored dtype of plain tensors
         assert_same_numbers(ours(cls, folder, dtype=dtype, dequantize=True), library.model)
 
 
 def assert_same_numbers(model: torch.nn.Module, library: torch.nn.Module) -> None:
-    """Compare with the codecs, which do not use the library's own operation."""
+    """Compare the values of loadstone's codecs with those of transformers' own operation."""
     expected = {name: tensor.detach() for name, tensor in library.state_dict().items()}
     assert_equal({name: tensor.detach() for name, tensor in model.state_dict().items()}, expected)
 

@@ -1,6 +1,6 @@
-"""Folders that a transformers quantizer reads itself: the patch opens them unchanged.
+"""Tests folders that transformers' own quantizers read: the patch opens them unchanged.
 
-A direct call rejects them by name, and its advice works.
+A direct call rejects them with an error that names the quantizer, and whose advice works.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def eager() -> Iterator[None]:
 
 @pytest.fixture(params=BITNET)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Write a llama whose layers are packed codes with a scale, or plain weights ("online")."""
+    """Write a llama for BitNet: packed codes with scales ("offline"), or plain weights."""
     section = BITNET[request.param]
     is_packed = section["quantization_mode"] == "offline"
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def test_a_direct_call_is_refused_and_its_advice_works(folder: Path) -> None:
         )
     assert caught.value.code == "plan.options"
     assert "call the model class's own from_pretrained" in str(caught.value)
-    assert "dequantize=True" not in str(caught.value)  # no codec decodes these
+    assert "dequantize=True" not in str(caught.value)  # because no codec decodes BitNet
     assert own(folder)(TOKENS).logits.isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""The conversions of one model, built without those of all others, equal the library's own."""
+"""Tests that the conversions built for one model type equal those in transformers' registry."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from loadstone._adapters.transformers import registry
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the library to that of a process that has not loaded anything."""
+    """Reset transformers' caches to those of a process that has not loaded anything."""
     monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
     monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
 
 
 def asked(model_type: str) -> Any:
-    """Return the conversions through the function that the library's loader calls."""
+    """Return the conversions, through the hooked function that transformers' loader calls."""
     with hooked(registry.hooks()):
         return conversion_mapping.get_checkpoint_conversion_mapping(model_type)
 
 
 def state(transforms: Any) -> Any:
-    """Return the transforms' whole content, down to their operations."""
+    """Return the attributes of the transforms and of their operations."""
     if not isinstance(transforms, list):
         return transforms
     return [
@@ -97,7 +97,7 @@ def test_a_registration_of_the_users_counts(fresh: None):
 def test_a_library_that_makes_them_in_another_way_makes_them(
     name: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ):
-    """If the library lacks an internal name, its own function answers."""
+    """If transformers lacks an internal name, the hook calls transformers' own function."""
     own = [WeightRenaming("its", "own")]
     monkeypatch.setattr(
         conversion_mapping, "get_checkpoint_conversion_mapping", lambda model_type: own

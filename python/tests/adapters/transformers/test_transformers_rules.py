@@ -1,8 +1,8 @@
-"""Rules of the library's loader, one test each, checked on the library and on loadstone.
+"""Tests each rule of transformers' loader, on transformers and on loadstone.
 
-Each case is a small model of shapes, a file, and conversions registered for the model. Both must
-load the same model in the same state, or both must fail. Each intended difference has its own test,
-and docs/transformers.md gives the reason.
+Each case is a small model of shapes, a file, and conversions registered for the model. Both
+libraries must load the same model in the same state, or both must fail. Each intended difference
+has its own test, and docs/transformers.md gives the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def registry_as_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    conversion_mapping.get_checkpoint_conversion_mapping("legacy")  # fills the cache
+    conversion_mapping.get_checkpoint_conversion_mapping("legacy")  # fills transformers' cache
     kept = dict(conversion_mapping._checkpoint_conversion_mapping_cache)
     users = set(conversion_mapping.USER_REGISTERED_MAPPINGS)
     yield
@@ -62,7 +62,7 @@ def test_as_the_library(name: str, tmp_path: Path):
 
 
 def derived(**attributes: Any) -> Any:
-    """Return a new subclass with these attributes."""
+    """Return a new subclass of Net with these attributes."""
     return type("Net", (Net,), attributes)
 
 
@@ -83,7 +83,7 @@ def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, 
     cls = derived(**{attribute: ["kept"]})
     state = {name: value.to(stored) for name, value in KEPT.items()}
     verdict = judge(Case(KEPT_SHAPES, state, cls=cls, options={"dtype": dtype}), tmp_path)
-    if dtype == torch.float16:  # control: the attribute has an effect
+    if dtype == torch.float16:  # control: _keep_in_fp32_modules has an effect
         assert verdict.loaded is not None
         assert verdict.loaded.model.kept.w.dtype == torch.float32
 
@@ -91,7 +91,7 @@ def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, "auto"])
 @pytest.mark.parametrize("stored", [torch.int64, torch.bool, torch.int32, torch.uint8])
 def test_integers_of_a_module_kept_in_float32(stored: torch.dtype, dtype: Any, tmp_path: Path):
-    """The library also casts a BatchNorm's counter; narrower integers may be codes."""
+    """transformers casts such integers too; loadstone rejects narrow ones, which may be codes."""
     cls = derived(_keep_in_fp32_modules=["kept"], dtypes={"kept.n#": stored})
     value = torch.tensor([0, 1, 2**24 + 1]).to(stored)
     state = {"a.w": A.half(), "kept.w": B.half(), "kept.n": value}
@@ -175,11 +175,11 @@ def test_numbers_in_another_width(stored: torch.dtype, wanted: torch.dtype, tmp_
 def test_names_that_nobody_wants_to_hear_of(attributes: dict[str, Any], tmp_path: Path):
     state = {"a.w": A, "z.w": B, "y.1.w": B}
     shapes = {"a.w": [4, 4], "b.w": [4, 4]}
-    silent = frozenset({"b.w"})  # has no effect if loadstone reports it as missing
+    silent = frozenset({"b.w"})  # has no effect if transformers reports the name as missing
     verdict = judge(Case(shapes, state, cls=derived(**attributes), silent=silent), tmp_path)
     assert verdict.loaded is not None
     named = verdict.loaded.info["missing_keys"] | verdict.loaded.info["unexpected_keys"]
-    assert len(named) < 3  # control: without the attributes there are three
+    assert len(named) < 3  # control: without the attributes, all three names are reported
 
 
 # --- differences, each with its reason in docs/transformers.md -----------------------------------
@@ -220,7 +220,7 @@ def test_casts_between_kinds_of_numbers_are_refused(
 
 
 def test_a_part_that_the_model_lacks_is_unexpected(tmp_path: Path):
-    """The model lacks the second of three parts: the library fails in its own code."""
+    """The model lacks the second of three parts, for which transformers fails with a bug."""
     case = Case(
         {"q.w": [2, 4], "v.w": [2, 4]},
         {"qkv.w": rand(6, 4)},
@@ -234,7 +234,7 @@ def test_a_part_that_the_model_lacks_is_unexpected(tmp_path: Path):
 
 
 def test_what_is_left_unwritten_by_the_library_has_the_constructors_value(tmp_path: Path):
-    """Integers and buffers that no initialiser sets: here the constructor's twos."""
+    """Tensors that no initialiser sets, here with the constructor's value 2."""
     cls = derived(dtypes={"n#": torch.int64, "m": torch.int64})
     shapes = {"n#": [3], "x#": [3], "m": [3], "w": [4]}
     ours, theirs = both(Case(shapes, {"w": rand(4)}, cls=cls), tmp_path)
@@ -253,7 +253,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def built(body: torch.dtype, head: torch.dtype, on_meta: bool, **attributes: Any) -> Any:
-    """Build a model in two dtypes."""
+    """Build a model whose body and head have different dtypes."""
     cls = derived(dtypes={"i": torch.int64}, **attributes)
     with loadstone.skeleton() if on_meta else contextlib.nullcontext():
         model = cls(NetConfig(shapes=MIXED_SHAPES))
@@ -296,7 +296,7 @@ def test_the_callers_dtype_holds_whatever_a_model_was_built_in(
     theirs = type(model).from_pretrained(tmp_path, dtype=dtype).state_dict()
     for name, value in model.state_dict().items():
         assert value.dtype == theirs[name].dtype and torch.equal(value, theirs[name]), name
-    is_kept = dtype == torch.float16  # control: the attribute has an effect
+    is_kept = dtype == torch.float16  # control: _keep_in_fp32_modules has an effect
     assert model.kept.w.dtype == (torch.float32 if is_kept else model.a.w.dtype)
     assert model.i.dtype == torch.int64
 

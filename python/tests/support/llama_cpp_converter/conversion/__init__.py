@@ -1,4 +1,4 @@
-"""A converter with the functions of llama.cpp's that loadstone hooks, and its own models."""
+"""A small converter with the functions of llama.cpp that loadstone hooks, for its own models."""
 
 from . import base
 from .base import LazyTorchTensor, ModelBase, ModelType

@@ -66,7 +66,7 @@ class ModelBase:
 
 
 class Stack(ModelBase):
-    """Transposes, stacks and adds a separate tensor."""
+    """A model whose converter transposes, stacks, and adds a tensor."""
 
     def prepare_tensors(self):
         self.experts = []
@@ -83,14 +83,12 @@ class Stack(ModelBase):
 
 
 class Sums(ModelBase):
-    """Adds one to each norm."""
-
     def modify_tensors(self, data, name):
         yield f"blk.{name}", data + 1 if name.startswith("norm") else data
 
 
 class Blocks(ModelBase):
-    """Requests one quantized tensor, whatever the type of the file."""
+    """A model whose converter requests a block format for one tensor, whatever the file's type."""
 
     def prepare_tensors(self):
         for name, data in self.get_tensors():
@@ -100,15 +98,13 @@ class Blocks(ModelBase):
 
 
 class Arrays(ModelBase):
-    """Computes with NumPy."""
-
     def prepare_tensors(self):
         for name, data in self.get_tensors():
             self.gguf_writer.add_tensor(name, data.numpy() * 2)
 
 
 class Caught(Stack):
-    """Reads a value, and ignores the error."""
+    """A model whose converter reads a value and ignores the resulting exception."""
 
     def modify_tensors(self, data, name):
         with contextlib.suppress(Exception):
