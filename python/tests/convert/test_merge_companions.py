@@ -175,7 +175,7 @@ def test_what_is_alike_is_not(case: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "method"), INPUTS)
 def test_all_files_of_all_inputs(kind: str, method: str, tmp_path: Path) -> None:
-    """Control: inputs without files of their own do not warn."""
+    """Control: inputs without companion files do not warn."""
     first, other = as_model(tmp_path / "first"), MAKE[kind](tmp_path / "other")
     assert warnings_of(merged(first, other, kind, method, tmp_path / "out")) == []
     for folder, text in ((first, "x"), (other, "y")):

@@ -169,7 +169,7 @@ def load_directly(folder: Path) -> Any:
 
 @each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
-    """With transformers' loaders, outputs for bitsandbytes keep bitsandbytes' modules."""
+    """transformers' loaders keep bitsandbytes' modules for outputs in its style."""
     output = outputs.of(cell)
     model = door(output.folder)
     found = state_of(model)

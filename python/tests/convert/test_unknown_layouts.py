@@ -178,7 +178,7 @@ def test_a_cast_is_refused_where_only_the_config_tells(
 
 @DOORS
 def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: Path) -> None:
-    """With such a config, bitsandbytes quantizes plain files when it loads them."""
+    """bitsandbytes has such configs for plain files, which it quantizes at load time."""
     config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     ids = {"position_ids": torch.arange(9)}
     folder = folder_of(tmp_path / "in", {"weight": floats(64, 64)} | ids, **config)

@@ -83,7 +83,7 @@ TOO_LARGE = [(e, f) for e in ENCODINGS for f in (2**8, 2**12, 2**40) if e != "in
 def test_scales_for_larger_numbers_explain_no_zeros(
     encoding: str, factor: float, tmp_path: Path
 ) -> None:
-    """With scales this large, each value is within half a step of the code of zero."""
+    """The scales are so large that each value is within half a step of the code of zero."""
     files = {}
     for name, weight in {
         "zeros": torch.zeros(ROWS, COLUMNS),
