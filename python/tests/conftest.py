@@ -96,7 +96,7 @@ def is_kept(item: pytest.Item, row: Long) -> bool:
 
 
 def mark_long(items: list[pytest.Item]) -> list[str]:
-    """Mark the tests of the table `LONG`; return the rows of collected files that match no test."""
+    """Mark the tests of `LONG`; return the rows that leave out no test or keep an unknown one."""
     faults = []
     ids = {id_of(item): item for item in items}
     files = {each.partition("::")[0] for each in ids}

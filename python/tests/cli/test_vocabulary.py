@@ -126,7 +126,10 @@ def assert_types(function: Callable[..., Any], types: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
 def test_signatures_have_these_types(function: Callable[..., Any]) -> None:
-    converts = function in (loadstone.convert, loadstone.merge)  # max_memory is a single number
+    converts = function in (
+        loadstone.convert,
+        loadstone.merge,
+    )  # their max_memory is a single limit
     assert_types(function, KEYWORDS | ({} if converts else {"max_memory": "MaxMemory"}))
 
 

@@ -21,7 +21,7 @@ Kind = gguf.GGMLQuantizationType
 Type = gguf.GGUFValueType
 TYPES_KEY = "loadstone.gguf_types"
 
-# Limits of each integer type, and floats that need many digits.
+# Limits of each type, and floats that need many digits.
 VALUES: dict[Type, list[Any]] = {
     Type.UINT8: [0, 255],
     Type.INT8: [-128, 127],

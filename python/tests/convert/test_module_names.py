@@ -39,7 +39,8 @@ TYPES = [
     "step3p7",
     "voxtral",
 ]
-# Models whose experts transformers opens in these encodings.
+# Models with experts. They are tested only with fp8, because transformers does not open experts in
+# the other encodings.
 WITH_EXPERTS = ["deepseek_ocr2", "mistral_large4", "phimoe", "unlimited_ocr"]
 CHOSEN = ["llava", "qwen2_vl", "gemma3"]
 OPTIONS: dict[str, dict[str, Any]] = {

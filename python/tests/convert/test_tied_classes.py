@@ -26,7 +26,7 @@ OTHERS = re.compile(r"bbox_embed|class_embed|patch_embed|audio_tokens|codec")
 
 
 def classes() -> dict[str, tuple[str, str]]:
-    """Return both names of a tied word matrix by class; files may contain the first name too."""
+    """Return both names of a tied word matrix by class; a file may contain only the second."""
     found = {}
     for name in dir(transformers):
         cls = getattr(transformers, name, None)

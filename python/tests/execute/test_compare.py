@@ -259,7 +259,7 @@ def test_memory_that_the_library_leaves_unwritten_is_named(tmp_path: Path):
     loaded = compare.library_load(type(model), tmp_path)
     assert loaded.uninitialised == {"extra", "table", "counts"}
     assert loaded.random == {"extra"} == loaded.info["missing_keys"]
-    # Replace the loaded layer; the other tensors then have the constructor's values.
+    # A correct load leaves the constructor's values, like those of `model`.
     loaded.model.linear = copy.deepcopy(loaded.model.linear)
     found = compare.differences(
         model.eval(), loaded.model, loaded.info, loaded.info, loaded.random, loaded.uninitialised

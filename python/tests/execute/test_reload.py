@@ -200,7 +200,7 @@ def test_a_failure_of_a_load_into_new_memory_names_nothing(live, plan, steps):
 
 
 def test_a_part_that_is_half_written_is_so_in_the_whole(live, steps, tmp_path):
-    """The half-written state belongs to the memory, so a load of one module records it too."""
+    """The state belongs to the memory, so an audit of the whole model reports it too."""
     state = {"weight": torch.ones(ROWS, 3), "bias": torch.ones(ROWS)}
     save_file(state, tmp_path / "part.safetensors")
     part = loadstone.plan(live["first"], tmp_path / "part.safetensors")

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint, read without unpickling, against torch's values."""
+"""Checkpoints of torch.distributed.checkpoint, read as data, against torch's own result."""
 
 from __future__ import annotations
 

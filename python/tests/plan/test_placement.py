@@ -323,7 +323,7 @@ def test_blocks_on_disk_are_given_back_after_the_forward_pass(tmp_path: Path) ->
 
 
 def test_hooks_lose_the_format_of_the_librarys_own_class(tmp_path: Path) -> None:
-    """Control: accelerate cannot restore diffusers' own class of blocks from disk."""
+    """Blocks on disk need loadstone's own class, because these hooks fail with diffusers'."""
     from accelerate.utils import set_module_tensor_to_device
 
     file = File(tmp_path, BLOCK_CASES[0], mixed)
