@@ -1,1 +1,1 @@
-"""Measurements, each in a fresh process, with a peer or a limit measured in the same run."""
+"""Benchmarks: each run is a fresh process, compared with another library or a limit."""

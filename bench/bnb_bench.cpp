@@ -1,5 +1,5 @@
-// Kernels of bitsandbytes' formats alone, on one thread: input bytes per second of CPU time.
-// bench/bnb_bench.py compares them with bitsandbytes.
+// Measures the kernels of bitsandbytes' formats on one thread, in input bytes per second of CPU
+// time. bench/bnb_bench.py compares them with bitsandbytes.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -86,7 +86,7 @@ void decode8(benchmark::State& state, Dtype dtype) {
   count_bytes(state, numbers);
 }
 
-// Statistics of as many blocks of 64 as the weights above have.
+// Encodes as many scales as there are blocks of 64 in the weights above.
 void encode_nested(benchmark::State& state) {
   const Bytes scales = weights(Dtype::f32);
   constexpr std::uint64_t blocks = count / 64;

@@ -6,10 +6,10 @@ Run by ``make bench``. Uses processor time, because other work on the machine wo
 clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
 gigabytes of values per second, in BF16 unless marked F32.
 
-The target is 25 times bitsandbytes' encoding speed in the same run, and for decoding 3 times its
-speed recorded below. The recorded speed included the first touch of fresh memory, which takes five
-times as long as decoding. Here results are small enough to reuse memory: then bitsandbytes' decoder
-for AVX-512 reaches the memory's speed, as ours does.
+For encoding, the target is 25 times bitsandbytes' speed in the same run. For decoding, it is 3
+times the speed recorded below, which included the first touch of fresh memory. That touch takes
+five times as long as decoding. This benchmark reuses memory, because its results are small, so both
+bitsandbytes' AVX-512 decoder and loadstone's reach the memory's speed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections.abc import Callable
 
 import torch
 
-logging.disable()  # bitsandbytes warns about an unrelated library
+logging.disable()  # bitsandbytes' import warns about an unrelated library
 import bitsandbytes.functional as peer  # noqa: E402
 
 import loadstone  # noqa: E402
 
 Case = Callable[[], object]
 ENCODE_RATIO = 25
-# Gigabytes per second: three times the recorded speeds.
+# Required gigabytes per second: three times the speeds recorded for bitsandbytes.
 DECODE_SPEED = {"nf4": 3 * 0.68, "nf4 nested": 3 * 0.78, "fp4": 3 * 0.66, "int8": 3 * 0.23}
 
 
@@ -60,7 +60,7 @@ def cases(name: str, weight: torch.Tensor) -> dict[str, Case]:
 
 
 def measure(work: dict[str, Case], repetitions: int) -> dict[str, float]:
-    """Return the least seconds of each case."""
+    """Return the shortest time of each case, in seconds."""
     least = dict.fromkeys(work, float("inf"))
     for _ in range(repetitions + 1):
         for name, case in work.items():

@@ -1,7 +1,7 @@
-"""Measured cases: each prepares (imports, skeleton) and returns the work to time.
+"""Cases to measure: each prepares (imports, skeleton) and returns the work to time.
 
-Every case ends with all tensors in private memory that has been written to: a loader that returns
-views of a mapped file has not loaded yet, so its views are copied.
+At the end of each case all tensors are in private memory that has been written to. A loader that
+returns views of a mapped file has not loaded yet, so the case copies its views.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 Work = Callable[[], Any]
 
-# Maps per-expert files to fused parameters: stacks gate and up, then joins them.
+# Rules that map per-expert files to fused parameters: they stack gate and up, then join them.
 EXPERT_RULES = [
     {
         "op": "stack_concat",
@@ -80,7 +80,7 @@ def loadstone_float32(folder: Path) -> Work:
 
 
 def loadstone_as_is(folder: Path) -> Work:
-    """Load every tensor of the file unchanged, as the reference of the fused case."""
+    """Load every tensor of the file unchanged, to compare with the case that fuses experts."""
     import torch  # noqa: F401  (excludes its import from the time)
 
     import loadstone.torch
@@ -89,7 +89,7 @@ def loadstone_as_is(folder: Path) -> Work:
 
 
 def loadstone_from_pretrained(folder: Path) -> Work:
-    """Run transformers' function on loadstone, with recipes traced in each run."""
+    """Run transformers' function on loadstone, which traces the recipes in each run."""
     return _from_pretrained(folder, "bfloat16")
 
 
@@ -99,7 +99,7 @@ def loadstone_from_pretrained_float32(folder: Path) -> Work:
 
 
 def _quantized(kind: str) -> dict[str, Any]:
-    """Return the arguments for one of bitsandbytes' formats; empty for "none"."""
+    """Return from_pretrained's arguments for one of bitsandbytes' formats; {} for no format."""
     if not kind:
         return {}
     import bitsandbytes  # noqa: F401  (excludes its import from the time)
@@ -133,7 +133,7 @@ def _from_pretrained(folder: Path, dtype: str, kind: str = "") -> Work:
         model = loadstone.transformers.from_pretrained(
             model_class, folder, dtype=getattr(torch, dtype), **options
         )
-        return model, cache  # removed when the process ends
+        return model, cache  # `cache` is deleted with the process
 
     return work
 
@@ -157,7 +157,7 @@ def transformers_private(folder: Path) -> Work:
 
 
 def transformers_views(folder: Path) -> Work:
-    """Run from_pretrained only: without a cast it reads no data yet."""
+    """Run from_pretrained only, which reads no data yet unless it casts."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -217,7 +217,7 @@ def _made_private(model: Any) -> Any:
 
 
 def _packed(folder: Path, kind: str, resident: bool) -> Work:
-    """Load a ModelOpt model: loadstone packs it during the load, or ModelOpt packs it later."""
+    """Load a ModelOpt model, packed by loadstone during the load or by ModelOpt in memory."""
     import modelopt.torch.quantization as mtq
     import transformers
 

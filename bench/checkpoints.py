@@ -1,4 +1,4 @@
-"""Synthetic bf16 checkpoints of random values, of any size, in the shapes of real models."""
+"""Checkpoints of random bf16 values, of any size, in the shapes of real models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIXTRAL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-# 0.9 GB at 8 layers.
+# This model has 0.9 GB at 8 layers.
 QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -47,7 +47,7 @@ QWEN3_MOE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-# 0.94 GB at 9 layers.
+# This model has 0.94 GB at 9 layers.
 LLAMA_GROUPED: dict[str, Any] = LLAMA | {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -121,7 +121,7 @@ def shapes(kind: str, gigabytes: float) -> tuple[dict[str, Any], list[tuple[str,
 
 
 def make(folder: Path, kind: str, gigabytes: float, shards: int = 4) -> Path:
-    """Write the checkpoint if it is missing; return its folder.
+    """Write the checkpoint, unless it exists; return its folder.
 
     ``"small"`` is the published all-MiniLM-L6-v2, in float32.
     """
@@ -155,7 +155,7 @@ def make(folder: Path, kind: str, gigabytes: float, shards: int = 4) -> Path:
         }
         save_file(data, target / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(part, file))
-    # written last: a folder with an index is complete
+    # The index is written last, so a folder with an index is complete.
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     index_path.write_text(json.dumps(index))
     return target

@@ -4,7 +4,7 @@
 
 Run by ``make bench``. Uses processor time, because other work on the machine would distort the
 clock. The cases of a format are interleaved, and a figure is the best of the repetitions: gigabytes
-of output per second, and the speed relative to the others.
+of output per second, and loadstone's speed relative to the other libraries.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ Case = Callable[[], object]
 
 
 def random_blocks(kind: GGMLQuantizationType, elements: int) -> np.ndarray:
-    """Return quantized normal values, or random bytes if gguf-py cannot quantize."""
+    """Return blocks of normal values, or random bytes if gguf-py cannot quantize to the format."""
     block_elements, size = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(0)
     shape = (elements // 4096, 4096)
     try:
         return quants.quantize(generator.standard_normal(shape, np.float32), kind)
     except NotImplementedError:
-        # Bytes below 40 keep scales small, so that nothing overflows in F16 either.
+        # Bytes below 40 keep the scales small, so that no value overflows in F16.
         return generator.integers(0, 40, (shape[0], 4096 // block_elements * size), np.uint8)
 
 
 def ours(name: str, rows: np.ndarray, elements: int, dtype: str, mode: str = "exact") -> Case:
-    """Return our kernel on existing memory."""
+    """Return a case that decodes with loadstone's kernel into existing memory."""
     blocks = rows.reshape(-1)
     target = np.zeros(elements * (4 if dtype == "F32" else 2), np.uint8)
     return lambda: _core.decode_gguf(name, blocks, target, dtype, mode)
 
 
 def theirs(kind: GGMLQuantizationType, rows: np.ndarray) -> Case | None:
-    """Return diffusers' way to BF16, as its Linear layers use it."""
+    """Return a case that decodes to BF16 as diffusers' Linear layers do."""
     if kind not in dequantize_functions:
         return None
     function = dequantize_functions[kind]
@@ -80,7 +80,7 @@ def theirs(kind: GGMLQuantizationType, rows: np.ndarray) -> Case | None:
 
 
 def measure(cases: dict[str, Case], repetitions: int) -> dict[str, float]:
-    """Return the least seconds of each case."""
+    """Return the shortest time of each case, in seconds."""
     least = dict.fromkeys(cases, float("inf"))
     for _ in range(repetitions + 1):
         for name, case in cases.items():

@@ -1,9 +1,9 @@
-"""Seconds from a file in memory to a GPU, compared with safetensors and the device's own rate.
+"""Measure loads from the page cache to a GPU, against safetensors and the device's own rate.
 
     python -m bench.gpu [--repetitions 7] [--folder /dev/shm]
 
-The cases take turns in one process. The file has 48 matrices of bfloat16, 3.2 GB. Needs a GPU that
-torch finds; docs/how-to/gpus.md has the figures of one.
+The cases take turns in one process. The file has 48 matrices of bfloat16, 3.2 GB. torch must find a
+GPU; docs/how-to/gpus.md has the figures of one GPU.
 """
 
 from __future__ import annotations

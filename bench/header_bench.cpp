@@ -1,5 +1,5 @@
-// Time to open the header of a checkpoint with 125,000 tensors (16 MB of JSON). The baseline in the
-// same run is the minimum of any reader: parsing the JSON.
+// Measures the time to open the header of a checkpoint with 125,000 tensors (16 MB of JSON). The
+// baseline in the same run is what every reader needs at least: parsing the JSON.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <simdjson.h>

@@ -2,9 +2,10 @@
 
     python -m bench.large_plan
 
-Run by ``make bench``. The shards are headers before holes; the recipes are traced with an empty
-cache folder (cold), and read from it (cached). The peer: the time that transformers' own functions
-take to rename the keys once, and to copy a converter for each of them, as its loader does.
+Run by ``make bench``. The shards consist of headers and holes. One plan traces the recipes, because
+the cache folder is empty (cold), and the others read them from the cache (cached). For comparison,
+the table has the time in which transformers renames all keys once, and copies a converter for each
+key, as its loader does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LAYERS, EXPERTS, SHARDS = 61, 256, 163
 
 
 def tensors(state: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the public layout: one tensor for each expert and projection."""
+    """Return names and shapes of the published layout, one tensor per expert and projection."""
     made: list[tuple[str, tuple[int, ...]]] = []
     for name, tensor in state.items():
         shape = tuple(tensor.shape)
@@ -42,7 +43,7 @@ def tensors(state: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def write(folder: Path, listed: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Write shards with the header of bf16 tensors and a hole in place of the data."""
+    """Write shards whose headers describe bf16 tensors, with a hole in place of the data."""
     weight_map = {}
     each = -(-len(listed) // SHARDS)
     for number in range(0, len(listed), each):
@@ -65,7 +66,7 @@ def write(folder: Path, listed: list[tuple[str, tuple[int, ...]]]) -> None:
 
 
 def library_seconds(model: Any, keys: list[str]) -> tuple[float, float]:
-    """Time renaming all keys, and copying a converter for each; the loader discards most copies."""
+    """Time renaming all keys, and copying a converter per key; the loader discards most copies."""
     from transformers import conversion_mapping, core_model_loading
 
     mapping = conversion_mapping.get_model_conversion_mapping(model)

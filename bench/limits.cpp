@@ -1,11 +1,11 @@
-// The machine's own limits: a plain read of files into new memory, 4 MiB at a time.
+// Measures the machine's own limits: a plain read of files into new memory, 4 MiB at a time.
 //
 //   limits THREADS FILE...                        the limit that loads are compared with
-//   limits --memory fresh|prefaulted|reused ...   the cost of its parts
+//   limits --memory fresh|prefaulted|reused ...   the same read into other kinds of memory
 //   limits --direct THREADS FILE...               bypass the page cache (O_DIRECT)
 //
-// Prints "ready", waits for a line on standard input, works, prints one line of JSON. The time
-// includes opening the files, but not freeing the memory.
+// Prints "ready", waits for a line on standard input, does the work, and prints one line of JSON.
+// The time includes opening the files, but not freeing the memory.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,15 +28,15 @@ namespace {
 constexpr std::size_t chunk_bytes = 4 << 20;
 constexpr std::size_t page_bytes = 4096;
 
-// populated: MADV_POPULATE_WRITE just before the read, the fastest way to new memory. fresh: the
-// read faults pages in. prefaulted: pages exist before the clock starts. reused: one buffer per
-// thread, without faults.
+// Kinds of memory to read into. populated: MADV_POPULATE_WRITE just before the read, the fastest
+// way to get new memory. fresh: the read faults pages in. prefaulted: pages exist before the clock
+// starts. reused: one buffer per thread, without faults.
 enum class Memory { populated, fresh, prefaulted, reused };
 
 struct File {
   std::string path;
   std::size_t bytes;
-  std::size_t place;  // offset in the memory
+  std::size_t place;  // offset of the file's bytes in the memory
 };
 
 struct Chunk {

@@ -1,11 +1,10 @@
-// A load without Python: the cost of the engine alone.
+// Measures a load without Python, which is the cost of the engine alone.
 //
 //   load CHECKPOINT [plain|f32|fused|transposed] [THREADS [CHUNK_BYTES]]
 //
-// plain: every tensor unchanged. f32: cast. fused: the experts of each layer stacked and joined
-// into two parameters. transposed: every matrix transposed. Catalog and plan are made before
-// "ready" is printed; after a line on standard input the load is timed, and one line of JSON is
-// printed.
+// plain: loads every tensor unchanged. f32: casts. fused: stacks and joins the experts of each
+// layer into two parameters. transposed: transposes every matrix. Makes catalog and plan, prints
+// "ready", waits for a line on standard input, times the load, and prints one line of JSON.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -37,7 +36,7 @@ loadstone::Target target(std::string name, Shape shape) {
 
 loadstone::Skeleton fused(const loadstone::Catalog& catalog) {
   static const std::regex expert(R"((.*)\.experts\.(\d+)\.(w1|w2|w3)\.weight)");
-  std::map<std::string, std::array<std::uint64_t, 3>> experts;  // count, rows, columns of w1
+  std::map<std::string, std::array<std::uint64_t, 3>> experts;  // count, rows and columns of w1
   loadstone::Skeleton skeleton;
   for (const auto& tensor : catalog.tensors()) {
     std::smatch match;
@@ -83,7 +82,7 @@ loadstone::Plan plan_for(const std::string& path, std::string_view kind) {
   return make_plan(catalog, skeleton, options);
 }
 
-// Returns the kilobytes of a line of /proc/self/status.
+// Returns the kilobytes of a field of /proc/self/status.
 long status_of(std::string_view key) {
   std::ifstream file("/proc/self/status");
   std::string line;

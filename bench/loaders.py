@@ -3,8 +3,8 @@
     python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only small]
                             [--json FILE]
 
-Run by ``make bench``. Every measurement is a fresh process after the same idle time; cases are
-interleaved; a row shows the median, and its ratio to the limit: two threads that populate new
+Run by ``make bench``. Every measurement is a fresh process after the same idle time, and the cases
+are interleaved. A row shows the median, and its ratio to the limit: two threads that populate new
 memory and ``pread`` the same files into it, 4 MiB at a time.
 """
 
@@ -45,7 +45,7 @@ QUANTIZED = [
     LIMIT,
     *(f"{who}, to {kind}" for kind in KINDS for who in ("loadstone.transformers", "transformers")),
 ]
-# Small enough for fixed costs of a load to dominate.
+# Cases for a model so small that the fixed costs of a load dominate.
 SMALL = [
     LIMIT,
     "loadstone.transformers, to f32",
@@ -62,7 +62,7 @@ MIXTURE = [
         for who in ("loadstone.modelopt", "ModelOpt in memory")
     ),
 ]
-# Our case, and the library's own way to the same model: the table shows their ratio.
+# A case of loadstone, and the library's own way to the same model; the table shows their ratio.
 PAIRS = {
     "loadstone.transformers": "transformers from_pretrained",
     "loadstone.transformers, to f32": "transformers, to f32",
@@ -71,7 +71,7 @@ PAIRS = {
 
 
 def compare(results: dict[str, list[measure.Result]], pairs: dict[str, str]) -> None:
-    """Print the ratios of medians and of least times for each measured pair."""
+    """Print two ratios for each measured pair: of the medians, and of the shortest times."""
     for ours, theirs in pairs.items():
         if ours in results and theirs in results:
             times = [[run.seconds for run in results[case]] for case in (ours, theirs)]

@@ -3,9 +3,10 @@
     python -m bench.many_tensors [--repetitions 5] [--python OTHER ...]
 
 Run by ``make bench``. Each repetition is a fresh process that has imported torch and loadstone. The
-time of Python's garbage collections, which may start at any moment, has a separate column. The GPU
-is the tests' fake driver: it measures the calls, not a copy to a GPU. ``--python`` names
-interpreters of environments with different loadstone versions, which take turns with this one.
+time of Python's garbage collections has a separate column, because they may start at any moment.
+The GPU is the tests' fake driver, so the figures contain the calls but no copy to a GPU.
+``--python`` names interpreters of environments with different loadstone versions, which take turns
+with this one.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def skeleton(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Return the seconds of some work, and of the garbage collections in it."""
+    """Return the seconds of the work, and the seconds of garbage collections during it."""
     collecting, begun = 0.0, 0.0
 
     def watch(phase: str, _: Any) -> None:
@@ -76,7 +77,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def stand_in(library: str) -> Any:
-    """Return the tests' fake GPU, using a driver that is already built."""
+    """Return the tests' fake GPU, whose driver ``prepare`` has built."""
     sys.path.insert(0, str(TESTS))
     import fake_devices
     import pytest

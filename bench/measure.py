@@ -1,8 +1,8 @@
-"""One measurement: a fresh process, watched from outside.
+"""Run one measurement: start a fresh process, and watch its memory from outside.
 
 The child does its imports, prints ``ready``, waits for a line on its standard input, does the timed
-work, and prints one JSON object. Meanwhile the parent samples its anonymous and file memory; the
-memory before the work (the interpreter's own) is reported separately.
+work, and prints one JSON object. Meanwhile the parent samples the child's anonymous and file
+memory. It reports the memory before the work, which is the interpreter's own, separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent  # children are modules of this folder
+ROOT = Path(__file__).resolve().parent.parent  # children run `-m bench...` in this folder
 SAMPLE_SECONDS = 0.002
 # A virtual machine that returns free pages to its host pays more for fresh memory after a pause, so
 # every run starts after such a pause.
@@ -30,7 +30,7 @@ class Result:
     """Result of one run.
 
     Attributes:
-        seconds: as measured by the child.
+        seconds: duration that the child measured.
         base_anonymous: bytes of anonymous memory before the work.
         base_file: bytes of mapped files before the work.
         peak_anonymous, peak_file: the largest sample during the work, in bytes.
@@ -46,17 +46,17 @@ class Result:
 
     @property
     def grown_anonymous(self) -> int:
-        """Peak anonymous memory above the interpreter's own."""
+        """Peak anonymous memory in bytes, minus the memory before the work."""
         return self.peak_anonymous - self.base_anonymous
 
     @property
     def grown_file(self) -> int:
-        """Peak memory of mapped files above the interpreter's own."""
+        """Peak memory of mapped files in bytes, minus the memory before the work."""
         return self.peak_file - self.base_file
 
 
 def table_parser(about: str | None) -> argparse.ArgumentParser:
-    """Return the options of every program that prints tables of runs; a child gets ``--child``."""
+    """Return the parser of a program that prints tables of runs; ``--child`` runs one case."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
     parser.add_argument("--gigabytes", type=float, default=3.0)
@@ -68,7 +68,7 @@ def table_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def memory(pid: int | str = "self") -> dict[str, int]:
-    """Return ``RssAnon`` and ``RssFile`` of a process in bytes; empty after its end."""
+    """Return ``RssAnon`` and ``RssFile`` of a process in bytes; {} if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def memory(pid: int | str = "self") -> dict[str, int]:
 
 
 def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -> Result:
-    """Run a child that follows the protocol above, after a fixed idle time."""
+    """Run a child that follows this module's protocol, after a fixed idle time."""
     child = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
     )
     assert child.stdin is not None and child.stdout is not None
     line = child.stdout.readline()
-    while line and line.strip() != "ready":  # libraries may print to stdout
+    while line and line.strip() != "ready":  # libraries may print other lines
         line = child.stdout.readline()
     time.sleep(settle_seconds)
 

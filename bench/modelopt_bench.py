@@ -4,7 +4,7 @@
 
 Run by ``make bench``. Uses processor time, because other work on the machine would distort the
 clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
-gigabytes of BF16 per second for a 4096 x 2048 matrix, including the largest magnitudes.
+gigabytes of BF16 per second. The matrix is 4096 x 2048 and includes the largest magnitudes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THEIRS: dict[str, Case] = {
     "mxfp4": lambda x: qtensor.MXFP4QTensor.quantize(x, 32),
     "mxfp8": qtensor.MXFP8QTensor.quantize,
 }
-# Required gigabytes of BF16 per second.
+# Required gigabytes of BF16 per second, by encoding.
 DEMANDED = {
     "fp8": 2.5,
     "fp8-channel": 2.5,
@@ -46,7 +46,7 @@ DEMANDED = {
 
 
 def seconds_of(case: Case, weight: torch.Tensor) -> float:
-    """Return the processor time of one call."""
+    """Return the processor seconds of one call."""
     begin = time.process_time()
     case(weight)
     return time.process_time() - begin

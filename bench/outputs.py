@@ -4,8 +4,8 @@
     LOADSTONE_MERGEKIT=DIR python -m bench.outputs     # adds a linear merge and mergekit's
 
 Run by ``make bench``. The command converts a BF16 file unchanged, merges a LoRA of rank 16 into all
-its matrices, and writes it as GGUF blocks; cases are interleaved, each after the same idle time.
-The table shows speeds relative to the unchanged copy, by the clock and by processor time.
+its matrices, and writes it as GGUF blocks. The cases are interleaved, each after the same idle
+time. The table shows speeds relative to the unchanged copy, by the clock and by processor time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METADATA = {
 
 
 def make(folder: Path, layers: int) -> int:
-    """Write a base and an adapter; return the bytes of the base."""
+    """Write a base and an adapter; return the size of the base in bytes."""
     base: dict[str, torch.Tensor] = {}
     adapter: dict[str, torch.Tensor] = {}
     for layer in range(layers):
@@ -63,7 +63,7 @@ def make(folder: Path, layers: int) -> int:
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Return the command's arguments by case, the unchanged copy first."""
+    """Return the command's arguments by case; the unchanged copy comes first."""
     base, copy, file = (
         str(folder / name) for name in ("base.safetensors", "o.safetensors", "o.gguf")
     )
@@ -84,11 +84,11 @@ def make_models(folder: Path) -> None:
         (folder / name / "model.safetensors").hardlink_to(folder / "base.safetensors")
     models = [{"model": str(folder / name), "parameters": {"weight": 0.5}} for name in MODELS]
     recipe = {"merge_method": "linear", "dtype": "bfloat16", "models": models}
-    (folder / "linear.yml").write_text(json.dumps(recipe))  # JSON is YAML too
+    (folder / "linear.yml").write_text(json.dumps(recipe))  # JSON is valid YAML
 
 
 def compare_with_mergekit(folder: Path, place: str, repetitions: int) -> None:
-    """Print seconds of a linear merge of two models: ours, mergekit's, and mergekit's start."""
+    """Print seconds of a linear merge by loadstone and by mergekit, and of mergekit's start."""
     make_models(folder)
     theirs = [sys.executable, "-m", "mergekit.scripts.run_yaml"]
     merged = [str(folder / "linear.yml"), str(folder / "o.mergekit")]

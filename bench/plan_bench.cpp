@@ -1,5 +1,5 @@
-// Time to make, write and read plans of the size of a large mixture-of-experts model. The limit is
-// 0.5 s for 45,000 sources and 1,000 targets of 256 boxes each.
+// Measures the time to make, write and read plans of the size of a large mixture-of-experts model.
+// The limit is 0.5 s for 45,000 sources and 1,000 targets of 256 boxes each.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -28,7 +28,7 @@ loadstone::Target target(std::string name, loadstone::Shape shape) {
   return result;
 }
 
-// `count` experts per layer, with tensors of [8, 16].
+// Returns a catalog with `count` experts per layer, whose tensors are [8, 16].
 std::shared_ptr<const Catalog> make_catalog(std::size_t count) {
   loadstone::Shard shard;
   shard.relative_path = "model.safetensors";
@@ -69,7 +69,7 @@ PlanOptions stacking_rules() {
   return options;
 }
 
-// Slices of 45,000 sources, 256 boxes per target, as traced converters produce them.
+// Returns recipes that slice the sources, 256 boxes per target, as traced converters do.
 PlanOptions traced_boxes(std::size_t sources) {
   PlanOptions options;
   std::uint32_t next = 0;

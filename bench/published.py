@@ -1,4 +1,4 @@
-"""The tables of speed and memory in README.md and docs/measured.md, and a chart for README.md.
+"""Make the tables of speed and memory in README.md and docs/measured.md, and README.md's chart.
 
     python -m bench.published [--gigabytes 3] [--repetitions 5]   # measure, then write
     python -m bench.published --write                             # write the kept measurements
@@ -29,7 +29,7 @@ RUNS = ROOT / "bench" / "published.json"
 LIBRARIES = ("torch", "safetensors", "transformers", "accelerate")
 OURS = "**loadstone**"
 
-# By page: checkpoint, case, and label of the row.
+# Rows of each page: checkpoint, case, and label.
 ROWS = {
     "README.md": [
         ("dense", LIMIT, "limit"),
@@ -63,7 +63,7 @@ ROWS = {
 }
 
 
-# Groups of bars in the chart: a title, and the cases with their labels.
+# Groups of bars in the chart: a title, and each case with its label.
 CHART = ROOT / "docs" / "images" / "speed.svg"
 BARS = [
     (
@@ -90,7 +90,7 @@ BARS = [
 
 
 def machine() -> dict[str, Any]:
-    """Return the machine, commit and releases that the figures apply to."""
+    """Return the machine, commit and releases to which the figures apply."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     words = ["git", "describe", "--always", "--dirty"]
@@ -105,7 +105,7 @@ def machine() -> dict[str, Any]:
 
 
 def conditions(runs: dict[str, Any]) -> str:
-    """Return the sentence above a table."""
+    """Return the sentence above a table, which describes the conditions of the runs."""
     on = runs["machine"]
     repetitions = len(next(iter(runs["checkpoints"]["dense"]["cases"].values()))["seconds"])
     size = runs["checkpoints"]["dense"]["bytes"] / 1e9
@@ -131,7 +131,7 @@ def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
 
 
 def table(page: str, runs: dict[str, Any]) -> str:
-    """Return the text between the marks of a page."""
+    """Return the table of a page."""
     head = "| | seconds: median (least) | times the limit | anonymous memory | mapped files |"
     rows = [row(runs, *each) for each in ROWS[page]]
     return "\n".join(
@@ -156,7 +156,7 @@ def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
 
 
 def chart(runs: dict[str, Any]) -> str:
-    """Return the bars as SVG: median seconds."""
+    """Return a bar chart of the median seconds, as SVG."""
     size = runs["checkpoints"]["dense"]["bytes"] / 1e9
     pixels_a_second, left, lines, y = 130, 200, [], 20
     for title, kind, cases in BARS:

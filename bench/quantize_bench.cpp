@@ -1,5 +1,5 @@
-// Kernels of ModelOpt's encodings, MX and GGUF blocks alone, on one thread: bytes of BF16 per
-// second of CPU time. bench/modelopt_bench.py compares the first with ModelOpt. If
+// Measures the kernels of ModelOpt's encodings, MX and GGUF blocks on one thread, in bytes of BF16
+// per second of CPU time. bench/modelopt_bench.py compares the first two with ModelOpt. If
 // LOADSTONE_GGML_ORACLE names the library of tools/ggml_oracle.py, its functions run as well, on
 // the same values as F32 (counted as if they were BF16).
 #include <benchmark/benchmark.h>
@@ -89,7 +89,7 @@ void decode(benchmark::State& state, const std::string& encoding) {
   count_bytes(state);
 }
 
-// ggml's signature of an encoder: values, blocks, rows, columns, importance.
+// Signature of ggml's encoders: values, blocks, rows, columns, importance.
 using GgmlEncode = std::size_t (*)(const float*, void*, std::int64_t, std::int64_t, const float*);
 using GgmlPrepare = void (*)(const char*);
 

@@ -2,11 +2,11 @@
 
     python -m bench.quantize_files [--folder DIR] [--gigabytes 0.9133] [--sample 64]
 
-Run by ``make bench``. Each conversion is a process of the command; its memory is the peak of
-resident bytes, including the program itself (5 MiB). ModelOpt's kernels process a sample of the
-same file, in mebibytes, on one thread, and their time is scaled by bytes, because the whole file
-would take minutes. The comparison uses processor time, because other work on the machine would
-distort the clock. If llm-compressor is installed, its ``model_free_ptq`` runs on the whole file.
+Run by ``make bench``. Each conversion is a process of the command, whose memory is the peak of
+resident bytes, including the program itself (5 MiB). The whole file would take ModelOpt minutes, so
+its kernels process a sample of ``--sample`` mebibytes on one thread, and their time is scaled by
+bytes. The comparison uses processor time, because other work on the machine would distort the
+clock. If llm-compressor is installed, its ``model_free_ptq`` runs on the whole file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Run:
     """Wall and processor time of a process, and its peak of resident bytes.
 
     Attributes:
-        synced: seconds of the wall time spent on writing files to the disk.
+        synced: the part of the wall time that was spent on writing files to the disk, in seconds.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ def processor_of_children() -> float:
 
 
 def converted(source: Path, target: Path, threads: int) -> Run:
-    """Run our conversion, and delete its output."""
+    """Run loadstone's conversion, and delete its output."""
     command: list[str | Path] = [COMMAND, "convert", source, target, "--quantize", "nvfp4"]
     command += ["--threads", str(threads), "--json"]
     begin, before = time.perf_counter(), processor_of_children()
@@ -68,12 +68,12 @@ def converted(source: Path, target: Path, threads: int) -> Run:
 
 
 def weights(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint."""
+    """Return the weight files of a checkpoint."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the bytes of the quantized tensors in bf16."""
+    """Return the size that the quantized tensors have in bf16, in bytes."""
     total = 0
     for path in weights(folder):
         with safe_open(path, "pt") as file:
@@ -84,7 +84,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
-    """Return seconds and bytes of a sample of the experts, with scales as in ModelOpt's export."""
+    """Return seconds and bytes of quantizing some experts, with scales as in ModelOpt's export."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
 
 
 def model_free(source: Path, target: Path) -> float | None:
-    """Return the seconds of llm-compressor's conversion in a separate process."""
+    """Return the seconds of llm-compressor's conversion, or None if it is not installed."""
     if importlib.util.find_spec("llmcompressor") is None:
         return None
     code = (

@@ -3,8 +3,8 @@
     python -m bench.reads [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only cold]
                           [--json FILE]
 
-Run by ``make bench``, like bench.loaders: fresh processes, the same idle time, interleaved cases.
-The first case of each table is the machine's limit:
+Run by ``make bench``. As in bench.loaders, every run is a fresh process after the same idle time,
+and the cases are interleaved. The first case of each table is the machine's limit:
 
 in place: two threads read into existing memory.
 cold: two threads bypass the page cache (O_DIRECT); all cases start with none of the files' pages
@@ -26,7 +26,7 @@ from bench.cases import CASES, Work, loadstone_as_is
 from bench.loaders import record, table, warm
 
 TENSORS = 125_000
-SHAPE = (96, 128)  # 24 KB of bf16
+SHAPE = (96, 128)  # a tensor has 24 KB of bf16
 
 
 def in_place(folder: Path) -> Work:
@@ -64,7 +64,7 @@ def drop(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            os.fsync(descriptor)  # dirty pages cannot be evicted
+            os.fsync(descriptor)  # write dirty pages, because they cannot be evicted
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
@@ -110,7 +110,7 @@ def main() -> None:
         return
     dense = checkpoints.make(arguments.data, "dense", arguments.gigabytes)
     small = many(arguments.data, arguments.gigabytes)
-    os.sync()  # keeps the disk free of writes while cold files are read
+    os.sync()  # write now, so that the disk is idle while cold files are read
     recorded: dict[str, Any] = {}
     for kind in arguments.only or TABLES:
         results: dict[str, list[measure.Result]] = {case: [] for case in TABLES[kind]}

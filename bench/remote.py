@@ -2,9 +2,9 @@
 
     python -m bench.remote [--gigabytes 1] [--delay 20]
 
-The server is a separate process on 127.0.0.1 and waits before each answer, as a network does. curl
-runs twice: as one process (`-Z`), which has one thread for all ranges, and as a process for each
-range, which has as many threads as loadstone.
+The server is a separate process on 127.0.0.1 that waits before each answer, like a network. curl
+runs in two ways: as one process (`-Z`) with one thread for all ranges, and as one process per
+range, which gives as many threads as loadstone has.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def write(path: Path, size: int) -> None:
-    """Write tensors of 32 MB, as in a transformer."""
+    """Write a file with tensors of 32 MB, like those of a transformer."""
     count, each = max(size // 32_000_000, 1), 32_000_000
     header = {
         f"layers.{i}.weight": {
@@ -133,7 +133,7 @@ def write(path: Path, size: int) -> None:
 
 
 def processor_seconds() -> float:
-    """Return the processor time of all finished children, which excludes the server."""
+    """Return the processor seconds of all finished children, which excludes the server."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -143,7 +143,7 @@ def measure(url: str, size: int, folder: Path) -> None:
     processor: dict[str, list[float]] = {name: [] for name in WAYS}
     names = list(WAYS)
     for round_number in range(ROUNDS):
-        # Rotate the order, because the first run may change the machine's state for the second.
+        # Rotate the order, because each run may change the machine's state for the next one.
         first = round_number % len(names)
         for name in names[first:] + names[:first]:
             before = processor_seconds()

@@ -2,9 +2,8 @@
 
     python -m bench.single_files [--data FOLDER] [--mebibytes 420] [--repetitions 5]
 
-Run by ``make bench``, and by the test of the peak memory. diffusers reads blocks only, so its way
-to bf16 is a load followed by its own ``dequantize()``, in F16 arithmetic; our values equal
-gguf-py's.
+Run by ``make bench``, and by the test of the peak memory. diffusers can only load blocks, so to get
+bf16 it then calls its own ``dequantize()``, in F16 arithmetic. loadstone's values equal gguf-py's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bench.loaders import LIMIT, compare, table
 
 Work = Callable[[], Any]
 
-# Its files use the library's own names, so this file needs no mapping.
+# The published files have diffusers' own names, so this file needs no mapping.
 CLASS = "QwenImageTransformer2DModel"
 CONFIG = {
     "num_attention_heads": 12,
@@ -34,7 +33,7 @@ LAYER_BYTES = 36 * 1536 * 1536 * 34 // 32
 
 
 def make(folder: Path, mebibytes: float) -> Path:
-    """Write the file and its configuration if missing; return the folder."""
+    """Write the file and its config, unless they exist; return the folder."""
     import diffusers
     import gguf
     import numpy
@@ -58,7 +57,7 @@ def make(folder: Path, mebibytes: float) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model.save_config(target)  # last: a folder with a configuration is complete
+    model.save_config(target)  # written last, so a folder with a config is complete
     return target
 
 
@@ -136,7 +135,7 @@ def main() -> None:
     results: dict[str, list[measure.Result]] = {case: [] for case in [LIMIT, *CASES]}
     for _ in range(arguments.repetitions):
         for case in results:
-            file.read_bytes()  # into the page cache
+            file.read_bytes()  # brings the file into the page cache
             words = [arguments.limits.resolve(), "2", file.resolve()]
             run = words if case == LIMIT else command(case, folder)
             results[case].append(measure.run(run, arguments.settle))

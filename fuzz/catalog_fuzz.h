@@ -1,4 +1,4 @@
-// Common part of the fuzz targets for file formats.
+// Defines the common part of the fuzz targets for file formats.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace loadstone::fuzz {
 
-// Opens the bytes as a file with this name. An Error is a valid result; otherwise the catalog's
-// tensors must be inside the file, and inspecting it must not fail.
+// Opens the bytes as a file with this name. An Error is a valid result. Otherwise the catalog's
+// tensors must be inside the file, and the inspection of the catalog must not fail.
 inline int open_as(const std::string& name, std::span<const std::uint8_t> bytes) {
   test::MemoryStorage storage;
   storage.add_file(name, std::string(bytes.begin(), bytes.end()));

@@ -29,7 +29,7 @@ std::vector<std::uint64_t> shape_of(Input& input) {
   return shape;
 }
 
-// Returns nullopt if the shape is too large, or not a whole number of bytes.
+// Returns the size of a tensor; nullopt if it is too large or not a whole number of bytes.
 std::optional<std::uint64_t> bytes_of(Encoding encoding, const std::vector<std::uint64_t>& shape) {
   std::uint64_t elements = 1;
   for (const std::uint64_t extent : shape) elements = std::min(elements * extent, tensor_bytes_max);
@@ -78,7 +78,7 @@ FileTensor make(std::string name, const char* dtype, std::vector<std::uint64_t> 
   return {std::move(name), dtype, std::move(shape), values(input, bytes)};
 }
 
-// Weights with their components, in the layouts that loadstone decodes.
+// Returns weights with their components, in the layouts that loadstone decodes.
 std::vector<FileTensor> quantized_tensors(Input& input) {
   std::vector<FileTensor> tensors;
   for (std::uint64_t count = 1 + input.below(3); count > 0; --count) {
@@ -160,7 +160,7 @@ std::string gguf_bytes(Input& input) {
     std::uint64_t elements = 1;
     for (const std::uint64_t dim : dims) elements *= dim;
     const auto type = static_cast<std::uint32_t>(input.below(43));
-    // Extra bytes are a hole or a tail, which some inputs have.
+    // The file may have more bytes than the tensors, which are then a hole or a tail.
     static constexpr auto sizes = std::to_array<std::pair<std::uint32_t, std::uint32_t>>(
         {{1, 4},     {1, 2},     {32, 18},   {32, 20},  {32, 1},    {32, 1},    {32, 22},
          {32, 24},   {32, 34},   {32, 36},   {256, 84}, {256, 110}, {256, 144}, {256, 176},
@@ -244,7 +244,7 @@ std::string values(Input& input, std::size_t count) {
     state ^= state >> 7;
     state ^= state << 17;
     byte = static_cast<char>(state >> 32);
-    // The upper bytes of floats near 1.
+    // Every second byte is the upper byte of a 16-bit float near 1.
     if (seed % 3 == 0 && (&byte - bytes.data()) % 2 == 1)
       byte = static_cast<char>(0x3c | (byte & 0x81));
   }
@@ -327,7 +327,7 @@ std::string add_checkpoint(Input& input, test::MemoryStorage& storage) {
       path = "/m/model.pt";
       bytes = torch_bytes(input);
       break;
-    default: {  // the input's own bytes
+    default: {  // the input's own bytes become the file
       static constexpr auto paths = std::to_array<const char*>(
           {"/m/model.safetensors", "/m/model.gguf", "/m/model.pt", "/m/pytorch_model.bin"});
       path = input.pick(paths);

@@ -14,7 +14,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   loadstone::fuzz::Folder storage;
   storage.add_file("/m/.metadata", {reinterpret_cast<const char*>(data), size});
-  // A [2, 2] item in F32, twice.
+  // The data file contains an item of [2, 2] values in F32 two times.
   const std::string item = loadstone::test::torch_bytes(loadstone::test::pickle::tensor());
   storage.add_file("/m/__0_0.distcp", item + item);
   storage.add_file("/m/__1_0.distcp", item + item);
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto source = loadstone::open_shard(storage, *catalog, 0);
     for (const loadstone::TensorInfo& tensor : catalog->tensors()) {
       if (tensor.offset_begin > tensor.offset_end) std::abort();
-      // Not larger than the files: items share no bytes.
+      // Items share no bytes, so a tensor cannot be larger than the files.
       if (tensor.byte_count() > 1 << 16) std::abort();
       std::vector<std::byte> bytes(tensor.byte_count());
       source->read(tensor.offset_begin, std::span(bytes));

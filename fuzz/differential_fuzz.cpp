@@ -1,7 +1,7 @@
-// Compares loads and conversions with a copier that moves one element after the other: tensors of
-// every dtype and of ranks 0 to 9, views with any strides, chains of operations, boxes cut at
-// random, casts and FP8 weights with scales, with any staging, chunks and threads. The bytes must
-// be equal. Quantized targets must have the same bytes for any staging and threads.
+// Compares loads and conversions with a copier that moves one element at a time. The inputs are
+// tensors of every dtype and of ranks 0 to 9, views with any strides, chains of operations, boxes
+// cut at random, casts, and FP8 weights with scales, with any staging, chunks and threads. The
+// bytes must be equal. Quantized targets must have the same bytes for any staging and threads.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -26,14 +26,14 @@ namespace {
 
 constexpr std::uint64_t elements_max = 1 << 13;
 
-// One element and its scales need it, regardless of the plan.
+// Minimum staging for any plan: one element and its scales.
 constexpr std::uint64_t staging_bytes_least = 4096;
 
 using Bytes = std::vector<std::uint8_t>;
 
 struct Expected {
   NaiveTensor value;
-  bool is_cast = false;  // NaN payloads may then differ
+  bool is_cast = false;  // after a cast, NaN payloads may differ
 };
 
 // Not thread-safe.
@@ -51,7 +51,7 @@ class Generator {
     for (std::uint64_t count = input_.below(3); count > 0; --count) {
       add_boxes(*catalog, "b" + std::to_string(count));
     }
-    // Tensors fill whole bytes, so drop 4-bit targets with an odd number of elements.
+    // Drop targets that do not fill whole bytes: 4-bit dtypes with an odd number of elements.
     std::erase_if(recipes.targets, [](const TargetRecipe& target) {
       return !Encoding(target.dtype).byte_count(target.shape.numel().value());
     });
@@ -65,8 +65,8 @@ class Generator {
   std::map<std::string, Expected> expected;
 
  private:
-  // Applies an operation through the builder and element by element; a rejected operation leaves
-  // both unchanged.
+  // Applies an operation through the builder and to the expected elements. An operation that the
+  // builder rejects leaves both unchanged.
   void change(RecipeBuilder& builder, RecipeBuilder::Value& value, Expected& known) {
     const NaiveTensor before = known.value;
     const std::size_t rank = before.shape.rank();
@@ -186,7 +186,7 @@ class Generator {
     return {naive_cast(product, dtype), true};
   }
 
-  // Cuts a target into parts, each from a source at any offset with any strides.
+  // Cuts a target into parts, and copies each part from a source at any offset with any strides.
   void add_boxes(const Catalog& catalog, const std::string& name) {
     const KnownSource& source = input_.pick(sources_);
     if (source.range.numel() == 0) return;
@@ -268,7 +268,7 @@ class Generator {
   const std::string& weights_;
 };
 
-// All bytes of a target, in sequence.
+// Returns all bytes of a target, in order.
 Bytes bytes_of(const Destination& destination) {
   Bytes bytes;
   const auto add = [&](std::span<const std::byte> part) {
@@ -291,7 +291,7 @@ ExecuteOptions options_of(Input& input, test::MemoryStorage& storage) {
           .storage = &storage};
 }
 
-// Memory ends exactly at the target's end, so a sanitizer detects any overrun.
+// Loads into memory that ends exactly at the targets' ends, so a sanitizer detects any overrun.
 void load_into_exact_memory(const Generator& generator, const Plan& plan,
                             const ExecuteOptions& options) {
   std::vector<std::vector<std::byte>> memory;
@@ -322,7 +322,7 @@ void load(Generator& generator, test::MemoryStorage& storage, const Plan& plan) 
     if (is_here) held += target.byte_count();
   }
   require(held <= plan.peak_bytes.at("cpu"));
-  // Quantizing needs at least one window; the plan's peak includes it.
+  // Quantizing needs at least one window of staging, which the plan's peak includes.
   const std::uint64_t promised = plan.peak_bytes.at("cpu") - held;
   require(report.staging_bytes_peak <=
           std::max({plan.staging_bytes_max, promised, staging_bytes_least}));
@@ -358,7 +358,7 @@ void convert_with(const Generator& generator, const std::shared_ptr<const Catalo
     const TensorInfo& tensor = made->tensors()[*index];
     require(tensor.shape == recipe.shape && tensor.encoding == Encoding(recipe.dtype));
     const Expected& known = generator.expected.at(recipe.target);
-    if (known.value.dtype != recipe.dtype) continue;  // cast by the skeleton only
+    if (known.value.dtype != recipe.dtype) continue;  // only the skeleton casts this target
     const auto bytes = std::span(file).subspan(tensor.offset_begin, tensor.byte_count());
     require(equal(known, Bytes(bytes.begin(), bytes.end())));
   }
@@ -397,7 +397,7 @@ void run(Input& input) {
 }  // namespace loadstone::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // Every generated plan can be loaded; values that cannot be quantized are a valid result.
+  // Every generated plan can be loaded, except that a load may reject values to quantize.
   return loadstone::fuzz::run_input({data, size}, loadstone::fuzz::run, [](const auto& error) {
     return error.code().starts_with("q.") || error.code().starts_with("plan.");
   });

@@ -1,8 +1,8 @@
-// A whole run through the public interface: opens a checkpoint of any format, plans, saves the
+// Runs everything through the public interface: opens a checkpoint of any format, plans, saves the
 // plan, changes it, reads it back and executes it; then converts the checkpoint, verifies the
 // output and converts it back. Only loadstone::Error may be thrown, and accepted input must give
-// complete results: every target has an origin, an unchanged plan survives its JSON, and a
-// conversion without changes equals its source.
+// complete results: every target has an origin, a saved plan equals the original, and the output of
+// a conversion without changes equals its source.
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -25,10 +25,10 @@ namespace loadstone::fuzz {
 
 namespace {
 
-// Plans may request any amount of memory and disk within their budgets; a fuzzer has less of both.
+// Limit of memory and disk for a run; larger plans are not executed.
 constexpr std::uint64_t bytes_max = 8 << 20;
 
-// Target folder of conversions and offloads; emptied for each input.
+// Returns the target folder of conversions and offloads, which is emptied for each input.
 const std::filesystem::path& work_folder() {
   static const test::TemporaryFolder folder;
   return folder.path();
@@ -36,7 +36,7 @@ const std::filesystem::path& work_folder() {
 
 struct Run {
   Input& input;
-  std::string path;  // of the checkpoint
+  std::string path;  // path of the checkpoint
   test::MemoryStorage storage;
   std::shared_ptr<const Catalog> catalog;
 };
@@ -78,7 +78,7 @@ void carry_out(Run& run, const Plan& plan) {
   }
 }
 
-// Reads the text as a plan and executes it; returns false if loadstone rejects it.
+// Reads the text as a plan and executes it. Returns false if loadstone rejects the plan.
 bool read_and_carry_out(Run& run, const std::string& text) {
   try {
     const PlanPaths paths = {.root = run.path, .offload_folder = work_folder() / "offload"};
@@ -103,7 +103,7 @@ void plan_and_execute(Run& run) {
   try {
     carry_out(run, plan);
   } catch (const Error&) {
-    // The value is out of range, or the request is not supported.
+    // The value is out of range, or loadstone does not support the request.
   }
   (void)read_and_carry_out(run, mutated_json(text, run.input, 4));
 }
@@ -119,14 +119,14 @@ std::uint64_t output_bytes(const Conversion& conversion) {
 
 bool keeps_everything(const Catalog& catalog, const ConvertOptions& options) {
   for (const TensorInfo& tensor : catalog.tensors()) {
-    if (!tensor.encoding.is_dtype()) return false;  // blocks are decoded
+    if (!tensor.encoding.is_dtype()) return false;  // a conversion decodes blocks
   }
   return options.rules.empty() && options.recipes.targets.empty() && !options.dtype &&
          !options.dequantize && options.experts == ExpertLayout::keep &&
          options.quantize.formats.empty();
 }
 
-// Returns the catalog of the output; null without output.
+// Converts and returns the catalog of the output, or null if the conversion is rejected.
 std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& catalog, Run& run,
                                           Storage* storage, const std::string& name) {
   ConvertOptions options = convert_options_for(catalog, run.input);

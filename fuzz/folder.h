@@ -1,4 +1,4 @@
-// A folder in memory, with a check that nothing leaves it.
+// Defines a folder in memory that aborts on names outside of it.
 #pragma once
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 namespace loadstone::fuzz {
 
-// Files below /m. Thread-safe while nothing is added.
+// Files below /m. Thread-safe as long as no file is added.
 class Folder final : public Storage {
  public:
   void add_file(const std::string& path, std::string bytes) {
@@ -25,7 +25,7 @@ class Folder final : public Storage {
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     return files_.list(folder);
   }
-  // Resolving a name outside of the folder would be a defect.
+  // Aborts if loadstone resolves a name outside of the folder, because that is a defect.
   [[nodiscard]] std::string resolve(const std::string& path) override {
     if (path != "/m" && !path.starts_with("/m/")) std::abort();
     if (path.find("/../") != std::string::npos || path.ends_with("/..")) std::abort();

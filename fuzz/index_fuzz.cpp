@@ -9,7 +9,7 @@
 
 namespace {
 
-// 8 bytes of length, a header, one byte of data.
+// Returns a safetensors file: the header's length in 8 bytes, the header, and one byte of data.
 std::string shard(std::string_view name) {
   std::string header = R"({"?":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   header.replace(2, 1, name);

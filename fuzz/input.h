@@ -1,4 +1,4 @@
-// A fuzzer's bytes as a sequence of decisions.
+// Reads a fuzzer's bytes as a sequence of decisions.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace loadstone::fuzz {
 
-// Each call consumes at most one decision, because C++ does not specify the evaluation order of
-// arguments. After the last byte every decision is 0, so each prefix of an input is an input, and a
-// mutation changes few decisions. Not thread-safe.
+// At most one argument of a call may read a decision, because C++ does not specify the evaluation
+// order of arguments. After the last byte every decision is 0, so each prefix of an input is an
+// input, and a mutation changes few decisions. Not thread-safe.
 class Input {
  public:
   explicit Input(std::span<const std::uint8_t> bytes) : rest_(bytes) {}
@@ -31,13 +31,13 @@ class Input {
     for (int shift = 0; shift < 32; shift += 8) number |= std::uint64_t{byte()} << shift;
     return number;
   }
-  // Uses one byte for small bounds.
+  // Returns a number below `bound`, from one byte if the bound is at most 256.
   std::uint64_t below(std::uint64_t bound) {
     return bound == 0 ? 0 : (bound <= 256 ? byte() : number()) % bound;
   }
-  // Returns false after the end of the input.
+  // Returns true in `percent` of all cases, and false after the end of the input.
   bool chance(unsigned percent) { return byte() % 100u >= 100u - percent; }
-  // Returns at most the remaining bytes.
+  // Returns the next bytes, which may be fewer at the end of the input.
   std::string text(std::size_t bytes) {
     const auto taken = rest_.first(std::min(bytes, rest_.size()));
     rest_ = rest_.subspan(taken.size());
@@ -48,7 +48,7 @@ class Input {
     return items[below(std::size(items))];
   }
 
-  // Values at which sizes and offsets overflow.
+  // Returns a value near limits at which sizes and offsets overflow.
   std::uint64_t large_number() {
     static constexpr auto numbers = std::to_array<std::uint64_t>({0,
                                                                   1,

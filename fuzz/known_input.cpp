@@ -17,7 +17,7 @@ constexpr std::uint64_t elements_max = 1 << 13;
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Not thread-safe; for single use.
+// Writes one checkpoint. Not thread-safe.
 class Writer {
  public:
   Writer(Input& input, test::MemoryStorage& storage) : input_(input), storage_(storage) {}
@@ -45,7 +45,7 @@ class Writer {
     std::vector<test::FileTensor> tensors;
     const auto add = [&](std::string name, Dtype dtype, std::vector<std::uint64_t> shape) {
       auto size = Encoding(dtype).byte_count(Shape(shape).numel().value());
-      if (!size) {  // not a whole number of bytes
+      if (!size) {  // the tensor does not fill whole bytes
         shape.push_back(8);
         size = Encoding(dtype).byte_count(Shape(shape).numel().value());
       }
@@ -100,7 +100,7 @@ class Writer {
     return test::zip_bytes(entries);
   }
 
-  // A storage and one view of it: dimensions in any order, some expanded, some with steps.
+  // Adds a storage and a view of it, whose dims are in any order, some expanded, some with steps.
   void add_view(const TorchType& type, const std::string& key, std::vector<test::ZipEntry>& entries,
                 std::vector<std::string>& items) {
     const std::vector<std::uint64_t> shape = random_extents(input_, 6);
@@ -113,7 +113,7 @@ class Writer {
                                .offset = static_cast<std::int32_t>(input_.below(4)),
                                .size = {},
                                .stride = {}};
-    Box box;  // from the range to the value
+    Box box;  // copies the view from the range to the value
     box.dims.resize(shape.size());
     std::uint64_t stride = 1;
     for (const std::size_t d : order) {

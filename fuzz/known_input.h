@@ -1,4 +1,4 @@
-// Checkpoints whose every element is known.
+// Builds checkpoints of which the tests know every element.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace loadstone::fuzz {
 
-// A tensor of the checkpoint. `range`: the extent that boxes index; for a view with strides, all
-// elements from its first to its last.
+// A tensor of the checkpoint, and the `range` of elements that boxes index. For a view with
+// strides, the range has all elements from the view's first one to its last one.
 struct KnownSource {
   std::string name;
   NaiveTensor value;
@@ -21,15 +21,15 @@ struct KnownSource {
 struct KnownCheckpoint {
   std::vector<std::string> paths;
   std::vector<KnownSource> sources;
-  // FP8 weights of two dimensions, with F32 scales under the same name and "_scales" that divide
-  // them into blocks; empty without such weights.
+  // Name of a two-dimensional FP8 weight whose F32 scales are in the tensor `weights + "_scales"`;
+  // empty if there is no such weight.
   std::string weights;
 };
 
 // Writes one or two safetensors files, or torch files with views of any strides.
 [[nodiscard]] KnownCheckpoint add_known_checkpoint(Input& input, test::MemoryStorage& storage);
 
-// A shape of few elements, rarely an empty one.
+// Returns a shape of few elements, which is rarely empty.
 [[nodiscard]] std::vector<std::uint64_t> random_extents(Input& input, std::size_t rank_max);
 
 }  // namespace loadstone::fuzz

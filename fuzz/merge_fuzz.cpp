@@ -1,7 +1,7 @@
-// Merges of joined checkpoints: values and products in any form, dtype and rectangle. Sums must
-// equal a loop over single elements; all other forms must give the same bytes for any staging,
-// chunks and threads; plans must survive a file, and a changed file must be rejected with a known
-// code.
+// Merges joined checkpoints: values and products in any layout, dtype and rectangle. Sums must
+// equal a loop over single elements, and all other merges must give the same bytes for any staging,
+// chunks and threads. A plan must be the same after it is saved and read, and a changed plan must
+// be accepted or rejected with a known code.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -30,12 +30,12 @@ constexpr std::uint64_t bytes_max = 64u << 20;
 
 using Numbers = std::vector<float>;
 
-// A matrix in a file.
+// A matrix that is stored in a file.
 struct Matrix {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   Numbers numbers;
-  bool is_transposed = false;  // in the file
+  bool is_transposed = false;  // true if the file stores the transpose
 
   [[nodiscard]] float at(std::uint64_t row, std::uint64_t column) const {
     return numbers[row * columns + column];
@@ -45,7 +45,7 @@ struct Matrix {
 // Not thread-safe.
 class Checkpoint {
  public:
-  // Values around 1 that use all significand bits of their dtype.
+  // Adds a matrix with values around 1 that use all significand bits of their dtype.
   Matrix add(Input& input, const std::string& name, std::uint64_t rows, std::uint64_t columns) {
     Matrix matrix = {rows, columns, Numbers(rows * columns), input.chance(30)};
     std::uint64_t state = input.number();
@@ -77,7 +77,7 @@ class Checkpoint {
   std::vector<test::FileTensor> tensors_;
 };
 
-// A merge with its sums; forms other than sums are not computed here.
+// A merge, with the expected sums if it is a sum.
 struct Known {
   Merge merge;
   std::shared_ptr<const Catalog> catalog;
@@ -123,7 +123,7 @@ void choose_form(Input& input, std::size_t values, Known& known) {
   known.has_sums = merge.op == MergeOp::sum;
 }
 
-// The matrix that a product adds to the target.
+// Two factors, whose product the merge adds to the target.
 struct Product {
   Matrix left;
   Matrix right;
@@ -223,7 +223,7 @@ std::vector<std::uint8_t> loaded(const Plan& plan, Input& input, test::MemorySto
   return {begin, begin + target.byte_count};
 }
 
-// Executes a changed plan, or expects a known code.
+// Reads and executes a changed plan, or expects an error with a known code.
 void read_changed(const Plan& plan, const PlanPaths& paths, Input& input,
                   test::MemoryStorage& storage) {
   try {

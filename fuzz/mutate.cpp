@@ -9,11 +9,11 @@ namespace loadstone::fuzz {
 
 namespace {
 
-// Place of a number, a word or a list of numbers in a JSON text.
+// Range of a number, a word, a string or a flat list in a JSON text.
 struct Token {
   std::size_t begin = 0;
   std::size_t end = 0;
-  char kind = '0';  // '0' number, '"' string, '[' a flat list, 'w' true, false, null
+  char kind = '0';  // '0' number, '"' string, '[' flat list, 'w' true, false or null
 };
 
 std::size_t string_end(const std::string& text, std::size_t begin) {
@@ -59,7 +59,7 @@ std::string other_value(const std::string& text, const std::vector<Token>& token
                                : std::to_string(static_cast<std::int8_t>(input.byte()));
     case 3:
       return token.kind == '[' ? "[]" : "\"\"";
-    default: {  // a different one of the same kind
+    default: {  // copies a different token of the same kind
       for (std::size_t i = 0, at = input.below(std::min<std::uint64_t>(tokens.size(), 65536));
            i < tokens.size(); ++i) {
         const Token& other = tokens[(at + i) % tokens.size()];
@@ -103,7 +103,7 @@ std::string mutated_json(std::string text, Input& input, unsigned changes_max) {
     const Token& token = tokens[input.below(tokens.size())];
     const std::size_t bytes = token.end - token.begin;
     switch (input.below(10)) {
-      case 0:  // removed, with the comma after it
+      case 0:  // deletes the token and the comma after it
         text.erase(token.begin,
                    bytes + (token.end < text.size() && text[token.end] == ',' ? 1 : 0));
         break;

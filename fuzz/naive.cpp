@@ -30,7 +30,7 @@ std::uint64_t position(const Shape& shape, const std::vector<std::uint64_t>& ind
   return at;
 }
 
-// A tensor with this shape, with the elements at the positions that `from` returns.
+// Returns a tensor of this shape; from(index) is the position of each element in the source.
 template <typename From>
 NaiveTensor gathered(const NaiveTensor& source, Shape shape, From from) {
   NaiveTensor made = {std::move(shape), source.dtype, {}};
@@ -91,7 +91,7 @@ std::uint16_t rounded(double number, FloatFormat format) {
   }
   if (std::isinf(size)) return static_cast<std::uint16_t>(sign | infinity);
   const double below = small_float(low, format, true);
-  // The next value after the largest one, if the format had no infinity.
+  // `above` is the value that would follow the largest one if the format had no infinity.
   const double step =
       low == 0 ? small_float(1, format, true) : below - small_float(low - 1, format, true);
   const double above = high == infinity ? below + step : small_float(high, format, true);
@@ -111,7 +111,7 @@ void append(std::vector<std::uint8_t>& bytes, const void* number, std::size_t wi
   bytes.insert(bytes.end(), begin, begin + width);
 }
 
-// 64-bit integers need more precision than F64 has.
+// Casts integers directly, because 64-bit integers need more precision than F64 has.
 float as_float(const std::uint8_t* bytes, Dtype dtype) {
   if (dtype == Dtype::i64) return static_cast<float>(as<std::int64_t>(bytes));
   if (dtype == Dtype::u64) return static_cast<float>(as<std::uint64_t>(bytes));
@@ -196,7 +196,7 @@ NaiveTensor naive_cast(const NaiveTensor& tensor, Dtype dtype) {
     } else if (dtype == Dtype::f32) {
       const float number = as_float(element, tensor.dtype);
       append(made.bytes, &number, sizeof number);
-    } else {  // through F32, as torch does
+    } else {  // casts to F32 first, as torch does
       const std::uint16_t number =
           rounded(as_float(element, tensor.dtype), dtype == Dtype::f16 ? half : bfloat);
       append(made.bytes, &number, sizeof number);

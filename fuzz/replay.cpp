@@ -1,5 +1,5 @@
-// Runs a fuzz target without a fuzzer, once for each given file or file in a given folder. This
-// makes the corpora tests, with any compiler and any sanitizer.
+// Runs a fuzz target without a fuzzer, once for each given file and each file in a given folder. So
+// the corpora are tests with any compiler and any sanitizer.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -34,7 +34,7 @@ int main(int count, char** arguments) {
       std::ifstream file(path, std::ios::binary);
       std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
       if (!file) return std::fprintf(stderr, "cannot read %s\n", path.c_str()), 1;
-      // Printed first, so that the last line names the input that ends the process.
+      // The path is printed first, so the last line names the input if the process ends.
       std::printf("%s\n", path.c_str());
       std::fflush(stdout);
       LLVMFuzzerTestOneInput(bytes.data(), bytes.size());

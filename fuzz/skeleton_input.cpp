@@ -85,7 +85,7 @@ Rule rule_of(Input& input) {
   return rule;
 }
 
-// Passes through JSON, unchanged or damaged.
+// Returns rules that have been written to JSON, changed or not, and read back.
 Rules rules_for(Input& input) {
   Rules rules;
   for (std::uint64_t count = input.below(4); count > 0; --count) rules.push_back(rule_of(input));
@@ -108,7 +108,7 @@ Recipes recipes_for(const std::shared_ptr<const Catalog>& catalog, const Skeleto
       if (input.chance(30)) value = builder.cast(value, input.pick(dtypes));
       builder.add(input.chance(70) ? input.pick(skeleton.targets).name : tensor_name(input), value);
     } catch (const Error&) {
-      continue;  // a rule that cannot be made
+      continue;  // the builder rejects this recipe
     }
   }
   const std::string text = to_json(builder.finish(), *catalog);
@@ -191,7 +191,7 @@ PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
     const std::string& name = input.pick(skeleton.targets).name;
     options.quantize.emplace(name, *quantization_of(input));
   }
-  // Frequent, so that plans with gaps are executed as well.
+  // Plans with missing tensors are often executed, because two of the policies accept them.
   static constexpr auto policies = std::to_array<MissingPolicy>(
       {MissingPolicy::zeros, MissingPolicy::initialise, MissingPolicy::error});
   options.missing = input.pick(policies);
@@ -202,7 +202,7 @@ PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
   return options;
 }
 
-// Options for a GGUF file: encodings, metadata and its own way of splitting.
+// Chooses options for a GGUF file: encodings, metadata and splitting.
 static void write_gguf(Input& input, ConvertOptions& options) {
   static constexpr auto formats =
       std::to_array<const char*>({"q4_0", "q8_0", "q6_k", "q4_k_m", "f16", "none", "iq2_xs"});

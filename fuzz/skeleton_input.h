@@ -1,4 +1,4 @@
-// Skeletons, rules and options, built from a fuzzer's decisions.
+// Builds skeletons, rules and options from a fuzzer's decisions.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,15 @@
 
 namespace loadstone::fuzz {
 
-// Targets for most of the catalog's tensors, and some others. May throw Error.
+// Returns targets for most of the catalog's tensors, and some others. May throw Error.
 [[nodiscard]] Skeleton skeleton_for(const Catalog& catalog, Input& input);
 
-// Rules, recipes, dtypes, devices, budgets. May throw Error.
+// Returns rules, recipes, dtypes, devices and budgets. May throw Error.
 [[nodiscard]] PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
                                            const Skeleton& skeleton, Input& input,
                                            const std::string& offload_folder);
 
-// May throw Error.
+// Returns options for a conversion. May throw Error.
 [[nodiscard]] ConvertOptions convert_options_for(const std::shared_ptr<const Catalog>& catalog,
                                                  Input& input);
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write src/kernels/bnb/map_data.h: the values of the 256 codes of nested scales.
 
-The rule: for i = 0 ... 6 the 2^i + 1 equidistant points from 0.1 to 1; the midpoint of each two
-neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. The rounding
-matters: F32 throughout, and each point computed from the nearer end with one rounding for product
-and sum (a fused multiply-add), as in torch's vectorised linspace.
+The values are 0, 1 and, for i = 0 ... 6, those of the 2^i + 1 equidistant points from 0.1 to 1: the
+midpoint of each two neighbours, times 10^(i - 6), with both signs. They are in ascending order. The
+rounding matters: all values are F32, and each point is computed from the nearer end with one
+rounding for product and sum (a fused multiply-add), as in torch's vectorised linspace.
 
 Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 """
@@ -42,7 +42,7 @@ def points(count: int) -> np.ndarray:
 
 
 def dynamic_map() -> np.ndarray:
-    """Return the 256 values."""
+    """Return the values of the 256 codes."""
     numbers = [np.float32(0), np.float32(1)]
     for i in range(7):
         ends = points(2**i + 1)

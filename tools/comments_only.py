@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prove that a change touches only comments, docstrings and layout.
+"""Check that a change touches only comments, docstrings and layout.
 
     python tools/comments_only.py BASE    # compares the working tree with the commit
 
 Prints each C++ file whose tokens differ, each Python file whose syntax tree differs (docstrings
-aside), and every other changed file that is not a page. The exit status is 1 if there is one. Equal
-tokens give equal object files, except for the line numbers in asserts and debug information.
+aside), and every other changed file that is not a page. The exit status is 1 if it prints a file.
+Equal tokens give equal object files, except for the line numbers in asserts and debug information.
 """
 
 import ast
@@ -42,14 +42,14 @@ def python_tree(text: str) -> str:
 
 
 def code_of(path: str, text: str) -> object:
-    """Return what must not differ: tokens, a syntax tree, or the whole text."""
+    """Return the part of a file that must be equal: tokens, a syntax tree, or the whole text."""
     if path.endswith((".h", ".cpp")):
         return cpp_tokens(text)
     return python_tree(text) if path.endswith(".py") else text
 
 
 def changed_code(base: str, root: Path) -> list[str]:
-    """Return the files below a repository's root whose code differs from the commit."""
+    """Return the files of the repository `root` whose code differs from the commit `base`."""
 
     def git(*words: str) -> str | None:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Count the lines of C++ by folder: all, and without blank lines and comments.
+"""Count the lines of C++ by folder: all lines, and lines with code.
 
     python tools/count_lines.py [COMMIT]
 
-With a COMMIT the tables of both are printed side by side.
+If a COMMIT is given, prints its table next to the table of the index.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def code_lines(text: str) -> int:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a path is counted under: src/plan, cli ..."""
+    """Return the folder under which a path is counted, such as src/plan or cli."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[:2]) if parts[0] in ("src", "python") else parts[0]
 
 
 def count(commit: str) -> dict[str, tuple[int, int]]:
-    """Return all lines and lines of code by folder; an empty commit is the index."""
+    """Return all lines and lines of code by folder; "" counts the index instead of a commit."""
     names = git("ls-tree", "-r", "--name-only", commit) if commit else git("ls-files")
     sums: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for path in names.splitlines():

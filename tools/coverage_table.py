@@ -3,9 +3,10 @@
     python tools/coverage_table.py            writes the table
     python tools/coverage_table.py --check    fails if the table is out of date
 
-Every key of the library's conversion registry has a row. This script contains no conversions: it
-reads the registry, builds tiny models to find the keys they use, and runs every converter on real
-tensors and, traced, on symbols; then it executes the recipes and compares byte for byte.
+Every key of the library's conversion registry has a row. This script contains no conversions. It
+reads the registry, and builds tiny models to find the keys that they use. It runs every converter
+on real tensors, and traces it on symbols. Then it executes the traced recipes, and compares the
+results byte for byte.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def keys_used(model: Any) -> dict[str, set[int]]:
     """Return the keys of the registry that the library looks up for a model and finds.
 
     Returns:
-        By key the positions of its transforms that match something when the model is loaded from a
-        ``save_pretrained`` folder, or from names as in older files.
+        By key the positions of the transforms that match a tensor when the model is loaded, either
+        from a ``save_pretrained`` folder or from names as in older files.
     """
     from transformers import conversion_mapping, core_model_loading
 
@@ -106,7 +107,7 @@ def keys_used(model: Any) -> dict[str, set[int]]:
 
 
 def covered() -> dict[str, tuple[list[str], set[int]]]:
-    """Map keys to the tests' tiny models that use them and the transforms that match."""
+    """Map keys to the tests' tiny models that use them, and to the transforms that match."""
     found: dict[str, tuple[list[str], set[int]]] = {}
     with quiet():
         for case in CASES:
@@ -133,7 +134,7 @@ def chain(converter: Any) -> str:
 
 
 class Model:
-    """A model as converters see it: a configuration, and the shapes of parameters."""
+    """A stand-in for a model, with what converters use: a config, and shapes of parameters."""
 
     def __init__(self, config: Any, shape: tuple[int, ...]) -> None:
         self.config = config
@@ -146,7 +147,7 @@ class Model:
 
 
 def fabricated(converter: Any) -> tuple[dict[str, list[str]], tuple[int, ...], Model]:
-    """Return source names by pattern, the shape of each, and a model for them."""
+    """Return source names by pattern, the shape of each source, and a model for them."""
     operations = {type(operation).__name__ for operation in converter.operations}
     shape = (2, 24, 12) if operations & {"Interleave", "Transpose"} else (24, 12)
     parts = len(converter.target_patterns)
@@ -162,7 +163,7 @@ def fabricated(converter: Any) -> tuple[dict[str, list[str]], tuple[int, ...], M
 
 
 def run(converter: Any, names: dict[str, list[str]], model: Model, value: Any) -> dict[str, Any]:
-    """Run the library's converter on ``value(name)`` for each name."""
+    """Run the library's converter on the tensor ``value(name)`` of each name."""
     own = copy.deepcopy(converter)
     layer = "model." + own.target_patterns[0]
     for pattern, items in names.items():
@@ -226,7 +227,14 @@ def check_converter(converter: Any, folder: Path) -> int:
 
 @dataclasses.dataclass
 class Row:
-    """A key; ``kind``: its operations; ``checked``: the check; ``refused``: the reason, or ""."""
+    """A row of the table.
+
+    Attributes:
+        key: the key in the registry.
+        kind: the operations of its transforms.
+        checked: the check that was made.
+        refused: the reason if loadstone rejects a converter, or "".
+    """
 
     key: str
     kind: str
@@ -249,7 +257,7 @@ def kind_of(transforms: list[Any]) -> str:
 
 
 def make_rows(folder: Path) -> list[Row]:
-    """Check all keys; the row of an unsupported converter contains the reason."""
+    """Check all keys; a row contains the reason if loadstone rejects one of its converters."""
     from loadstone import Error
 
     entries, models = registry(), covered()
@@ -271,7 +279,7 @@ def _checked(
     traced = "; converters traced" if converters(entries[key]) else ""
     if key in models:
         names, matched = models[key]
-        # Prefer the key's own model, else the first one in the tests.
+        # Prefer the model whose type is the key, or else the first one.
         best = key if key in names else names[0]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f"loaded: {best}{more}, {len(matched)} of {len(entries[key])} match{traced}"
@@ -285,7 +293,7 @@ def _checked(
 
 
 def _same_as(key: str, entries: dict[str, list[Any]], models: dict[str, Any]) -> str:
-    """Return a key with a model and the same transforms: the library copies lists of them."""
+    """Return a key that has a model and the same transform objects, or ""."""
     own = list(map(id, entries[key]))
     return next((name for name in models if list(map(id, entries[name])) == own), "")
 

@@ -1,4 +1,4 @@
-"""C++ source as text, for tools/tidy.py, without a parser."""
+"""Parts of C++ source, found without a parser for tools/tidy.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def cpp_code(text: str) -> str:
-    """Return the text with blanked comments and literals, and unchanged line numbers."""
+    """Return the text with comments and literals replaced by spaces; line numbers stay."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S
     )
@@ -40,14 +40,14 @@ def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
             start = (depth, line)
         elif char == ";" or (char == "{" and scope.match(head)):
             head = ""
-        elif char != "}" or "(" in head:  # skips a{1}, b{2} in a constructor's initialisers
+        elif char != "}" or "(" in head:  # braces in a constructor's initialisers: a{1}, b{2}
             head += char
         else:
             head = ""
 
 
 def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """Yield line, items and following text of each parameter list after a name or a capture."""
+    """Yield the line, the items, and the text after each parameter list of a name or a capture."""
     code = cpp_code(text)
     for match in re.finditer(r"[\w\]]\s*\(", code):
         depth, items = 0, [""]
@@ -67,9 +67,9 @@ def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
 
 
 def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
-    """Yield line, namespaces and head of each declaration outside classes and functions.
+    """Yield line, namespaces and text of each declaration outside of classes and functions.
 
-    An anonymous namespace is called "".
+    The name of an anonymous namespace is "".
     """
     no_code = r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\[\[.*?\]\]"
     code = re.sub(no_code, "", cpp_code(text), flags=re.M)
@@ -82,7 +82,7 @@ def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
             depth += (char == "{") - (char == "}")
             was_body = depth == 0
             continue
-        if was_body and not char.isspace():  # not the end: "= {}" in parameters, "{1} << 20"
+        if was_body and not char.isspace():  # code after a brace, such as "= {}" or "{1} << 20"
             is_rest = not (char.isalpha() or char in "_}")
             was_body = False
         if char in "{;":

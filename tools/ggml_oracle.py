@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Build ggml's reference encoders of GGUF blocks as a shared library, and call them.
 
-Tests compare our encoders with them: ``ggml-quants.c`` from the source package of
-llama-cpp-python, compiled with ``-O2 -ffp-contract=off``, so that no multiply-add is fused. This
-repository contains no part of ggml.
+Tests compare loadstone's encoders with them. The library is ``ggml-quants.c`` from the source
+package of llama-cpp-python, compiled with ``-O2 -ffp-contract=off``, so that no multiply-add is
+fused. This repository contains no part of ggml.
 
 Usage: ggml_oracle.py FOLDER [--source UNPACKED | --download]
 
 FOLDER receives the library, ``libggml-oracle.so``. ``--source`` is the unpacked package;
 ``--download`` fetches it (``pip download --no-deps --no-binary :all: llama-cpp-python``). Tests
-build it if the environment names the unpacked package, ``LOADSTONE_LLAMA_CPP=FOLDER``.
+build the library if the environment names the unpacked package, ``LOADSTONE_LLAMA_CPP=FOLDER``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 LIBRARY = "libggml-oracle.so"
 EXACT_FLAGS = ("-O2", "-ffp-contract=off")
 
-# Values and bytes of a block of each format, by the name of its function.
+# Values and bytes per block of each format, by the name of its function.
 FORMATS = {
     "q4_0": (32, 18),
     "q4_1": (32, 20),
@@ -53,20 +53,20 @@ FORMATS = {
     "tq2_0": (256, 66),
     "mxfp4": (32, 17),
 }
-# Grid formats, and the ones that need an importance.
+# Formats that search grid points, and formats that need an importance.
 GRIDS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 NEED_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
-# Larger values overflow IQ1's sums, and ggml then reads out of bounds.
+# Larger values overflow IQ1's sums, after which ggml reads out of bounds.
 _IQ1_LARGEST = 1e9
 
-# Without ggml's messages about values that it does not encode.
+# Includes ggml's encoders without their messages about values that they do not encode.
 _ENCODERS = """
 #include <stdio.h>
 #define printf(...) ((void) 0)
 #include "ggml-quants.c"
 """
 
-# Other functions of ggml that ggml-quants.c calls.
+# C code of other functions of ggml that ggml-quants.c calls.
 _SHIM = """
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
@@ -167,8 +167,8 @@ def build(source: Path, folder: Path, flags: tuple[str, ...] = EXACT_FLAGS) -> P
     """Compile the library from an unpacked package.
 
     Args:
-        source: the package, or its ``vendor/llama.cpp``.
-        folder: receives the library.
+        source: folder of the package, or its ``vendor/llama.cpp``.
+        folder: folder for the library.
         flags: compiler flags for optimization and arithmetic.
     """
     found = sorted(source.glob("**/ggml-quants.c"))
@@ -211,7 +211,7 @@ class Oracle:
         rows, columns = numbers.shape
         elements, size = FORMATS[name]
         blocks = np.zeros((rows, columns // elements * size), np.uint8)
-        self._library.oracle_prepare(name.encode())  # once; takes seconds for some grids
+        self._library.oracle_prepare(name.encode())  # only the first call takes time, up to seconds
         function = getattr(self._library, f"quantize_{name}")
         function.restype = ctypes.c_size_t
         weights = None
@@ -232,9 +232,10 @@ class Oracle:
     def encode_grid(
         self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode to a format of `GRIDS`; ggml's code for them aborts if squares overflow.
+        """Encode to a format of `GRIDS`.
 
         Returns bytes ``[blocks, bytes of a block]``, and a mask of the blocks that ggml encoded.
+        The others are left out, because ggml aborts if squares overflow.
         """
         rows, columns = numbers.shape
         elements, size = FORMATS[name]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write src/kernels/gguf/grid_data.h: the points of the grids of the IQ formats.
 
-The formats define the points as data, without a rule. gguf-py stores them as the indices of each
-point's coordinates, packed into bits; the header packs them as well.
+The formats define the points as data, without a rule. gguf-py stores each point as the indices of
+its coordinates, packed into bits, and the header has the same packing.
 
 Usage: gguf_grids.py > src/kernels/gguf/grid_data.h        (needs gguf)
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the table of public headers in ``docs/cpp.md``: purpose and codes in comments.
+"""Write the table in ``docs/cpp.md`` of public headers, their purpose, and the codes they mention.
 
-With ``--check`` compares it instead. A code is a finding's if the word "finding" precedes it in its
-clause, else an error's.
+``--check`` compares the page instead. A code is a finding's if the word "finding" precedes it in
+its clause, and else an error's.
 """
 
 import re
@@ -17,7 +17,7 @@ HEAD = "| header | purpose | errors | findings |\n|---|---|---|---|\n"
 
 
 def headers() -> list[str]:
-    """Return the names in reading order; headers outside of loadstone.h come last."""
+    """Return the names of headers in the order of loadstone.h, and then those outside of it."""
     text = (INCLUDE / "loadstone.h").read_text()
     return [*re.findall(r'#include "loadstone/(\w+\.h)"', text), "torch.h"]
 
@@ -29,7 +29,7 @@ def known_codes() -> set[str]:
 
 
 def comments(text: str) -> Iterator[str]:
-    """Yield each comment as one line, without examples."""
+    """Yield each paragraph of comments as one line, without examples."""
     for block in re.findall(r"(?:^[ \t]*//[^\n]*\n)+", text, re.M):
         for part in re.split(r"\n[ \t]*//[ \t]*\n", block):
             lines = [line.strip().removeprefix("//") for line in part.splitlines()]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidy import files
 
-# Pattern, what to write instead. Patterns ignore case, and a space in one matches a line break.
+# Pattern, and what to write instead. Patterns ignore case; a space also matches a line break.
 RULES = (
     (r"(?:is|are|be|was|were) (?-i:none)", "is not a ...; is invalid; there is no ..."),
     (
@@ -50,11 +50,11 @@ RULES = (
 )
 HEADLESS = r"(?:Of|Those|That of|What|Whether|Which|Whose|How|Where|As|With|To|So|And)\b"
 
-# (path, words, why they are right there): at most 40.
+# Allowed exceptions, at most 40: path, words, and the reason.
 ALLOWED: tuple[tuple[str, str, str], ...] = ()
 
 CPP = (".h", ".cpp")
-OWN = ("tools/language.py", "python/tests/project/test_language.py")  # they name the words
+OWN = ("tools/language.py", "python/tests/project/test_language.py")  # these contain the words
 DATA = (".json", ".pt", ".gguf", ".safetensors", ".svg", ".js", ".png")
 Text = tuple[int, bool, str]  # first line, whether it is a comment or docstring, the text
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the map of the folders, docs/images/map.svg: `make map`.
 
-An arrow leads from a folder to one that its files include; an arrow implied by others is omitted.
+An arrow leads from a folder to each folder that its files include, unless other arrows imply it.
 tools/tidy.py defines the folders and the allowed directions.
 """
 
@@ -21,9 +21,9 @@ PICTURE = ROOT / "docs" / "images" / "map.svg"
 
 BOX_WIDTH, BOX_HEIGHT = 104, 34
 COLUMN, ROW, MARGIN = 124, 60, 16
-SWEEPS = 8  # over the rows; the third one removes the last crossings
+SWEEPS = 8  # passes over the rows; the third one removes the last crossings
 
-# The two pages that show it, light and dark, have their own background.
+# The page may be light or dark, so the picture has its own background.
 STYLE = """
 text { font: 13px sans-serif; text-anchor: middle; fill: #1f2937; }
 .lines { font-size: 10px; fill: #4b5563; }
@@ -63,7 +63,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def arrows(includes: dict[str, set[str]]) -> set[tuple[str, str]]:
-    """Return the includes that others do not imply."""
+    """Return the includes that are not implied by a chain of others."""
 
     def below(folder: str) -> set[str]:
         return includes[folder].union(*(below(other) for other in includes[folder]))
@@ -77,7 +77,7 @@ def arrows(includes: dict[str, set[str]]) -> set[tuple[str, str]]:
 
 
 def heights(pairs: set[tuple[str, str]], folders: set[str]) -> dict[str, int]:
-    """Return the number of arrows on the longest way down from each folder."""
+    """Return for each folder the number of arrows on its longest path."""
     of: dict[str, int] = {}
 
     def height(folder: str) -> int:
@@ -89,7 +89,7 @@ def heights(pairs: set[tuple[str, str]], folders: set[str]) -> dict[str, int]:
 
 
 def rows_of(height: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
-    """Return folders and points of arrows, a row per height, in an order with few crossings."""
+    """Return rows of folders and of points of arrows, one per height, with few crossings."""
     rows: list[list[str]] = [[] for _ in range(max(height.values()) + 1)]
     for name in sorted(height):
         rows[height[name]].append(name)

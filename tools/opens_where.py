@@ -2,8 +2,8 @@
 
     python tools/opens_where.py
 
-Writes every encoding in every style, for a dense model and for models with experts, and opens it
-with transformers alone. A test compares each cell of the page with its own measurement.
+Writes every encoding in every style, for a dense model and for models with experts, and opens each
+output with transformers alone. A test compares each cell of the page with its own measurement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs a session under `loadstone.patch`; see peer_suites.py."""
+"""A pytest plugin that runs the tests of other libraries under `loadstone.patch`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import loadstone
 
 
 def pytest_configure() -> None:
-    """Start the patch before pytest collects tests, so that names they import are patched."""
+    """Start the patch before pytest imports tests, so that they import patched functions."""
     installed = [name for name in SUITES if importlib.util.find_spec(name) is not None]
     loadstone.patch(*installed).start()

@@ -4,10 +4,10 @@
     python tools/peer_suites.py build/peers peft=../peft-0.21.2 --files 'test_lora*' --limit 600
 
 Each argument names a library and the folder of its sources (docs/design/tests.md explains how to
-get them). Each file of tests runs twice, in separate processes: alone, and with the patch started
-for all installed libraries. The first folder stores the outcomes, so a stopped run continues later;
-delete the folder to start over. Tests with different outcomes run again, and count if the
-difference stays. The exit status is 1 if any does.
+get them). Each test file runs twice, in separate processes: once alone, and once with the patch
+started for all installed libraries. The first folder stores the outcomes, so that a stopped run can
+continue; delete the folder to start over. Tests with different outcomes run again, and count only
+if the difference stays. The exit status is 1 if any difference stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 
 WAYS = ("alone", "patched")
 
-# Tests of models and loading: names of files under `tests`.
+# By library: test files of models and loading, below the folder `tests`.
 SUITES: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_*.py",),
     "bitsandbytes": ("test_linear4bit.py", "test_linear8bitlt.py", "test_*.py"),
@@ -43,10 +43,10 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Other files that the tests' configuration needs, next to `tests`; the installed packages are used.
+# Other files that the tests need, next to `tests`. The libraries themselves are the installed ones.
 _BESIDE = ("conftest.py", "pyproject.toml", "setup.cfg", "pytest.ini", "examples", "utils")
 
-# Words in errors and skip reasons without a network.
+# Words in errors and skip reasons that mean that the test needs a network.
 _NO_HUB = re.compile(
     r"outgoing traffic has been disabled|OfflineModeIsEnabled|LocalEntryNotFound|"
     r"couldn't connect to|offline mode|ConnectionError|Max retries exceeded|is_staging_test|"
@@ -93,8 +93,8 @@ def outcomes(
     """Run tests in one process.
 
     Returns:
-        By test: "passed", "failed", "skipped" or "no hub"; and under the name of the file
-        "stopped" or "crashed" if the process did not exit normally.
+        The outcome by test: "passed", "failed", "skipped" or "no hub". If the process did not exit
+        normally, the file's name has "stopped" or "crashed".
     """
     targets = list(targets)
     report = suite.folder / f"{way}.xml"
@@ -106,7 +106,7 @@ def outcomes(
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # Tests would write gigabytes if each had its own log.
+    # Each run overwrites the log, because the logs of all tests would have gigabytes.
     with (suite.folder / f"{way}.log").open("wb") as log:
         try:
             status = subprocess.run(
@@ -125,7 +125,7 @@ def outcomes(
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
-    """Return the name of a test in pytest's notation, without the file, and its outcome."""
+    """Return a test's name in pytest's notation without the file, and the test's outcome."""
     name = f"{case.get('classname', '')}::{case.get('name', '')}"
     for kind in ("failure", "error", "skipped"):
         found = case.find(kind)
@@ -139,14 +139,14 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 
 def both_ways(suite: Suite, file: str, arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
-    """Return the outcomes of one file by way; stored, and read the next time."""
+    """Return the outcomes of one file, alone and patched, and store them for later runs."""
     kept = suite.folder / "outcomes" / f"{file.replace('/', '+')}.json"
     if kept.exists():
         found: dict[str, dict[str, str]] = json.loads(kept.read_text())
         return found
     target = f"tests/{file}"
     made = {way: outcomes(suite, [target], way, arguments) for way in WAYS}
-    if different(made):  # chance, or the patch
+    if different(made):  # by chance or because of the patch, so the file runs again
         again = {way: outcomes(suite, [target], way, arguments) for way in reversed(WAYS)}
         for name in different(made).keys() - different(again).keys():
             made["patched"][name] = made["alone"].get(name, "absent")
@@ -156,7 +156,7 @@ def both_ways(suite: Suite, file: str, arguments: argparse.Namespace) -> dict[st
 
 
 def different(made: dict[str, dict[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return tests by name whose outcomes differ."""
+    """Return the tests whose outcomes differ, with both outcomes."""
     alone, patched = (made[way] for way in WAYS)
     return {
         name: (alone.get(name, "absent"), patched.get(name, "absent"))

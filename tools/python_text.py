@@ -1,4 +1,4 @@
-"""Python source as text, for tools/tidy.py, and the allowed imports of the package."""
+"""Parts of Python source for tools/tidy.py, and the package's allowed imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# A folder of the package may import itself and earlier ones; "" is the public modules.
+# A folder of the package may import itself and the folders before it; "" has the public modules.
 PACKAGE = (
     *("_base", "_model", "_skeleton", "_files", "tracing", "_plan", "_execute", "_convert"),
     *("_adapters", "", "_command"),
@@ -19,7 +19,7 @@ class Import(NamedTuple):
     """An import of a module of the package.
 
     Attributes:
-        where: ``"top"`` of the file, ``"function"``, or ``"types"`` for those under TYPE_CHECKING.
+        where: ``"top"`` of the file, in a ``"function"``, or for ``"types"`` under TYPE_CHECKING.
     """
 
     line: int
@@ -54,7 +54,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports(text: str, modules: set[str]) -> Iterator[Import]:
-    """Yield imports of the package's modules, at any depth; ``loadstone._core`` is below all."""
+    """Yield imports of the package's modules at any depth, except ``loadstone._core``."""
     pending: list[tuple[ast.AST, str]] = [(ast.parse(text), "top")]
     while pending:
         parent, place = pending.pop()
@@ -79,7 +79,7 @@ def module_of(path: str) -> str:
 
 
 def level_of(module: str) -> int:
-    """Return the level of a module's folder; ``loadstone`` itself is above all."""
+    """Return the level of a module's folder; ``loadstone`` itself is on the highest level."""
     parts = module.split(".")
     if len(parts) == 1:
         return len(PACKAGE)
@@ -89,13 +89,13 @@ def level_of(module: str) -> int:
 
 
 def package_points_down(texts: dict[str, str]) -> Iterator[str]:
-    """Yield violations of the package's order: imports upward, hidden, or in a circle.
+    """Yield violations of the package's order: imports upward, hidden imports, import circles.
 
     All imports count, including those inside functions and under TYPE_CHECKING. A function may only
     import a library that its file does not need otherwise.
 
     Args:
-        texts: by path, from the repository's root.
+        texts: source by path, relative to the repository's root.
     """
     paths = {module_of(path): path for path in texts}
     found = {own: list(imports(texts[path], set(paths))) for own, path in paths.items()}
@@ -117,7 +117,7 @@ def package_points_down(texts: dict[str, str]) -> Iterator[str]:
 
 
 def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> dict[str, set[str]]:
-    """Map modules to the packages that importing them imports, besides Python's own."""
+    """Map modules to the third-party packages that importing them imports."""
     needs: dict[str, set[str]] = {}
     for path, text in texts.items():
         top = ast.Module([each for each in ast.parse(text).body if not is_for_types(each)], [])
@@ -142,7 +142,7 @@ def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> d
 
 
 def circles(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Map modules in import circles to the members that they import."""
+    """Map modules in import circles to the modules of the circle that they import."""
     while True:
         used = set().union(*graph.values())
         # Modules that import no remaining module, or that none imports, are not in a circle.

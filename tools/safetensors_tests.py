@@ -6,9 +6,9 @@
 FOLDER is an unpacked source distribution of safetensors (from PyPI), or a checkout of its
 repository, of the installed version.
 
-The tests are unchanged. Their imports from safetensors and safetensors.torch are replaced if
-loadstone has a function with the same name; ``loadstone.Error`` counts as ``SafetensorError``.
-Other names stay (safetensors.numpy, serialize ...). The exit status is pytest's.
+The tests are unchanged. If loadstone has a function of the same name, imports from safetensors and
+safetensors.torch get that function; ``loadstone.Error`` counts as ``SafetensorError``. Other names
+stay (safetensors.numpy, serialize ...). The exit status is pytest's.
 """
 
 import os
@@ -22,7 +22,7 @@ FUNCTIONS = ("load", "load_file", "load_model", "save", "save_file", "save_model
 
 
 def substitute() -> None:
-    """Make ``from safetensors.torch import load_file`` return loadstone's from now on."""
+    """Replace safetensors' functions by loadstone's, for imports from now on."""
     import safetensors
     import safetensors.torch
 
@@ -54,7 +54,7 @@ def main() -> int:
         print(f"no tests of safetensors in {root}", file=sys.stderr)
         return 2
     substitute()
-    with tempfile.TemporaryDirectory() as work:  # the tests write to the working folder
+    with tempfile.TemporaryDirectory() as work:  # the tests write files to the current folder
         shutil.copytree(folder, Path(work, "tests"))
         before = Path.cwd()
         os.chdir(work)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Take pictures of a plan's page; needs Chromium.
+"""Take pictures of a plan's HTML page; needs Chromium.
 
     python tools/screenshots.py [FOLDER]
 
-`make screenshots` writes those of docs/images, `make docs` its own into the site.
+`make screenshots` writes the pictures of docs/images, and `make docs` those of the site.
 """
 
 import json
@@ -21,7 +21,7 @@ COMMAND = str(Path(sys.executable).with_name("loadstone"))
 
 
 def llama(layers: int, width: int) -> dict[str, torch.Tensor]:
-    """Return names and shapes of a Llama."""
+    """Return the tensors of a Llama by name, all zeros."""
     inner = width * 11 // 4
     shapes = {
         "self_attn.q_proj": (width, width),
@@ -53,7 +53,7 @@ def skeleton_with_errors(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def page(checkpoint: Path, command: str, *options: object) -> Path:
-    """Write the command's page; a plan with errors has one too."""
+    """Write the page of a plan with the command, even if the plan has errors."""
     path = checkpoint.with_suffix(".html")
     words = [COMMAND, command, checkpoint.name, "--html", path.name, *options]
     subprocess.run(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the command in a terminal, docs/images/terminal.svg: `make screenshots`.
 
-A pseudo-terminal shows the plan of a small Llama, so the colours are the command's own.
+The command plans a small Llama in a pseudo-terminal, so that the picture has its real colours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from screenshots import llama
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "terminal.svg"
 COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 COLUMNS, LINE, CHAR, MARGIN = 112, 18, 7.9, 14
-# The SGR codes that the command uses (cli/voice.cpp).
+# The SGR codes that the command writes (cli/voice.cpp).
 COLOURS = {
     "31": "#f87171",
     "32": "#4ade80",
@@ -48,7 +48,7 @@ def in_terminal(command: list[str], folder: Path) -> str:
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # Linux reports a closed terminal as an error
+            except OSError:  # Linux raises it after the other side has closed
                 break
             if not part:
                 break
@@ -75,7 +75,7 @@ def spans(line: str) -> str:
 
 
 def draw(text: str) -> str:
-    """Return the final screen: only the last state of overwritten lines."""
+    """Draw the final screen as SVG; of overwritten lines only the last state is visible."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
     width, height = int(COLUMNS * CHAR) + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     rows = [
@@ -93,7 +93,7 @@ def draw(text: str) -> str:
 
 
 def picture() -> str:
-    """Draw a plan and a load."""
+    """Return the picture of a plan and a load."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_file(llama(4, 256), folder / "model.safetensors")

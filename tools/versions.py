@@ -1,10 +1,10 @@
 """Install releases of other libraries, try loading with them, and write docs/versions.md.
 
     python tools/versions.py build/versions                 # all; or: transformers diffusers ...
-    python tools/versions.py build/versions --no-install    # those that are there
+    python tools/versions.py build/versions --no-install    # only releases that are installed there
 
 ``versions_suite.py`` tries each release in a separate process, with the other installed packages
-and the companions that the release needs; its cells compare with the release's own loads.
+and the companions that the release needs. It compares each load with the release's own load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 
-# Companions of older releases.
+# Packages that older releases need.
 HUB_1 = ("huggingface_hub==1.5.0", "httpx")
 TOKENIZERS_022 = ("tokenizers==0.22.1",)
 HUB_0 = ("huggingface_hub==0.36.0",)
@@ -30,12 +30,12 @@ HTTPX = ("httpx",)
 
 @dataclass(frozen=True)
 class Cohort:
-    """Releases of one library that need the same companions; installed releases need none."""
+    """Releases of one library that need the same other packages as companions."""
 
     library: str
     releases: tuple[str, ...]
     companions: tuple[str, ...] = ()
-    package: str = ""  # its name for pip, if different
+    package: str = ""  # name of the pip package, if it differs from the library's
 
 
 COHORTS = (
@@ -70,8 +70,8 @@ def installed(folder: Path, requirement: str, *options: str) -> Path:
 
 
 def tried(library: str, paths: list[Path]) -> dict[str, dict[str, str]] | str:
-    """Return the cells of one release, or the last line of its error."""
-    # The path lists the release before the installed package.
+    """Return the cells of one release, or the last line of the error if it cannot run."""
+    # In PYTHONPATH the release precedes the installed package.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "versions_suite.py"), library]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ def tried(library: str, paths: list[Path]) -> dict[str, dict[str, str]] | str:
 
 
 def in_words(cells: dict[str, dict[str, str]] | str) -> str:
-    """Return one row: the number of equal cells, and the other cells."""
+    """Describe a row: the number of equal cells, and the other cells."""
     if isinstance(cells, str):
         return f"does not run here: {cells}"
     results = [(f"{name}, {kind}", cell) for name in cells for kind, cell in cells[name].items()]

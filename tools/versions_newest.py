@@ -1,12 +1,12 @@
-"""Try the newest releases of other libraries: changed rows of the site tables, failed loads.
+"""Try the newest releases of other libraries: report changed functions and failed loads.
 
     python tools/versions_newest.py build/newest              # all; or: transformers diffusers ...
     python tools/versions_newest.py build/newest --main       # their main branches, by git
 
 Installs the newest release of each library, including pre-releases, into a separate folder, with
-dependencies that the installed versions do not satisfy. ``python -m loadstone doctor``, the suite
-of ``make versions`` and the adapter's tests check it. The report is ``report.md`` in the folder;
-the exit status is 1 if anything changed.
+dependencies that the installed versions do not satisfy. Three checks run with it:
+``python -m loadstone doctor``, the suite of ``make versions``, and the adapter's tests. The report
+is ``report.md`` in the folder; the exit status is 1 if anything changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from loadstone._adapters.sites import LIBRARIES
 
 PACKAGES = {each.library: each.package for each in versions.COHORTS if each.package}
-# bitsandbytes is compiled: its main branch has no package that installs everywhere.
+# bitsandbytes is missing, because its main branch has no package that installs everywhere.
 MAIN = {
     "transformers": "git+https://github.com/huggingface/transformers",
     "diffusers": "git+https://github.com/huggingface/diffusers",
@@ -36,7 +36,7 @@ MAIN = {
     "peft": "git+https://github.com/huggingface/peft",
     "modelopt": "git+https://github.com/NVIDIA/Model-Optimizer",
 }
-# Recipes of an untried release are not cached, but these tests expect a cache.
+# These tests expect a cache, but recipes of an unknown release are not cached.
 NOT_TRIED = ("test_transformers_cache.py",)
 
 
@@ -58,7 +58,7 @@ def install(target: Path, requirement: str) -> None:
 
 
 def is_met(requirement: Requirement) -> bool:
-    """Return true if it is installed, or does not apply to this machine. torch always counts."""
+    """Return whether a requirement is installed or not needed on this machine; torch always is."""
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return True
     try:
@@ -76,12 +76,12 @@ def run(target: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def search_path(target: Path) -> list[Path]:
-    """Return the release's folder, followed by PYTHONPATH."""
+    """Return the release's folder and the folders in PYTHONPATH."""
     return [target, *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))]
 
 
 def examined(target: Path) -> tuple[dict[str, str], list[str]]:
-    """Return releases, and the doctor's findings in all libraries, because they use each other."""
+    """Return releases, and doctor's findings about all libraries, because they use each other."""
     done = run(target, "-m", "loadstone", "doctor", "--json", "--again")
     try:
         libraries: list[dict[str, Any]] = json.loads(done.stdout)["libraries"]
@@ -96,7 +96,7 @@ def examined(target: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def tests(library: str, target: Path) -> tuple[str, bool]:
-    """Return the last line of the adapter's tests, with the names of failed tests."""
+    """Return the summary of the adapter's tests with the failed ones, and whether any failed."""
     folder = str(versions.ROOT / "python" / "tests" / "adapters" / library)
     ignored = [f"--ignore-glob=*/{each}" for each in NOT_TRIED]
     done = run(target, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *ignored, folder)
@@ -109,7 +109,7 @@ def last_line(text: str) -> str:
 
 
 def tried(library: str, target: Path, *, with_tests: bool) -> tuple[list[str], bool]:
-    """Return the library's part of the report, and whether something changed."""
+    """Return the library's section of the report, and whether something changed."""
     releases, changes = examined(target)
     lines = [f"## {library} {releases.get(library, '?')}", ""]
     lines += [f"- {each}" for each in changes] or ["- no row changed; all canaries are equal"]

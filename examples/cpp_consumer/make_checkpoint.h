@@ -1,5 +1,5 @@
-// Writes a small checkpoint like a trainer's: sharded safetensors with an index, and separate
-// tensors for each expert of a mixture of experts.
+// Writes a small checkpoint like that of a training framework: sharded safetensors with an index,
+// and separate tensors for each expert of a mixture of experts.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ struct ModelSize {
   std::size_t hidden = 16;
   std::size_t intermediate = 24;
   std::size_t layers = 2;
-  std::size_t experts = 12;  // more than ten: "10" must come after "9", not after "1"
+  std::size_t experts = 12;  // more than ten, to show that "10" comes after "9" and not after "1"
 };
 
-// The value at `index` of the checkpoint's tensor `name`: a small integer, so that bfloat16 and
-// float represent the same value.
+// Returns the value at `index` of the checkpoint's tensor `name`: a small integer, so that bfloat16
+// and float represent the same value.
 float value_of(const std::string& name, std::size_t index);
 
 std::string expert_name(std::size_t layer, std::size_t expert, const std::string& projection);
 
-// Writes two shards and model.safetensors.index.json to `folder`, and creates it if needed.
+// Writes two shards and model.safetensors.index.json to `folder`, which it creates if needed.
 void make_checkpoint(const std::filesystem::path& folder, const ModelSize& size);

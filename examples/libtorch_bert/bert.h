@@ -1,4 +1,4 @@
-// BERT in plain LibTorch, with transformers' module names.
+// Declares BERT in plain LibTorch, with transformers' module names.
 #pragma once
 
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ struct Embeddings : torch::nn::Module {
   torch::nn::LayerNorm norm = nullptr;
 };
 
-// The checkpoint has separate modules "self" and "output" in an attention.
+// The attention has submodules "self" and "output", like the names of the checkpoint.
 struct SelfAttention : torch::nn::Module {
   explicit SelfAttention(const BertSize& size) : heads(size.heads) {
     query = register_module("query", torch::nn::Linear(size.hidden, size.hidden));
@@ -78,7 +78,7 @@ struct Output : torch::nn::Module {
 
 struct Layer : torch::nn::Module {
   explicit Layer(const BertSize& size) {
-    // LibTorch rejects names with a dot, so holder modules form the two levels.
+    // LibTorch rejects names with a dot, so a plain module is the parent of the two submodules.
     auto attention = std::make_shared<torch::nn::Module>();
     self = attention->register_module("self", std::make_shared<SelfAttention>(size));
     attended = attention->register_module("output", std::make_shared<Output>(size, size.hidden));
@@ -110,7 +110,7 @@ struct Bert : torch::nn::Module {
     register_module("encoder", encoder);
   }
 
-  // [batch, tokens] to [batch, tokens, hidden].
+  // Maps token ids [batch, tokens] to hidden states [batch, tokens, hidden].
   torch::Tensor forward(const torch::Tensor& tokens) {
     torch::Tensor x = embeddings->forward(tokens);
     for (const auto& layer : *layers) x = layer->as<Layer>()->forward(x);

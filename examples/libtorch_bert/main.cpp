@@ -1,5 +1,5 @@
-// Sentence embeddings by all-MiniLM-L6-v2 in LibTorch: loads the checkpoint with loadstone, runs it
-// on token ids, prints the mean of the last hidden states.
+// Computes a sentence embedding with all-MiniLM-L6-v2 in LibTorch: loads the checkpoint with
+// loadstone, runs it on token ids, and prints the mean of the last hidden states.
 //
 //   libtorch_bert MODEL_FOLDER 101 2023 2003 102
 #include <cstdio>
@@ -21,7 +21,7 @@ int run(const std::string& folder, const std::vector<std::int64_t>& tokens) {
   std::fprintf(stderr, "%zu tensors, %llu bytes read\n", report.provenance.size(),
                static_cast<unsigned long long>(report.bytes_read));
 
-  // Loading one tensor alone gives the same values.
+  // read_tensor() loads one tensor alone and gives the same values.
   const std::string name = "embeddings.word_embeddings.weight";
   if (!torch::equal(loadstone::read_tensor(catalog, name), bert->embeddings->words->weight)) {
     std::fprintf(stderr, "%s differs\n", name.c_str());

@@ -3,7 +3,7 @@
 //
 //   own_buffers CHECKPOINT SAVED.safetensors [THREADS [CANCEL_AT]]
 //
-// CANCEL_AT: cancel after this number of bytes.
+// CANCEL_AT is the number of bytes after which to cancel.
 #include <loadstone/loadstone.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace {
 std::atomic<bool> is_stopped = false;
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may set it
 
-// loadstone calls it about 20 times a second from the loading thread, never concurrently.
+// loadstone calls on_progress() about 20 times a second, always from the thread that loads.
 class Watch final : public loadstone::Observer {
  public:
   explicit Watch(std::uint64_t cancel_at) : cancel_at_(cancel_at) {}
@@ -34,15 +34,15 @@ class Watch final : public loadstone::Observer {
   std::uint64_t cancel_at_;
 };
 
-// One buffer for each target that the plan delivers to memory, in the order of plan.targets. A
-// different program may have them already: its tensors, or pinned memory.
+// One buffer for each target that the plan delivers to memory, in the order of plan.targets.
+// Instead, a program may use buffers that it already has, such as tensors or pinned memory.
 struct Buffers {
   explicit Buffers(const loadstone::Plan& plan)
       : bytes(plan.targets.size()), destinations(plan.targets.size()) {
     for (std::size_t i = 0; i < plan.targets.size(); ++i) {
       const loadstone::PlannedTarget& target = plan.targets[i];
       if (target.delivery != loadstone::Delivery::memory) continue;
-      bytes[i].resize(target.byte_count() + 1);  // never empty: null means "not in this call"
+      bytes[i].resize(target.byte_count() + 1);  // not empty, because null skips the target
       destinations[i].data = bytes[i].data();
       destinations[i].byte_count = target.byte_count();
       destinations[i].dtype = target.dtype;
@@ -66,7 +66,7 @@ int run(const std::string& checkpoint, const std::string& saved, unsigned thread
   Watch watch(cancel_at);
   loadstone::ExecuteOptions options;
   options.threads = threads;
-  options.has_pages = true;  // a vector has written to its memory
+  options.has_pages = true;  // std::vector has written to all pages of its memory
   options.observer = &watch;
   const loadstone::Report report = loadstone::execute(plan, buffers.destinations, options);
   loadstone::audit(plan, report).require_real();

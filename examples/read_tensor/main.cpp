@@ -1,4 +1,4 @@
-// Prints any tensor of any checkpoint as floats: read_tensor model-Q4_K_M.gguf blk.0.attn_q.weight
+// Prints a tensor of any checkpoint as floats: read_tensor model-Q4_K_M.gguf blk.0.attn_q.weight
 #include <loadstone/loadstone.h>
 
 #include <cstdio>

@@ -17,19 +17,19 @@ from fast_files import FAST
 from long_tests import FAULTS, LONG, Long, covering, matches
 from needed_programs import NEEDED
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that; the tests of
-# interruption need it to arrive.
+# A shell starts background jobs with SIGINT ignored, which children inherit, but the tests of
+# interrupts need the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Keeps the tests' recipes out of the user's cache, and the user's recipes out of the tests.
+# Keeps the tests' cached recipes apart from the user's.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects_to_search() -> None:
-    """Freeze the objects of earlier files and imports, so that the collector skips them."""
+    """Freeze existing objects, so that the garbage collector of later tests skips them."""
     gc.collect()
     gc.freeze()
 
@@ -54,7 +54,7 @@ def what_libraries_replace() -> Iterator[None]:
 
 @pytest.fixture
 def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a library's reader runs."""
+    """Fail the test if a library's own reader runs."""
     import gguf
     import safetensors.torch
 
@@ -96,7 +96,7 @@ def is_kept(item: pytest.Item, row: Long) -> bool:
 
 
 def mark_long(items: list[pytest.Item]) -> list[str]:
-    """Mark the tests of `LONG`, and return what its rows fail to match in the collected files."""
+    """Mark the tests of `LONG`; return the rows that leave out no test or keep an unknown one."""
     faults = []
     ids = {id_of(item): item for item in items}
     files = {each.partition("::")[0] for each in ids}
@@ -154,20 +154,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Keep the counts of a worker; all workers collect the same tests."""
+    """Keep a worker's counts; all workers collect the same tests, so any worker will do."""
     node.config.stash[ABSENT] = Counter(getattr(node, "workeroutput", {}).get("absent", {}))
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Count the tests that cannot run on this machine."""
+    """Report how many tests cannot run on this machine."""
     for reason, count in sorted(config.stash.get(ABSENT, Counter()).items()):
         terminalreporter.write_line(f"{count} tests cannot run here: {reason}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip other files for `-m fast`, because importing them takes half a minute."""
+    """Skip slow files for `-m fast`, because importing them takes half a minute."""
     is_asked = config.getoption("markexpr").startswith("fast")
     is_other = collection_path.name.startswith("test_") and not is_fast(collection_path)
     return True if is_asked and is_other else None

@@ -1,4 +1,4 @@
-"""Sphinx's settings; stage.py puts the pages next to this file."""
+"""Settings of Sphinx; stage.py copies the pages next to this file."""
 
 import loadstone
 
@@ -15,7 +15,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["xml"]
-suppress_warnings = ["duplicate_declaration.cpp"]  # the namespace, on each header
+suppress_warnings = ["duplicate_declaration.cpp"]  # every header declares the namespace
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
 breathe_projects = {"loadstone": "xml"}
@@ -25,6 +25,5 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# Readers without a network need only one file.
 html_copy_source = False
 html_show_sourcelink = False

@@ -1,4 +1,4 @@
-"""Build the documentation site: pages of docs/, and reference pages made from the sources.
+"""Build the documentation site from the pages of docs/ and from the sources.
 
     python tools/site/stage.py build/docs
 
@@ -33,7 +33,7 @@ ROOT_PAGES = {
 
 
 def link(target: str, page: Path) -> str | None:
-    """Return a link of ``page`` as on the site; None for files that are not on the site."""
+    """Return a link of ``page`` as it is on the site; None if the site lacks the linked file."""
     if "://" in target or target.startswith("#"):
         return target
     path, _, part = target.partition("#")
@@ -66,7 +66,7 @@ def toctree(caption: str, pages: list[str]) -> str:
 
 
 def index() -> str:
-    """Return docs/README.md, whose sections become the site's navigation."""
+    """Return docs/README.md, whose sections become the navigation of the site."""
     text = staged(REPOSITORY / "docs" / "README.md")
     trees = [toctree("Start", list(ROOT_PAGES.values())[:1])]
     seen: set[str] = set()
@@ -81,7 +81,7 @@ def index() -> str:
 
 
 def documented(module: ModuleType, seen: set[object]) -> list[str]:
-    """Return directives for the module's own public names that are not listed yet."""
+    """Return directives for the module's public names that no other section lists."""
     lines = []
     for name in getattr(module, "__all__", dir(module)):
         value = getattr(module, name)
@@ -97,7 +97,7 @@ def documented(module: ModuleType, seen: set[object]) -> list[str]:
 
 
 def python_page() -> str:
-    """List all public names, with their docstrings."""
+    """Return a page of all public Python names, with their docstrings."""
     seen: set[object] = set()
     lines = ["# Python", "", "```{eval-rst}", *documented(loadstone, seen), "```", ""]
     for name in ADAPTERS:
@@ -117,7 +117,7 @@ def python_page() -> str:
 
 
 def cpp_page() -> str:
-    """List all public headers in the order of loadstone.h."""
+    """Return a page of all public headers, in the order of loadstone.h."""
     names = re.findall(
         r'#include "loadstone/([^"]+)"',
         (REPOSITORY / "include/loadstone/loadstone.h").read_text(encoding="utf-8"),
@@ -143,7 +143,7 @@ def cpp_page() -> str:
 
 
 def command_page() -> str:
-    """Show the help of each command."""
+    """Return a page with the help of each subcommand."""
 
     def help_of(*command: str) -> str:
         run = subprocess.run(
@@ -160,7 +160,7 @@ def command_page() -> str:
 
 
 def codes_page() -> str:
-    """List the codes of errors and findings, from ``loadstone explain``."""
+    """Return a page of the codes of errors and findings, from ``loadstone explain``."""
     run = subprocess.run([COMMAND, "explain", "--json"], capture_output=True, text=True, check=True)
     lines = [
         "# Codes of errors and findings",
@@ -194,7 +194,7 @@ def stage(source: Path) -> None:
         if page != docs / "README.md":
             target.write_text(staged(page), encoding="utf-8")
     shutil.copytree(docs / "images", source / "images")
-    own = source.parent / "images"  # drawn earlier by `make docs`
+    own = source.parent / "images"  # pictures that `make docs` has drawn before
     if own.is_dir():
         shutil.copytree(own, source / "images", dirs_exist_ok=True)
     for name, page in ROOT_PAGES.items():

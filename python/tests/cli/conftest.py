@@ -1,4 +1,4 @@
-"""Fixtures: the command under test, and checkpoints written byte by byte, without a library."""
+"""Fixtures: the command under test, and checkpoints written byte by byte without any library."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def write_safetensors(
     values: bytes | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a file with these dtypes and shapes; without `values` the data is a hole of zeros."""
+    """Write a file with these dtypes and shapes; without `values` its data is a hole of zeros."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -77,13 +77,13 @@ SMALL = {"embed.weight": ("F32", [4, 2]), "norm.weight": ("BF16", [2])}
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A checkpoint of two tensors, zeros."""
+    """Write a checkpoint of two tensors that contain zeros."""
     return write_safetensors(tmp_path / "small.safetensors", SMALL, metadata={"made by": "a test"})
 
 
 @pytest.fixture
 def write_skeleton(tmp_path: Path) -> Callable[..., Path]:
-    """Write a skeleton with a parameter for each name: (dtype, shape)."""
+    """Return a function that writes a skeleton of parameters; each name has (dtype, shape)."""
 
     def write(
         targets: Mapping[str, tuple[str, list[int]]], file_name: str = "skeleton.json"
@@ -101,6 +101,6 @@ def write_skeleton(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def incomplete(write_skeleton: Callable[..., Path]) -> Path:
-    """A skeleton that needs two tensors missing from the small checkpoint."""
+    """Write a skeleton that needs two tensors that the small checkpoint lacks."""
     more = {"head.weight": ("F32", [4, 2]), "head.bias": ("F32", [4])}
     return write_skeleton(SMALL | more, "incomplete.json")

@@ -14,7 +14,7 @@ HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
 FACTOR = 32
 MEMORY_KB_MAX = 64 * 1024
 MEMORY_PER_FILE_BYTE = 128
-# Far above the need of any of them, far below that of a quadratic reader.
+# Far more than any of the commands needs, and far less than a reader of quadratic cost.
 CPU_SECONDS = 60
 ADDRESS_BYTES = 8 << 30
 
@@ -31,7 +31,7 @@ def bombs() -> ModuleType:
 BOMBS = bombs()
 NAMES = [name for name in BOMBS.BOMBS if name.startswith("pt_bomb_")]
 
-# Separate process: a child's peak includes its parent's memory at the fork.
+# The runner is a separate process, because a child's peak includes its parent's memory at the fork.
 RUNNER = """
 import json, os, resource, sys
 command, seconds, bytes = json.load(sys.stdin)
@@ -49,7 +49,7 @@ print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_maxrss]))
 
 
 def run(*command: str) -> Any:
-    """The exit status, and the peak memory in kilobytes."""
+    """Return the command's exit status, and its peak memory in kilobytes."""
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", RUNNER],
         input=json.dumps([command, CPU_SECONDS, ADDRESS_BYTES]),
@@ -62,7 +62,7 @@ def run(*command: str) -> Any:
 
 @pytest.fixture(scope="module")
 def baseline(command: Path) -> int:
-    """Kilobytes of a command that reads nothing."""
+    """Return the peak memory, in kilobytes, of a command that reads no file."""
     status, memory = run(str(command), "--version")
     assert status == 0
     return memory
@@ -81,7 +81,7 @@ def test_large_bombs_are_bounded(
 
 
 def test_the_limits_are_felt() -> None:
-    """Control: a process that takes too much memory fails."""
+    """Control: a process that allocates more than the limit fails."""
     status, _ = run(sys.executable, "-c", f"x = bytearray({ADDRESS_BYTES})")
     assert status != 0
 

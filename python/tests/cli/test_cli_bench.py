@@ -1,4 +1,4 @@
-"""loadstone bench: every figure is printed, loads next to their limits; files do not change."""
+"""loadstone bench prints every figure, with the limit next to each load, and changes no file."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ LIMITS = {"new_memory", "memory_copy", "page_cache", "page_cache_to_new_memory",
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Two shards of 12 and 4 MiB; the second does not start at a multiple of a sector."""
+    """Write two shards of 12 and 4 MiB, of which the second has tensors off sector boundaries."""
     folder = tmp_path_factory.mktemp("model")
     save_file({f"a{i}": torch.randn(MIB) for i in range(3)}, folder / "a.safetensors")
     save_file({"b": torch.randn(MIB), "odd": torch.randn(3)}, folder / "b.safetensors")
@@ -39,7 +39,7 @@ def test_all_is_measured(run, model):
     assert said["rounds"] == 1
     assert said["limits"].keys() == LIMITS
     for name, rates in said["limits"].items():
-        if rates is None:  # a file system in memory, or one without direct reads
+        if rates is None:  # the file system is in memory, or does not support direct reads
             assert name == "disk" and said["not_measured"]["limits.disk"]
             continue
         assert 0 < rates["lowest"] <= rates["bytes_per_second"] <= rates["highest"]

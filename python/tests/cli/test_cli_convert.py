@@ -36,7 +36,7 @@ def test_one_file(run, small, tmp_path):
     header = header_of(target)
     assert header.pop("__metadata__") == {"format": "pt", "made by": "a test"}
     assert header["embed.weight"]["shape"] == [4, 2]
-    assert list(header) == ["embed.weight", "norm.weight"]  # wider elements first
+    assert list(header) == ["embed.weight", "norm.weight"]  # the wider dtype comes first
     run("verify", small, target, status=0)
 
 
@@ -186,7 +186,7 @@ def test_malformed(run, tmp_path, file, code):
 
 
 def test_five_dims(run, tmp_path):
-    """Video models have five dims: `convert` accepts them, and `inspect` with an option."""
+    """`convert` accepts the five dims of video models; `inspect` needs an option for them."""
     file = HOSTILE / "gguf/gg_dims_five.gguf"
     run("convert", file, tmp_path / "out.safetensors", status=0)
     run("inspect", file, status=3)
@@ -224,7 +224,7 @@ def test_every_hostile_file(run, tmp_path):
             continue
         source = HOSTILE / case["file"]
         opens = run("inspect", source, "--gguf-rank-max", 8).returncode == 0
-        # Finite codes in a block with a non-finite scale: written only if that is allowed.
+        # The codes are finite, but the block's scale is not, so an option must allow the output.
         is_spoiled = case["name"] in ("gg_nan_scale", "gg_inf_scale")
         if is_spoiled:
             done = run("convert", source, target, status=1)

@@ -16,7 +16,7 @@ HEADER = {"format": "loadstone-gguf-metadata", "version": 1}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Values of many types, blocks, and tensors whose size is not a multiple of the alignment."""
+    """Write values of many types, blocks, and tensors whose sizes need padding."""
     path = tmp_path / "source.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)
@@ -208,7 +208,7 @@ def test_q8_0_is_that_of_the_gguf_package(run, tmp_path, write_safetensors):
 
 
 def llama_like(write_safetensors: Callable[..., Path], path: Path, layers: int = 2) -> Path:
-    """A model under llama.cpp's names, whose feed-forward rows do not fill whole blocks of 256."""
+    """Write a model with llama.cpp's names and feed-forward rows that do not fill 256-blocks."""
     shapes = {
         "token_embd.weight": [32, 256],
         "output.weight": [32, 256],

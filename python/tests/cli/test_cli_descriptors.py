@@ -1,4 +1,4 @@
-"""Checkpoints with more shards than the process may open descriptors."""
+"""Checkpoints with more shards than the limit on open file descriptors allows."""
 
 import json
 import resource

@@ -14,7 +14,7 @@ LONG = re.compile(r"^  (?:-\w,)?(--[\w-]+)", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def table(run) -> dict[str, list[str]]:
-    """The long options of each command, as its --help lists them; "" is the program itself."""
+    """Return the long options that --help lists for each command; "" is the program itself."""
     overview = run("--help", status=0).stdout
     names = re.findall(r"^  (\w+)  ", overview.split("Subcommands:")[1], re.MULTILINE)
     options = {name: LONG.findall(run(name, "--help", status=0).stdout) for name in names}
@@ -47,7 +47,7 @@ def test_an_unknown_word_names_the_nearest(run, arguments, said):
     assert "[usage]" in done.stderr
 
 
-# Each option with a fixed set of words or a size, with a wrong value.
+# Options that accept fixed words or a size, each with a wrong value, and the error.
 WRONG = {
     "--device-map tpu": "unknown device 'tpu'; did you mean 'cpu'",
     "--device-map cud:0": "unknown device 'cud:0'; did you mean 'cuda:0'?",
@@ -160,7 +160,7 @@ def test_completion_is_sound(scripts, shell, tmp_path):
 
 @pytest.fixture
 def offered(scripts):
-    """Return bash's completions of the last word given, split as bash splits words."""
+    """Return a function that gives bash's completions of the last word."""
 
     def complete(words: list[str], folder: Path | None = None) -> list[str]:
         script = (

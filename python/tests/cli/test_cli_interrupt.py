@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# The system loads libraries first, and no program can answer until that is done.
+# The dynamic linker runs before the program can handle a signal.
 LOADING_SECONDS_MAX = 5.0
 
 
@@ -16,7 +16,7 @@ def catches_interrupts(process):
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     except (OSError, StopIteration):
-        return True  # it has ended
+        return True  # the process has ended
     return bool(int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1)
 
 
@@ -33,5 +33,5 @@ def test_a_signal_as_soon_as_it_is_caught_gives_130(command, small, signal_numbe
             process.send_signal(signal_number)
             process.communicate()
             ended.append(process.returncode)
-    assert set(ended) <= {130, 0}, ended  # 0: it had already finished
+    assert set(ended) <= {130, 0}, ended  # 0 means that it finished before the signal
     assert 130 in ended

@@ -1,4 +1,4 @@
-"""SIGKILL at any time: an offload folder and a target are either the old or the new ones."""
+"""SIGKILL at any time leaves an offload folder or a target either as before or complete."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def checkpoint(state: dict[str, torch.Tensor], tmp_path: Path) -> Path:
-    """Write torch's own format, whose values are always written to an offload folder."""
+    """Write a torch file, because a load always copies its values to an offload folder."""
     torch.save(state, tmp_path / "model.pt")
     return tmp_path / "model.pt"
 
 
 def kills(arguments: list[object], seed: int) -> Iterator[None]:
-    """Run the command and kill it at a different time each time; the first run completes."""
+    """Run the command once to the end, and then kill it after random times; yield after each."""
     begin = time.perf_counter()
     subprocess.run([str(each) for each in arguments], check=True, capture_output=True)
     whole = time.perf_counter() - begin
@@ -70,7 +70,7 @@ def test_offload_folder(command: Path, checkpoint: Path, state, tmp_path: Path) 
             for entry in json.loads((folder / "index.json").read_text()).values()
         }
         assert {path.name for path in folder.iterdir()} == {"index.json", *named}
-    assert torch.bfloat16 in seen  # control: a run without a signal writes the new values
+    assert torch.bfloat16 in seen  # control: an unkilled run writes the new values
 
 
 def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path
 def test_the_library_writes_into_the_same_folder(
     command: Path, checkpoint: Path, state, tmp_path: Path
 ) -> None:
-    """accelerate's own function updates an index that loadstone wrote, and the reverse."""
+    """accelerate can update an index that loadstone wrote, and loadstone one of accelerate."""
     from accelerate.utils import offload_state_dict
 
     folder = tmp_path / "offload"

@@ -123,7 +123,7 @@ def test_saved_plan_of_files_that_were_copied(run, small, tmp_path):
     run("plan", small, "-o", tmp_path / "plan.json", status=0)
     copied = tmp_path / "elsewhere"
     copied.mkdir()
-    shutil.copyfile(small, copied / small.name)  # the current time, as cp sets it
+    shutil.copyfile(small, copied / small.name)  # the copy has a new modification time, as with cp
     small.unlink()
     done = run("load", copied, "--plan", tmp_path / "plan.json", status=0)
     assert "[io.time]" in done.stderr
@@ -165,7 +165,7 @@ def test_html(run, small, tmp_path, name):
 
 
 def test_readers_are_part_of_the_plan(run, small, tmp_path):
-    """A different process may execute the plan."""
+    """A saved plan contains its number of threads, and its execution can choose a different one."""
     plan = tmp_path / "plan.json"
     for threads in (1, 3):
         run("plan", small, "--threads", threads, "-o", plan, status=0)
@@ -249,7 +249,7 @@ def test_device_map_forms(run, small, tmp_path):
 
 @pytest.mark.parametrize("mode", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_computed_device_map(run, small, tmp_path, mode):
-    """The command knows this machine's memory, so a placement mode needs no --max-memory."""
+    """Placement modes do not need --max-memory, because the command reads the machine's memory."""
     assert set(devices_of(run, small, "--device-map", mode).values()) == {"cpu"}
     limited = ["--max-memory", "cpu=8", "--offload-folder", str(tmp_path / "offload")]
     devices = devices_of(run, small, "--device-map", mode, *limited)

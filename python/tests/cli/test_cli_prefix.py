@@ -1,4 +1,4 @@
-"""Name prefixes on the command line: those of wrappers, and literal ones in rules."""
+"""Name prefixes on the command line: prefixes of wrappers, and literal prefixes in rules."""
 
 from __future__ import annotations
 

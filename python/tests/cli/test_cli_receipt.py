@@ -19,7 +19,7 @@ from receipt_digests import convert, flip, tree, verify, write
 
 
 def bf16(generator: random.Random, count: int) -> bytes:
-    """Values around one, so that all can be quantized."""
+    """Return random BF16 values around one, which every encoding can quantize."""
     data = bytearray(generator.randbytes(2 * count))
     data[1::2] = bytes(0x3C + (each & 0x83) for each in data[1::2])
     return bytes(data)
@@ -135,7 +135,7 @@ def test_one_file(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     convert(source, target, "--receipt", "sha256-tree")
     assert verify(target, "--receipt", "--source", source) == []
-    convert(source, target, "--dtype", "f32")  # the conversion deleted its receipt with the file
+    convert(source, target, "--dtype", "f32")  # replaces the file and deletes its receipt
     assert not (tmp_path / "out.safetensors.receipt.json").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_second_conversion_leaves_nothing_of_the_first(
 
 
 def test_a_strangers_file_of_the_receipts_name_is_set_aside(source: Path, tmp_path: Path) -> None:
-    """Control: loadstone removes only receipts of conversions."""
+    """Control: loadstone deletes only receipts of its conversions."""
     out = tmp_path / "out"
     convert(source, out)
     (out / "receipt.json").write_text('{"paid": true}')
@@ -268,7 +268,7 @@ def test_killed_50_times_and_resumed_elsewhere(
         if (place / "out").exists():
             assert files_of(place / "out") == whole
             shutil.rmtree(place / "out")
-        # Change path, inode and time of all files.
+        # Move to a new folder, which changes the path, inode and time of all files.
         moved = tmp_path / str(kills + 1)
         if not moved.exists():
             shutil.copytree(place, moved, copy_function=shutil.copyfile)
@@ -279,7 +279,7 @@ def test_killed_50_times_and_resumed_elsewhere(
 
 
 def finished(source: Path, out: Path) -> Path:
-    """Finish one of two parts; return the folder of its waiting shards."""
+    """Finish one of two parts; return the folder of its shards."""
     convert(source, out, *RESUMED, "--part", "1/2")
     return out.parent / f".loadstone-{out.name}.part" / "files"
 
@@ -347,7 +347,7 @@ def test_files_of_a_hub_cache_are_those_that_were_published(source: Path, tmp_pa
 
 
 def published(folder: Path, snapshot: Path) -> None:
-    """Create a snapshot of a folder's files in a hub's cache."""
+    """Write a folder's files as a snapshot in a Hugging Face cache."""
     blobs = snapshot.parent.parent / "blobs"
     for made in (blobs, snapshot):
         made.mkdir(parents=True)
@@ -387,7 +387,7 @@ def test_all_files_of_a_snapshot_are_those_that_were_published(
     output("verify", snapshot, "--digests")
     name = change(snapshot)
     assert name in output("verify", snapshot, "--digests", status=1)
-    output("verify", snapshot / "model.safetensors", "--digests")  # only this file
+    output("verify", snapshot / "model.safetensors", "--digests")  # checks only this file
 
 
 def emptied(receipt: dict[str, Any]) -> None:
@@ -418,7 +418,7 @@ WRONG += [set_field("shape", [1 << 63] * 2), set_field("encoding", "I8")]
 def test_a_receipt_of_a_load_lists_what_was_read(
     change: Callable[[dict[str, Any]], None], source: Path, tmp_path: Path
 ) -> None:
-    """Compare the digest of each tensor in a target with its bytes in the file."""
+    """verify rejects a receipt whose list of tensors differs from the tensors that were read."""
     file = tmp_path / "load.json"
     output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
     output("verify", source, "--receipt-file", file)

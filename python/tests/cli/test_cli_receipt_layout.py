@@ -1,4 +1,4 @@
-"""Coverage of a receipt: parts of tensors with holes between them, and every byte of an output."""
+"""A receipt covers the ranges of a tensor that were read, and every byte of an output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 ROWS, COLUMNS = 96, 2048
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
-# First column and number of columns: the holes between rows are 0.1 to 16 KiB.
+# First column and number of columns of a slice; the holes between its rows are 0.1 to 16 KiB.
 CUTS = {"left": (0, 1024), "right": (1024, 1024), "middle": (3, 2000), "narrow": (512, 100)}
 
 
@@ -79,13 +79,13 @@ def test_digests_of_column_slices(
     if way == "convert":
         arguments = [tmp_path / "out", "--receipt", "--source", tmp_path / "in"]
     assert verified(*arguments)[0] == 0
-    # Control: a changed byte of a hole, or of a column, changes the digest.
+    # Control: a changed byte changes the digest, in a column and in a hole.
     flip(file, 8 * (tensor["begin"] + tensor["ranges"][0][0] + 5000))
     status, report = verified(*arguments)
     assert (status, [each["name"] for each in report["differences"]]) == (1, ["w"])
 
 
-# Target of the conversion, path to verify, and options.
+# For each format: target of the conversion, path to verify, and options.
 FORMATS: dict[str, tuple[str, str, list[str]]] = {
     "safetensors": ("out", "out", []),
     "shards": ("out", "out", ["--shard-size", "3KB"]),
@@ -105,7 +105,7 @@ METADATA = {
 def converted(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
-    """An output and its receipt."""
+    """Convert, and return the paths of an output and its receipt."""
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     Path("metadata.json").write_text(json.dumps(METADATA))
@@ -122,7 +122,7 @@ def converted(
 
 
 def tensors_of(document: Any) -> list[Any]:
-    """The tensors of the first output that has non-empty ones."""
+    """Return the entries of the first output that has tensors."""
     return next(file["tensors"] for file in document["outputs"] if file["tensors"])
 
 
@@ -156,7 +156,7 @@ def with_output_twice(document: Any) -> None:
     document["outputs"].append(copy.deepcopy(document["outputs"][0]))
 
 
-# Receipts that omit bytes or cover them twice.
+# Changes after which a receipt omits bytes or covers them twice.
 INCOMPLETE: list[Callable[[Any], None]] = [
     without_last, without_all, without_bytes, with_no_ranges, with_a_part, with_header_twice,
     with_output_twice,
@@ -208,7 +208,7 @@ def test_a_receipt_has_the_headers_tensors(
 
 
 def test_two_tensors_have_the_places_of_each_other(converted: tuple[Path, Path]) -> None:
-    """Both digests are correct, but each belongs to the other tensor's bytes."""
+    """Detect two tensors whose names are exchanged, although all digests are correct."""
     out, receipt = converted
     document = json.loads(receipt.read_text())
     for file in document["outputs"]:
@@ -248,7 +248,7 @@ def test_a_huge_receipt_is_rejected_unread(tmp_path: Path) -> None:
     with pytest.raises(loadstone.Error, match="too long") as caught:
         loadstone.Receipt.load(huge)
     assert caught.value.code == "receipt.json" and str(huge) in str(caught.value)
-    # Control: a small one is read, and is not JSON.
+    # Control: verify reads the small file and reports that it is not JSON.
     done = run("verify", tmp_path / "model.safetensors", "--receipt-file", small)
     assert done.returncode == 1 and "not JSON" in done.stderr
     shutil.copyfile(small, tmp_path / "latin.json")
@@ -274,10 +274,10 @@ def test_the_receipt_of_a_split_is_found(
     for other in others:
         (Path("out") / other).write_bytes(b"x")
     status, report = verified(named, "--receipt")
-    unexpected = others if named == "out" else []  # a folder is compared as a whole
+    unexpected = others if named == "out" else []  # verify checks all files of a folder
     assert sorted(each["name"] for each in report["differences"]) == unexpected
     assert status == (1 if unexpected else 0)
-    # Control: a changed byte in either part.
+    # Control: verify detects a changed byte in each part.
     for part in Path("out").glob("m-*.gguf"):
         flip(part, 8 * (part.stat().st_size - 1))
         assert verified(named, "--receipt")[0] == 1

@@ -1,4 +1,4 @@
-"""The progress line and Ctrl-C, which need a terminal or a signal."""
+"""The progress line and Ctrl-C, tested with a terminal and with signals."""
 
 import contextlib
 import fcntl
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-BIG = 128 << 20  # bytes in the file; a cast to F64 makes it four times as large
+BIG = 128 << 20  # bytes in the file; a cast from BF16 to F64 makes them four times as large
 
 
 @pytest.fixture
 def big(tmp_path, write_safetensors) -> Path:
-    """A load long enough to interrupt: a hole, cast to F64 by one thread."""
+    """Write a file of zeros whose load, as F64 by one thread, takes long enough to interrupt."""
     tensors = {f"layers.{i}.weight": ("BF16", [BIG // 2 // 16]) for i in range(16)}
     return write_safetensors(tmp_path / "big.safetensors", tensors)
 
@@ -43,8 +43,8 @@ class Terminal:
         self.seen = b""
 
     def read(self) -> Iterator[bytes]:
-        """Yield all output seen until now, each time there is more."""
-        with contextlib.suppress(OSError):  # EIO: the other side is closed
+        """Yield all output received until then, each time there is more."""
+        with contextlib.suppress(OSError):  # EIO means that the command has closed its side
             while piece := os.read(self._master, 4096):
                 self.seen += piece
                 yield self.seen
@@ -138,7 +138,7 @@ def interrupt_midway(command: Path, *arguments: object) -> tuple[int, str, str]:
 
 
 def interrupt_once(command: Path, *arguments: object) -> tuple[int, str, str]:
-    """Stop the load when it prints its progress, so that the signal meets it there."""
+    """Stop the process at its first progress line, so that the signal arrives during the load."""
     terminal = Terminal(command, *arguments)
     for seen in terminal.read():
         if re.search(rb" \d+%|^\r? *\d+%", seen):
@@ -174,7 +174,7 @@ def test_interrupt_json(command, big):
 
 @pytest.fixture
 def written(big, tmp_path) -> list[object]:
-    """Arguments of a load to disk that writes every tensor, because its shape changes."""
+    """Return the arguments of a load to disk; a rule changes shapes, so all tensors are written."""
     rows = BIG // 2 // 16 // 64
     rule = {
         "op": "reshape",
@@ -203,7 +203,7 @@ def test_interrupt_leaves_no_offloaded_files(command, written, tmp_path):
 
 
 def test_offloaded_files_are_there_without_an_interrupt(command, written, tmp_path):
-    """Control of the previous test: the same load without a signal."""
+    """Control of the previous test, without a signal."""
     folder = tmp_path / "offload"
     status, _, _ = Terminal(command, *written, folder).finish()
     assert status == 0

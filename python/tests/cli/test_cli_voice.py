@@ -13,7 +13,7 @@ ERROR, WARNING, OK = "\x1b[1;31m", "\x1b[1;33m", "\x1b[1;32m"
 
 @pytest.fixture
 def surplus(small, write_skeleton):
-    """Arguments of a load that warns: the model does not need one of the tensors."""
+    """Return arguments of a load that warns about a tensor which the model does not need."""
     return [small, "--skeleton", write_skeleton({"embed.weight": ("F32", [4, 2])})]
 
 

@@ -1,4 +1,4 @@
-"""Every file of tests/hostile through the command: exit status, code, culprit, memory."""
+"""Every file of tests/hostile through the command: exit status, code, named file, and memory."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
-# Codes that need a tensor's values, an external digest, or a model.
+# Codes of findings that need a tensor's values, an external digest, or a model.
 BEYOND_HEADERS = ("st.bool_value", "gg.scale_nan", "digest", "plan.shape")
 CODELESS = ("-", "digest")
 MEMORY_KB_MAX = 64 * 1024
@@ -25,8 +25,8 @@ CASES: list[dict[str, Any]] = [
 EVERY: list[dict[str, Any]] = json.loads((HOSTILE / "manifest.json").read_text())["cases"]
 WORDS = ("inspect", "plan", "load", "verify", "convert")
 
-# Runs commands in turn and prints the peak memory of each. A separate process, because a child's
-# peak includes its parent's memory at the fork, and pytest uses a lot.
+# Runs commands in turn and prints the peak memory of each. A separate process is needed, because a
+# child's peak includes its parent's memory at the fork, and pytest uses a lot.
 RUNNER = """
 import json, os, resource, sys, tempfile
 for command in json.load(sys.stdin):
@@ -47,14 +47,14 @@ for command in json.load(sys.stdin):
 
 
 class Outcome:
-    """Result of one command."""
+    """Result of one run of the command."""
 
     def __init__(self, row: list[Any]) -> None:
         self.status, self.out, self.err, self.memory_kb = row
 
 
 def run_all(commands: list[list[str]]) -> list[Outcome]:
-    """Run each command. The limit stops commands that hang."""
+    """Run each command, with a time limit for commands that hang."""
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", RUNNER],
         input=json.dumps(commands),
@@ -68,7 +68,7 @@ def run_all(commands: list[list[str]]) -> list[Outcome]:
 
 @pytest.fixture(scope="module")
 def outcomes(command: Path) -> dict[str, Outcome]:
-    """Outcomes by case name; the command's --version is under the empty name."""
+    """Return the outcomes by case name; the empty name has the outcome of --version."""
     names = ["", *(case["name"] for case in CASES)]
     commands = [[str(command), "--version"]]
     commands += [[str(command), "inspect", str(HOSTILE / case["file"])] for case in CASES]
@@ -100,7 +100,7 @@ def test_version_is_the_baseline(outcomes: dict[str, Outcome]) -> None:
 
 @pytest.fixture(scope="module")
 def all_outcomes(command: Path, tmp_path_factory: Any) -> dict[tuple[str, str], Outcome]:
-    """Outcomes by case and command name."""
+    """Return the outcomes by case name and subcommand."""
     target = tmp_path_factory.mktemp("converted")
     keys = [(case["name"], word) for case in EVERY for word in WORDS]
     files = {case["name"]: str(HOSTILE / case["file"]) for case in EVERY}
@@ -130,9 +130,9 @@ def test_every_command_ends_with_a_status_of_its_own(
     for word in WORDS:
         outcome = all_outcomes[case["name"], word]
         said = (word, outcome.out, outcome.err)
-        # A plan or load does not decode blocks unless a recipe requests it.
+        # plan and load do not decode GGUF blocks unless a recipe requests it.
         is_packed = case["format"] == "gguf" and word in ("plan", "load")
-        # safetensors has no dtype of 16 bytes.
+        # safetensors has no dtype of 16 bytes, such as complex128.
         is_too_wide = case["name"] == "pt_ok_complex128" and word == "convert"
         may_find = is_packed or is_too_wide
         allowed = (0, 1, 3) if case["accept"] is not True else (0, 1) if may_find else (0,)
@@ -151,7 +151,7 @@ WARNED = [c for c in CASES if c["accept"] == "warn" and c["expect"] not in CODEL
 def test_strict_refuses_what_is_warned_about(case: dict[str, Any], run: Any) -> None:
     word = "verify" if case["expect"] in BEYOND_HEADERS else "inspect"
     done = run(word, "--strict", HOSTILE / case["file"])
-    # verify exits with 1 for a bad value, even if the headers are wrong too.
+    # verify exits with 1 for invalid values, even if it also finds a problem in the headers.
     assert done.returncode == (1 if word == "verify" else 3), done.stderr
     assert case["expect"] in done.stdout + done.stderr
 
@@ -182,11 +182,11 @@ def test_a_shape_that_is_not_the_models(run: Any, write_skeleton: Any) -> None:
     done = run("plan", folder, "--skeleton", skeleton, status=1)
     assert "plan.shape" in done.stdout + done.stderr
     assert "weight" in done.stdout + done.stderr
-    # Control: the same skeleton fits its own checkpoint.
+    # Control: the same skeleton fits a valid checkpoint.
     run("plan", HOSTILE / "sharded/ix_ok", "--skeleton", skeleton, status=0)
 
 
-# ---- expert numbers and extents: a conversion costs no more than the file
+# ---- claimed numbers of experts: a conversion needs no more memory than the file
 
 CLAIMS_MEMORY_KB_MAX = 32 * 1024
 OPTIONS = ([], ["--quantize", "nvfp4"], ["--experts", "fused"], ["--experts", "separate"])
@@ -194,7 +194,8 @@ OPTIONS = ([], ["--quantize", "nvfp4"], ["--experts", "fused"], ["--experts", "s
 
 @pytest.fixture
 def numbers(tmp_path: Path, write_safetensors: Callable[..., Path]) -> list[Path]:
-    """Name tensors as number 99,999 of a series: one with a long name, and 400 short ones."""
+    """Write files of experts of which only the last of 100,000 exists: one expert with a long name,
+    and one expert in each of 400 series."""
     suffix = ".experts.99999.up_proj.weight"
     named = {"long": ["a" * 10_000], "many": [f"{k:x}" for k in range(400)]}
     return [
@@ -220,6 +221,6 @@ def test_claimed_experts(
     for file, outcome in zip(files, outcomes, strict=True):
         assert outcome.status in (0, 1, 3), (file, outcome.err)
         assert outcome.memory_kb < version.memory_kb + CLAIMS_MEMORY_KB_MAX, file
-    # They may be one rank's share of the experts; a conversion warns and names them.
+    # One rank's file may contain such a share of the experts, so a conversion only warns.
     for outcome in outcomes[1:]:
         assert "experts" in outcome.err or "left_alone" in outcome.err

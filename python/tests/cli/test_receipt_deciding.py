@@ -1,5 +1,5 @@
-"""Receipts include tensors that only determine values; verify names the sources that it did not
-read."""
+"""Receipts include tensors that only affect how others are converted, and verify names the sources
+that it did not read."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_adapters_config_is_in_the_receipt(tmp_path: Path) -> None:
 
 
 def test_a_scale_that_becomes_a_constant_is_in_the_receipt(tmp_path: Path) -> None:
-    """Global scales of NVFP4 divide in compressed-tensors and multiply in ModelOpt."""
+    """Repacking inverts NVFP4's global scale, which divides in the new style, into a constant."""
     plain, source, out = tmp_path / "plain", tmp_path / "source", tmp_path / "out"
     plain.mkdir()
     largest = 6 * 448 / 4096  # the scale is a power of two, so its inverse is exact
@@ -157,7 +157,7 @@ def test_a_scale_that_becomes_a_constant_is_in_the_receipt(tmp_path: Path) -> No
 
 @pytest.fixture
 def merged(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """An output, its base, and an adapter with an alpha."""
+    """Merge an adapter with an alpha into a base; return the paths of output, base and adapter."""
     base, adapter, out = tmp_path / "base", tmp_path / "adapter.safetensors", tmp_path / "out"
     base.mkdir()
     write(base / "model.safetensors", {"l.weight": ("F32", [4, 6], f32(*range(24)))})

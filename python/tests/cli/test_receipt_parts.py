@@ -1,4 +1,4 @@
-"""Receipts of partly read sources: columns, rows for several files, nothing."""
+"""Receipts of sources that were read in part: some columns, rows for several files, or nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_tensor_whose_parts_are_in_two_files_has_a_digest_for_each(tmp_path: P
 
 
 def described(path: Path, **shapes: list[int]) -> Path:
-    """A model of F32 parameters with these shapes."""
+    """Write a skeleton of F32 parameters with these shapes."""
     targets = [
         {"name": name, "kind": "parameter", "shape": shape, "dtype": "F32"}
         for name, shape in shapes.items()
@@ -50,7 +50,7 @@ def described(path: Path, **shapes: list[int]) -> Path:
 def test_bytes_between_columns_are_hashed_as_they_are(
     tmp_path: Path, kind: str, threads: int
 ) -> None:
-    """A single system call reads across many holes; the call before ends inside one."""
+    """One system call reads across many holes between rows, and may begin or end in a hole."""
     data = random.Random(1).randbytes
     file = tmp_path / "model.safetensors"
     write(file, {"a": ("F32", [1], data(4)), "x": ("F32", [512, 1536], data(512 * 6144))})

@@ -1,4 +1,4 @@
-"""The types of ``_base/vocabulary.py`` have the words that the core takes, and no others."""
+"""The types of ``_base/vocabulary.py`` list exactly the words that the core accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import loadstone
 from loadstone import _core
 from loadstone._base import vocabulary
 
-# The option of the command, and the type of the keyword.
+# Subcommand, option, and the type of the Python keyword with the same meaning.
 OPTIONS = [
     ("convert", "--unexpected", vocabulary.Unexpected),
     ("convert", "--receipt", vocabulary.ReceiptDigest),
@@ -28,7 +28,7 @@ OPTIONS = [
     ("merge", "--method", vocabulary.MergeMethod),
 ]
 
-# The type of each keyword in the public signatures.
+# Names of the types that keywords have in the public signatures.
 KEYWORDS = {
     "missing": "Missing",
     "unexpected": "Unexpected",
@@ -59,7 +59,7 @@ LIBRARIES = {
 def test_words_are_those_of_the_command(run, subcommand: str, option: str, words: Any) -> None:
     text = run(subcommand, "--help", status=0).stdout
     (listed,) = re.findall(rf"^ +{option} \S+?:\{{(.*?)\}}", text, re.MULTILINE)
-    # The command also takes "gguf", the style of every GGUF file.
+    # The command also accepts "gguf", which is the style of every GGUF file.
     known = {*listed.split(",")} - ({"gguf"} if words is vocabulary.Style else set())
     assert known == set(get_args(words))
 
@@ -87,7 +87,7 @@ def plan(folder: Path, **options: Any) -> None:
     loadstone.plan(torch.nn.Linear(2, 2, bias=False), file_of_one_tensor(folder), **options)
 
 
-# A function, its keyword and the type of that.
+# A function, its keyword, and the keyword's type.
 ACCEPTED = [
     (plan, "missing", vocabulary.MissingPolicy),
     (plan, "unexpected", vocabulary.Unexpected),
@@ -126,7 +126,10 @@ def assert_types(function: Callable[..., Any], types: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
 def test_signatures_have_these_types(function: Callable[..., Any]) -> None:
-    converts = function in (loadstone.convert, loadstone.merge)  # for one machine
+    converts = function in (
+        loadstone.convert,
+        loadstone.merge,
+    )  # their max_memory is a single limit
     assert_types(function, KEYWORDS | ({} if converts else {"max_memory": "MaxMemory"}))
 
 

@@ -1,6 +1,6 @@
-"""Adapters trained per expert, before transformers 5 joined the experts.
+"""Adapters trained per expert by versions of transformers before 5, which stacks the experts.
 
-The oracle is a base to whose files the products were added.
+The expected values come from a base to whose files the adapter's products were added.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
 def outputs(
     family: str, use_rslora: bool, tmp_path: Path, load: Callable[[Any, Path], Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs of a model with an adapter, and the expected ones."""
+    """Return the outputs of a model with an adapter, and the expected outputs."""
     build, block, names = FAMILIES[family]
     torch.manual_seed(0)
     model = build()
@@ -84,7 +84,7 @@ def outputs(
 def test_the_scale_of_joined_experts(
     family: str, use_rslora: bool, door: str, is_patched: bool, tmp_path: Path
 ) -> None:
-    """Control: the library alone applies the wrong rsLoRA scale."""
+    """Control: without the patch, peft applies the wrong rsLoRA scale."""
     with loadstone.patch("peft") if is_patched else contextlib.nullcontext():
         found, expected = outputs(family, use_rslora, tmp_path, DOORS[door])
     is_right = torch.allclose(found, expected, rtol=1e-4, atol=1e-4)

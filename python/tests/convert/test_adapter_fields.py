@@ -50,7 +50,6 @@ DOORS = [by_merge, by_load, by_command, by_strict_command, by_saved_plan]
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
-    """peft also warns about each unknown field."""
     is_told = "sets 'use_newer', which this version of loadstone does not know and ignores" in door(
         *files(tmp_path, use_newer=value)
     )
@@ -78,7 +77,7 @@ def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
 def test_a_module_with_two_alphas(
     patterns: dict[str, int], warns: bool, door: Any, tmp_path: Path
 ) -> None:
-    """peft takes the first key that matches, and sorts the keys of an adapter when saving it."""
+    """peft sorts the keys when it saves an adapter, and applies the first key that matches."""
     base, adapter = files(tmp_path, alpha_pattern=patterns)
     text = door(base, adapter)
     assert ("gives 1 module two alphas in alpha_pattern" in text) == warns
@@ -88,7 +87,7 @@ def test_a_module_with_two_alphas(
 
 
 def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> None:
-    """peft's load is the reason for the warning; the merge uses the same alpha."""
+    """Compare with a load by peft, because a merge by loadstone uses the alpha of that load."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["first"], alpha_pattern={"first": 16, ".*st": 3})
     base, _ = files(tmp_path)

@@ -1,7 +1,7 @@
-"""Scales of an adapter's products: ``X.alpha`` tensors, and metadata or a configuration.
+"""Scales of an adapter's products, which ``X.alpha`` tensors, metadata and a config can specify.
 
-A product has one scale. If a file gives two different ones, loadstone cannot know which was used in
-training; diffusers rejects such files too.
+A product has one scale. If a file specifies two different scales, loadstone cannot know which one
+the training used. diffusers rejects such files too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RIGHT, LEFT = (torch.randn(*shape, generator=GENERATOR) for shape in ((RANK, 24)
 
 
 def written(folder: Path, alpha: torch.Tensor | None, **configured: Any) -> None:
-    """Write a base, and an adapter as diffusers writes it, with metadata if given."""
+    """Write a base, and an adapter as diffusers writes it, with metadata for any fields given."""
     save_file({f"{NAME}.weight": BASE}, folder / "base.safetensors")
     tensors = {
         f"transformer.{NAME}.lora_A.weight": RIGHT,
@@ -111,7 +111,7 @@ def test_two_scales_of_one_product(dtype: torch.dtype, door: str, tmp_path: Path
             DOORS[door](tmp_path)
         assert caught.value.code == "format.adapter"
         assert f"transformer.{NAME}.alpha" in str(caught.value) and "0.5" in str(caught.value)
-    # Controls: both give the same scale.
+    # Controls: these configs specify the same scale as the alpha tensor.
     for configured in (
         {"r": RANK, "lora_alpha": 4},
         {"r": RANK, "lora_alpha": 16, "alpha_pattern": {NAME: 4}},
@@ -122,7 +122,7 @@ def test_two_scales_of_one_product(dtype: torch.dtype, door: str, tmp_path: Path
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_an_alpha_may_be_rounded(dtype: torch.dtype, tmp_path: Path) -> None:
-    """The stored value counts, as it does without metadata."""
+    """The stored alpha applies, even if its dtype rounded the alpha of the metadata."""
     alpha = torch.tensor(5.3, dtype=dtype)
     written(tmp_path, alpha, r=RANK, lora_alpha=5.3)
     expected = added(BASE, RIGHT, LEFT, alpha.float().item() / RANK)
@@ -145,7 +145,7 @@ def test_a_configuration_in_a_file_counts_as_metadata_does(tmp_path: Path) -> No
 @pytest.mark.parametrize("prefix", ["transformer.", "base_model.model."])
 @pytest.mark.parametrize("door", ["merge", "command", "load"])
 def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: Path) -> None:
-    """The metadata decides for the models that it names, the configuration for the others."""
+    """The metadata applies to the models that it names, and the config to all others."""
     written(tmp_path, None, r=RANK, lora_alpha=16)
     file = tmp_path / "adapter.safetensors"
     metadata = {
@@ -157,10 +157,10 @@ def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: P
     (tmp_path / "adapter_config.json").write_text(json.dumps(beside))
     scale = 2 if prefix == "transformer." else 10
     assert torch.equal(DOORS[door](tmp_path), added(BASE, RIGHT, LEFT, scale))
-    # Without the metadata the configuration decides.
+    # Without the metadata, the config applies.
     save_file(tensors, file)
     assert torch.equal(DOORS[door](tmp_path), added(BASE, RIGHT, LEFT, 10))
-    # Both cover the same modules.
+    # The metadata and the config cover the same modules.
     save_file(tensors, file, {"lora_adapter_metadata": json.dumps(beside)})
     with pytest.raises(loadstone.Error) as caught:
         DOORS[door](tmp_path)
@@ -169,7 +169,6 @@ def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: P
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_copy_of_the_base_is_left_out_as_the_error_advises(tmp_path: Path, factor: float) -> None:
-    """PEFT saves adapted embeddings and heads with the adapter."""
     folder, module = tmp_path / "adapter", f"base_model.model.{NAME}"
     folder.mkdir()
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["to_q"]}

@@ -89,7 +89,7 @@ def test_four_bits_are_those_of_bitsandbytes(kind: str, dtype: torch.dtype, enco
 
 
 def test_the_comparison_sees_one_bit() -> None:
-    """Control: a changed last bit, a changed sign of zero, a different dtype."""
+    """Control: detect a changed last bit, a changed sign of zero, and a different dtype."""
     values = torch.tensor([1.0, 0.0, float("nan")])
     assert same(values, values.clone())
     assert not same(values, values.double())
@@ -102,7 +102,7 @@ def test_the_comparison_sees_one_bit() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_bitsandbytes_decodes_wrongly(dtype: torch.dtype) -> None:
-    """A layer of SigLIP: rows of 16 * 269 values, in blocks of 64."""
+    """Decode a layer of SigLIP, which has rows of 16 * 269 values in blocks of 64."""
     tensor = numbers("normal", (1152, 4304), dtype)
     unit = loadstone.quantize(tensor, "nf4")
     data, state = bitsandbytes.functional.quantize_4bit(tensor, blocksize=64, quant_type="nf4")
@@ -119,7 +119,7 @@ def test_rows_that_bitsandbytes_decodes_wrongly(dtype: torch.dtype) -> None:
 
 
 def test_known_values() -> None:
-    """The ramp, which is exact in every dtype."""
+    """Quantize a ramp of values that every dtype represents exactly."""
     ramp = torch.tensor([(37 * i % 101 - 50) / 64 for i in range(131)])
 
     def digest(tensor: torch.Tensor) -> str:
@@ -396,7 +396,7 @@ def test_damage_is_named(
 
 
 def test_a_shape_that_lies_costs_no_memory() -> None:
-    """Shapes of terabytes, or beyond 64 bits: rejected by arithmetic."""
+    """Arithmetic rejects shapes of terabytes and beyond 64 bits before any allocation."""
     unit = loadstone.quantize(torch.ones(2, 64), "nf4")
     for shape in [(1 << 40, 64), (1 << 62, 64), (1 << 63, 2)]:
         with pytest.raises(loadstone.Error) as caught:
@@ -428,7 +428,6 @@ def test_what_cannot_be_decoded_is_refused(change: dict[str, Any], code: str) ->
 
 
 def test_the_kernels_take_no_buffer_of_another_size() -> None:
-    """The bindings check the sizes of the buffers that they write to."""
 
     def octets(count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Every cast of the core against torch, bit for bit.
 
-All values of one-byte and two-byte dtypes; for wider ones every exponent, the neighbours of each
-rounding boundary, infinities, NaNs with payloads, and random bits. Excluded are only the casts that
-torch leaves undefined: a float that does not fit the target integer.
+One-byte and two-byte dtypes are tested with all values. Wider dtypes are tested with every
+exponent, the neighbours of each rounding boundary, infinities, NaNs with payloads, and random bits.
+Casts that torch leaves undefined are excluded: a float that does not fit the target integer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from loadstone import _core
 
-# Dtypes that the core casts and torch has.
+# Dtypes that both the core and torch can cast.
 TORCH = {
     name: getattr(torch, torch_name)
     for name, torch_name in _core.dtypes()
@@ -25,7 +25,7 @@ MANTISSA = {"F32": (23, torch.int32, 255), "F64": (52, torch.int64, 2047)}
 
 
 def bits_of_wide_floats(name: str) -> torch.Tensor:
-    """Bit patterns around every boundary at which a narrower float rounds, in every exponent."""
+    """Return bit patterns around each boundary where a narrower float rounds, per exponent."""
     mantissa_bits, integer, exponent_max = MANTISSA[name]
     kept = [bits for bits in (0, 1, 2, 3, 7, 8, 9, 10, 11, 23, 24) if bits <= mantissa_bits]
     mantissas = {0, 1, (1 << mantissa_bits) - 1}
@@ -48,7 +48,7 @@ def bits_of_wide_floats(name: str) -> torch.Tensor:
 
 
 def bits_of_integers(name: str) -> torch.Tensor:
-    """Values around all powers of two, and random ones."""
+    """Return values around all powers of two, and random values."""
     width = TORCH[name].itemsize * 8
     powers = torch.tensor([(1 << bit) - (1 << 64 if bit == 63 else 0) for bit in range(width)])
     near = (powers[:, None] + torch.arange(-3, 4)[None]).flatten()
@@ -76,7 +76,7 @@ def defined(values: torch.Tensor, source: str, target: str) -> torch.Tensor:
         return values
     limits = torch.iinfo(TORCH[target])
     as_double = values.to(torch.float64)
-    # 2^63 and 2^64 are the first doubles that do not fit
+    # 2^63 and 2^64 are the first doubles that do not fit the 64-bit integers.
     fits = (as_double > float(limits.min) - 1) & (as_double < float(limits.max) + 1)
     if target in ("I64", "U64"):
         fits = (as_double >= float(limits.min)) & (as_double < float(limits.max))

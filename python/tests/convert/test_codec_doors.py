@@ -1,6 +1,6 @@
-"""Every codec through every entry point: values equal the oracle's, rounded once.
+"""Every codec through every entry point: values equal the expected values, rounded once.
 
-``codec_files`` writes the checkpoints.
+``codec_files`` writes the checkpoints and their expected values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def done(*arguments: object) -> Any:
-    """Return the document of a command that succeeds."""
+    """Return the JSON output of a command that succeeds."""
     result = run(*arguments, "--json")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return json.loads(result.stdout)
@@ -64,7 +64,7 @@ def by_load_into_memory(file: Written, dtype: torch.dtype, folder: Path) -> Tens
 
 
 def by_dtype(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """The model has a different dtype."""
+    """Load into a model whose dtype differs, and cast by an option."""
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     model = model_of(file.numbers, other)
     loadstone.load(model, file.path, dtype=dtype)
@@ -84,7 +84,7 @@ def by_least_staging(file: Written, dtype: torch.dtype, folder: Path) -> Tensors
 
 
 def by_saved_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Plan in Python; execute from the plan's text with the command and with Python."""
+    """Plan in Python; execute the saved plan with the command and with Python."""
     model = model_of(file.numbers, dtype)
     made = loadstone.plan(model, file.path)
     made.require_ok()
@@ -99,7 +99,7 @@ def by_saved_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
 
 
 def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Return the values that the command wrote."""
+    """Plan in Python; execute the saved plan with the command, into an offload folder."""
     places: dict[str, Any] = {"device_map": "disk", "offload_folder": folder / "planned"}
     made = loadstone.plan(model_of(file.numbers, dtype), file.path, **places)
     made.require_ok()
@@ -110,7 +110,7 @@ def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tenso
 
 
 def by_command(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Plan and load without Python: into memory, which is audited, and to disk."""
+    """Plan and load with the command: into memory, which it audits, and to disk."""
     needs = skeleton(file, dtype, folder)
     report = done("load", file.path, "--skeleton", needs)
     assert set(report["provenance"]) == set(file.numbers)
@@ -135,7 +135,7 @@ def by_offload(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
 
 
 def by_reader(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Read each tensor alone, as a C++ program does: in three ranges with arbitrary starts."""
+    """Read each tensor alone, as a C++ program does, in three ranges with arbitrary starts."""
     catalog = loadstone.inspect(file.path)._core
     found = {}
     for name, numbers in file.numbers.items():
@@ -164,7 +164,7 @@ DOORS: list[Door] = [
     by_offload,
     by_reader,
 ]
-# Each codec through each entry point; the dtypes rotate, so that each codec meets all of them.
+# Pairs each codec with each entry point, and rotates the dtypes so that each codec meets them all.
 CELLS = [
     (door, codec, list(DTYPES)[(i + j) % len(DTYPES)])
     for i, door in enumerate(DOORS)
@@ -193,7 +193,7 @@ def test_conversions_give_the_oracles_numbers(
     codec: str, dtype: str, files: Files, tmp_path: Path
 ) -> None:
     file, target = files(codec), tmp_path / "out.safetensors"
-    # Some values of the file become infinite, which is an error without the option.
+    # Some values of the file become infinite, which is an error without --allow-non-finite.
     done("convert", file.path, target, "--dequantize", "--dtype", dtype, "--allow-non-finite")
     expected = {
         name: tensor if tensor.dtype == torch.float8_e8m0fnu else rounded(tensor, DTYPES[dtype])
@@ -227,8 +227,7 @@ def test_inspect_names_the_tensors(codec: str, files: Files) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
-    """inspect lists components by role; the list may include components without an effect on
-    values."""
+    """The list may also contain components that do not affect the values."""
     file = files(codec)
     listed = {value["name"]: value for value in done("inspect", file.path)["quantized"]}
     assert set(listed) == set(file.quantized)
@@ -240,7 +239,7 @@ def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
 
 
 def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
-    """Entry points with an option for it accept the file; the others reject it by name."""
+    """Entry points that have an option for more dims accept the file; the others reject it."""
     file = write_5d(tmp_path / "model")
     expected = {name: rounded(tensor, torch.bfloat16) for name, tensor in file.numbers.items()}
     done("convert", file.path, tmp_path / "out.safetensors", "--dequantize", "--dtype", "BF16")

@@ -1,5 +1,5 @@
-"""Markers and companions follow their codes: by layout, request and entry point. Each conversion is
-read back from its file alone."""
+"""Markers and companion tensors follow their codes, for each layout, request and entry point.
+Each output is read back without its source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
     Attributes:
         codes: components required to decode the values.
         layers: markers in the header's metadata, by module.
-        is_read: True if a codec decodes the codes.
+        is_read: whether loadstone has a codec for the layout.
     """
 
     name: str
@@ -220,7 +220,7 @@ def test_codes_that_stay_keep_all_that_belongs_to_them(
     for name in (*layout.codes, *layout.companions):
         assert same(found[moved(name)], tensors[name]), name
     assert layers_of(target) == {moved(name): each for name, each in layout.layers.items()}
-    # Control: a tensor unrelated to the codes is cast.
+    # Control: a tensor that does not belong to the codes is cast.
     assert same(found[PLAIN], tensors[PLAIN]) == ("dtype" not in KEEP[request_name])
 
 
@@ -244,7 +244,7 @@ def test_other_codes_and_values_keep_no_marker(
     if not code:
         found = load_file(target)
         assert not found.keys() & layout.companions.keys()
-        assert same(found[PLAIN], tensors[PLAIN])  # control: other tensors stay
+        assert same(found[PLAIN], tensors[PLAIN])  # control: other tensors do not change
         assert layers_of(target) == {}
 
 
@@ -287,7 +287,7 @@ CACHE_LEAVES = ("q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "k_ze
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("leaf", CACHE_LEAVES)
 def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str, way: str) -> None:
-    """Codes elsewhere, in the same layer or at the model's root, do not own them."""
+    """Codes in other places of the model do not own the scales of an attention module."""
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     learned = {
         f"{module}.{leaf}": torch.tensor([1.7])
@@ -300,7 +300,7 @@ def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str,
     found = load_file(target)
     for name, tensor in learned.items():
         assert same(found[name], tensor), name
-    assert not owned.keys() & found.keys()  # control: these belong to their codes
+    assert not owned.keys() & found.keys()  # control: these tensors belong to the codes
 
 
 def test_a_learned_scale_of_another_name_makes_no_codes(tmp_path: Path) -> None:

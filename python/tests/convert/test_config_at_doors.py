@@ -1,5 +1,5 @@
-"""The source's config has the same effect at every entry point, for each file that can name the
-checkpoint, and for folders and single files as output."""
+"""The source's config has the same effect at every entry point, through each file that can name
+the checkpoint, and for outputs that are folders and single files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gpt2() -> tuple[Tensors, dict[str, Any]]:
 
 
 def deepseek() -> tuple[Tensors, dict[str, Any]]:
-    """The second of two layers belongs to multi-token prediction."""
+    """Return two layers, the second of which belongs to multi-token prediction."""
     tensors = {f"model.layers.{i}.mlp.up_proj.weight": numbers(128, 128) for i in range(2)}
     tensors["model.layers.0.self_attn.kv_b_proj.weight"] = numbers(128, 128)
     return tensors, {"config.json": {"model_type": "deepseek_v3", "num_hidden_layers": 1}}
@@ -68,7 +68,7 @@ REFUSED = {
 
 
 def write(folder: Path, case: str) -> Path:
-    """A checkpoint of one shard and an index."""
+    """Write a checkpoint of one shard and an index."""
     tensors, files = CASES[case][0]()
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -133,7 +133,7 @@ def test_the_output_is_that_of_the_folder(
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "no layer for codes"])
 def test_another_folder_gives_another_output(case: str, tmp_path: Path) -> None:
-    """Control: without its configs the same file converts differently."""
+    """Control: without its configs, the same file converts differently."""
     model, options = write(tmp_path / "model", case), CASES[case][1]
     expected = outcome(model, tmp_path / "expected", options)
     for file in CASES[case][0]()[1]:
@@ -158,7 +158,7 @@ def test_merges_compare_configs(named: str, target: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["[1]", "// a comment", "", '{"a": 1, "a": 2}'])
 def test_files_of_other_programs_do_not_count(text: str, tmp_path: Path) -> None:
-    """They may have the name of a config; with codes in the file a malformed config is an error."""
+    """A malformed config.json is an error only if the checkpoint contains codes."""
     (tmp_path / "config.json").write_text(text)
     save_file({"a.weight": numbers(64, 64)}, tmp_path / "x.safetensors")
     loadstone.convert(tmp_path / "x.safetensors", tmp_path / "out.safetensors")

@@ -85,17 +85,17 @@ def test_fp8_codes_that_are_decoded(tmp_path: Path, door: str, dequantize: bool)
         tmp_path / "codes", tmp_path / "out", **({"dequantize": True} if dequantize else {})
     )
     found = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
-    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # control: a copy
+    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # control: copies keep it
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_without_a_change_of_dtype_the_config_is_the_same(tmp_path: Path, door: str) -> None:
-    config = {"dtype": "float16", "model_type": "own"}  # wrong, but not loadstone's to fix
+    config = {"dtype": "float16", "model_type": "own"}  # wrong, but loadstone must not correct it
     assert config_after(tmp_path, door, config) == config
 
 
 def test_most_numbers_decide(tmp_path: Path) -> None:
-    """Pinned: FP8 weights leave the dtype to the other tensors."""
+    """FP8 weights do not count, so the dtype of the other tensors is declared."""
     config = {"dtype": "float32", "model_type": "own"}
     found = config_after(tmp_path, "convert", config, dtype="bf16", quantize="fp8")
     assert found["dtype"] == "bfloat16"
@@ -115,7 +115,7 @@ def test_decoded(tmp_path: Path, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_blocks_of_gguf(tmp_path: Path, door: str) -> None:
-    """Blocks convert to BF16 without any option."""
+    """GGUF blocks convert to BF16 without any option."""
     source = tmp_path / "source"
     source.mkdir()
     writer = gguf.GGUFWriter(source / "model.gguf", "llama")
@@ -132,7 +132,7 @@ def test_blocks_of_gguf(tmp_path: Path, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_transformers_opens_it_so(tmp_path: Path, door: str) -> None:
-    """`from_pretrained` takes the config's dtype: a stale one casts the whole model in silence."""
+    """`from_pretrained` casts the model to the config's dtype, without a warning."""
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1,
         vocab_size=64, dtype=torch.float32,

@@ -1,9 +1,9 @@
-"""The configs of a converted folder against its tensors, both read back from the files alone:
-everything reported as quantized is quantized, and servers quantize nothing else.
+"""The configs of a converted folder against its tensors, both read back from the files alone.
 
-The matchers are those of compressed-tensors and ModelOpt's wildcards (fnmatch). The questions are
-those of servers: a linear layer by its module, a stack of experts by its module and by the weights
-of its first expert.
+Everything that a config declares quantized must be quantized, and servers must quantize nothing
+else. The matchers are those of compressed-tensors and ModelOpt's wildcards (fnmatch). Servers look
+up a linear layer by its module, and a stack of experts by its module and by the weights of its
+first expert.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[str], dict[str, torch.Tensor]]]] = {
     "experts": ("qwen3_moe", lambda prefix: one_by_one(prefix, "mlp", ROLES)),
     "mixtral": ("mixtral", lambda prefix: one_by_one(prefix, "block_sparse_moe", MIXTRAL)),
 }
-# The names of layers 1 and 10 share a prefix; the last layer predicts further tokens.
+# The names of layers 1 and 10 share a prefix. The last layer is for multi-token prediction.
 LAYERS = (
     "model.layers.0.",
     "model.layers.1.",
@@ -116,8 +116,8 @@ MIXED = {r"self_attn": "fp8", "": "fp8-channel"}
 
 
 def cells() -> list[tuple[str, str]]:
-    """Each layout with each choice whose `include` matches one of its tensors; loadstone rejects
-    the others."""
+    """Return each layout with each choice that loadstone accepts for it, because the choice's
+    `include` patterns match tensors of the layout."""
     return [
         (layout, choice)
         for layout in LAYOUTS
@@ -134,9 +134,9 @@ class ConversionInput:
     """A layer that a server looks up in its config.
 
     Attributes:
-        is_quantized: whether the files hold codes for it.
-        name: the module.
-        stack: the stack that contains the expert, for servers that build one layer from it.
+        is_quantized: whether the files contain codes for the layer.
+        name: the module's name.
+        stack: the stack that contains the expert, for servers that build one layer per stack.
     """
 
     is_quantized: bool
@@ -150,7 +150,7 @@ def questions(tensors: Mapping[str, torch.Tensor]) -> list[ConversionInput]:
     codes = {n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")}
     stacks: dict[str, set[bool]] = {}
     if "lm_head.weight" not in tensors and "lm_head.weight_scale" not in tensors:
-        # tied to the embedding: also a linear layer
+        # The head is tied to the embedding, but servers look it up as a linear layer.
         asked.append(ConversionInput(False, "lm_head"))
     for name, tensor in tensors.items():
         if tensor.dim() < 2 or name.endswith("_scale"):
@@ -175,7 +175,7 @@ def compressed_says(config: dict[str, Any], asked: ConversionInput) -> bool:
 
 
 def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
-    """Look up a stack's module, and in a mixed config any layer below it."""
+    """Look up a stack by its module, and in a mixed config by any layer below the module."""
     name = asked.stack or asked.name
     layers = section.get("quantized_layers")
     patterns = section.get("ignore", section.get("exclude_modules", []))
@@ -187,7 +187,7 @@ def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
 
 
 def wrong_answers(folder: Path, style: str) -> list[str]:
-    """Return the layers on which config and tensors disagree."""
+    """Return the names of layers for which the config and the tensors disagree."""
     config = json.loads((folder / "config.json").read_text())
     asked = questions(load_file(folder / "model.safetensors"))
     assert any(each.is_quantized for each in asked)
@@ -226,7 +226,7 @@ def test_configs_and_tensors_agree(
 def test_a_list_that_lacks_a_stack_is_found(
     sources: dict[str, Path], tmp_path: Path, style: str
 ) -> None:
-    """Control: without the entries of one layer's experts, servers quantize them."""
+    """Control: servers quantize one layer's experts if the config does not exclude them."""
     target = tmp_path / "out"
     options = CHOICES["experts of a layer"]
     loadstone.convert(sources["stacks"], target, quantize="fp8-channel", style=style, **options)
@@ -246,7 +246,7 @@ def test_a_list_that_lacks_a_stack_is_found(
     }
 
 
-# Modules next to the experts, by model type.
+# Other blocks that a layer has next to its experts, by model type.
 SHARED = {
     "qwen3_moe": [],
     "mixtral": [],
@@ -267,7 +267,7 @@ def mixture(folder: Path, model_type: str) -> Path:
             tensors |= {f"{prefix}mlp.{block}{role}.weight": matrix(H, H) for role in roles}
     tensors = {name: each.repeat(4, 4) for name, each in tensors.items()}  # several blocks of 128
     for tensor in tensors.values():
-        # the largest value: nvfp4's outer scale is 2 ** -12, which has an inverse
+        # The maximum makes nvfp4's outer scale 2 ** -12, which has an inverse.
         tensor[0, 0] = 21 / 32
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -287,7 +287,7 @@ def lists_of(folder: Path) -> dict[str, Any]:
 def test_a_repack_has_the_lists_of_a_quantization(
     encoding: str, model_type: str, tmp_path: Path
 ) -> None:
-    """Scales of experts are matrices as well; the different choices are the control."""
+    """Scales of experts are matrices, but not layers. Control: each choice gives other lists."""
     source = mixture(tmp_path / "in", model_type)
     seen = []
     for choice in ("usual", "experts of a layer", "no experts", "no attention"):
@@ -309,7 +309,7 @@ def test_a_repack_has_the_lists_of_a_quantization(
     "options", [{"quantize": "fp8-channel", "style": "compressed-tensors"}, {"quantize": "nf4"}]
 )
 def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]) -> None:
-    """Without the entry the library builds a quantized layer without scales."""
+    """Without an entry for the head, the library builds a quantized layer without scales."""
     config = LlamaConfig(
         hidden_size=H,
         intermediate_size=H,

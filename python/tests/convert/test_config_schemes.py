@@ -108,7 +108,7 @@ def test_scales_of_cache_and_activations_are_told_apart(tmp_path: Path) -> None:
         found = [f.target for f in report.findings if f.code == "convert.activations"]
         assert sorted(found) == sorted([INPUT, CACHE[0]])
     report = loadstone.convert(stored, tmp_path / "numbers", dequantize=True)
-    # plain floats need no input scale
+    # Plain floats need no input scale.
     assert INPUT not in str(messages(report, "convert.activations"))
 
 
@@ -127,7 +127,8 @@ def nothing(config: Config) -> None:
 DYNAMIC = {"num_bits": 8, "dynamic": True, "strategy": "token"}
 FLOAT, INT = DYNAMIC | {"type": "float"}, DYNAMIC | {"type": "int"}
 MX = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True}
-# Encoding, source style and change, output style; both schemes, if they differ.
+# Encoding, source style, change of the source's config, output style, and both schemes if they
+# differ.
 Scheme = tuple[str, str, Callable[[Config], object], str, tuple[str, str] | None]
 CT, MO = "compressed-tensors", "modelopt"
 SCHEMES: dict[str, Scheme] = {
@@ -197,7 +198,7 @@ def test_lists_with_names_before_the_rules_are_told(tmp_path: Path, name: str) -
     (finding,) = [each for each in report.findings if each.code == "convert.lists"]
     assert finding.severity == "warning"
     assert finding.sources == [json.loads(f'"{entry}"')]
-    # Controls: unchanged names, and entries that match them by their end.
+    # Controls: module names that do not change, and entries that still match by the names' ends.
     report = loadstone.convert(stored, tmp_path / "same", rules=moved("model.layers"))
     assert messages(report, "convert.lists") == []
     section |= {"ignore": ["down_proj", "re:.*down_proj", "*down_proj", "Linear", "lm_head"]}
@@ -223,7 +224,7 @@ EXCHANGED = [
     }
     for old, new in [("up", "down"), ("down", "up")]
 ]
-# Lists that select modules; True if swapping the modules is a warning.
+# Lists that select modules, and True if a conversion that swaps the modules warns.
 SELECTIONS: dict[str, tuple[Config, bool]] = {
     "one": ({"ignore": [DOWN]}, True),
     "both": ({"ignore": [DOWN, f"{LAYER}.mlp.up_proj"]}, False),

@@ -1,4 +1,4 @@
-"""A conversion names files of other models that it leaves at its target."""
+"""A conversion warns about files of an older model that remain in its target folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def model(folder: Path, config: dict[str, Any], files: dict[str, str] | None = N
 
 
 def told(source: Path, target: Path, **options: Any) -> str:
-    """Return the warning, which is the same before and after the conversion."""
+    """Return the warning, which a dry run and the conversion both give."""
     found = []
     for dry_run in (True, False):
         report = loadstone.convert(source, target, dry_run=dry_run, **options)
@@ -78,7 +78,7 @@ def test_a_config_of_another_model_is_named_by_its_members(member: str, tmp_path
 
 
 def test_the_same_config_is_not_named(tmp_path: Path) -> None:
-    """Fields that a library adds when saving the config, and files of other names, do not count."""
+    """Ignore fields that a library adds when it saves the config, and files of other names."""
     source = model(tmp_path / "source", CONFIG)
     saved = dict(reversed(CONFIG.items())) | {"transformers_version": "5.9", "_name_or_path": "x"}
     saved["torch_dtype"] = saved.pop("dtype")
@@ -108,7 +108,7 @@ def test_files_of_an_older_model_are_named(name: str, tmp_path: Path) -> None:
     assert told(newer, out).endswith(f"libraries read them together with it: '{name}'")
     assert (out / name).read_text() == LEFT[name]
     if name == "model_index.json" or name.startswith("pytorch_model"):
-        return  # no conversion from a folder to safetensors writes it
+        return  # conversions from a folder to safetensors never write these files
     (newer / name).write_text("{}")
     assert told(newer, out, copy_code=True) == "" and (out / name).read_text() == "{}"
 
@@ -120,5 +120,5 @@ def test_files_without_an_older_model_are_not_named(tmp_path: Path) -> None:
     source = model(tmp_path / "source", CONFIG)
     assert told(source, out) == ""
     (out / "model.safetensors").unlink()
-    (out / "pytorch_model.bin").write_text("x")  # an older model in a different format
+    (out / "pytorch_model.bin").write_text("x")  # an older model as a torch file
     assert "pytorch_model.bin" in told(source, out)

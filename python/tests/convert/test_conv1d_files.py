@@ -112,7 +112,7 @@ def test_other_names_need_no_config(door: Callable[[Path, str], list[str]], tmp_
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 def test_the_config_decides_the_layout(encoding: str, tmp_path: Path) -> None:
-    """Control: the two results are transposes of each other."""
+    """Control: the two outputs are transposes of each other."""
     found = {}
     for config, value in CONFIGS.items():
         (tmp_path / config).mkdir()

@@ -30,7 +30,7 @@ WAN = BLOCK_CASES[0]
 
 
 class Wan:
-    """A tiny Wan of mixed blocks under the original names, and its decoded values."""
+    """A tiny Wan model in several GGUF formats under its original names, and its values."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,6 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 def test_blocks_are_gguf_pys_numbers_rounded_once(wan: Wan, tmp_path: Path) -> None:
-    """Without rules: names and plain floats unchanged, blocks as bf16."""
     report = loadstone.convert(wan.path, tmp_path / "plain.safetensors")
     assert report.outputs == [tmp_path / "plain.safetensors"]
     plain = {"F16": torch.float16, "F32": torch.float32}
@@ -82,7 +81,7 @@ def test_blocks_are_gguf_pys_numbers_rounded_once(wan: Wan, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renamed_for_a_class_by_the_command(wan: Wan, tmp_path: Path, dtype: torch.dtype) -> None:
-    """Recipes from Python, converted by the command, loaded by the library's own loader."""
+    """Python saves recipes, the command converts with them, and the library loads the output."""
     recipes = tmp_path / "wan.recipes.json"
     loadstone.save_recipes(wan.skeleton(), wan.path, recipes, dtype=dtype)
     target = wan.folder / "out/diffusion_pytorch_model.safetensors"
@@ -92,12 +91,12 @@ def test_renamed_for_a_class_by_the_command(wan: Wan, tmp_path: Path, dtype: tor
     found = WAN.cls.from_pretrained(wan.folder / "out", torch_dtype=dtype)
     expected = cast_copy(WAN, wan.reference, dtype)
     assert_equal(dict(found.state_dict()), dict(expected.state_dict()))
-    if dtype is torch.bfloat16:  # the file has float32 for modules that the class keeps in float32
+    if dtype is torch.bfloat16:  # the class keeps some modules in float32
         assert {value.dtype for value in load_file(target).values()} == {dtype, torch.float32}
 
 
 def test_shards_that_diffusers_loads(wan: Wan, tmp_path: Path) -> None:
-    """The same in Python, from an adapter's trace, in shards."""
+    """Convert into shards, with recipes that an adapter traced in Python."""
     catalog = loadstone.inspect(wan.path, gguf_rank_max=5)
     traced = loadstone.diffusers.trace(wan.skeleton(), catalog)
     write_config(wan.reference, tmp_path)
@@ -269,7 +268,7 @@ def test_progress_and_an_error_of_the_callers(
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:
-    """Names of tensors and metadata are only header text: they cannot be paths or reach the
+    """Names of tensors and keys of metadata are not used as paths, and are escaped for the
     terminal."""
     names = [
         "../../escape",
@@ -308,7 +307,7 @@ def peak_of(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Memory of the same command on almost no data: the program's own code."""
+    """Return the memory of the same command on almost no data, mostly the program's own code."""
     folder = tmp_path_factory.mktemp("start")
     save_file({"a": torch.zeros(1)}, folder / "a.safetensors")
     return peak_of("convert", folder / "a.safetensors", folder / "b.safetensors")
@@ -329,12 +328,12 @@ def test_memory_does_not_grow_with_the_file(large: Path, tmp_path: Path, start: 
         peak = peak_of("convert", large, tmp_path / "out.safetensors", *options) - start
         print(f"{options}: {peak / 2**20:.1f} MiB for a file of {size / 2**20:.0f} MiB")
         assert peak <= 64 << 20
-    # Control: a program that keeps the values exceeds the limit.
+    # Control: a load, which keeps all values, exceeds the limit.
     assert peak_of("load", tmp_path / "out.safetensors") - start > size
 
 
 def test_a_large_tensor_that_is_turned(tmp_path: Path, start: int) -> None:
-    """A transposed tensor larger than the window is read repeatedly, but memory stays bounded."""
+    """loadstone reads a transposed tensor repeatedly if it is larger than the window."""
     value = torch.randint(-128, 127, (8192, 16384), dtype=torch.int8)
     save_file({"w": value}, tmp_path / "one.safetensors")
     rules = [{"op": "transpose", "dims": [0, 1], "sources": ["w"], "targets": ["w"]}]
@@ -380,7 +379,7 @@ KILLS = [pytest.param(12, id="some"), pytest.param(50, id="50", marks=pytest.mar
 @pytest.mark.parametrize("count", KILLS)
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
 def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int) -> None:
-    """The final path has either no file or the complete one."""
+    """The final path contains either no file or the complete file."""
     loadstone.convert(large, tmp_path / "whole.safetensors")
     duration = loadstone.convert(large, tmp_path / "probe.safetensors").seconds
     (tmp_path / "probe.safetensors").unlink()
@@ -397,7 +396,7 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
         left = sorted(path.name for path in folder.iterdir())
         if name in left:
             output("verify", tmp_path / "whole.safetensors", folder / name)
-            duration *= 0.9  # the machine is faster now
+            duration *= 0.9  # the kills came too late, so make them earlier
         else:
             assert left == parts(folder)
             killed += began

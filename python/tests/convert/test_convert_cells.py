@@ -1,4 +1,4 @@
-"""Every encoding in every style, there and back: each combination works, or is rejected by name."""
+"""Every encoding in every style, quantized and decoded, or rejected with a named reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import loadstone
 
 STYLES = (None, "modelopt", "compressed-tensors")
 OF_BITSANDBYTES = ("nf4", "fp4", "int8")
-# Own names: ModelOpt's layouts that compressed-tensors lacks.
+# ModelOpt's layouts that compressed-tensors lacks.
 ONLY_MODELOPT = ("int4", "int4-awq")
 ENCODINGS = (
     *OF_BITSANDBYTES,
@@ -24,8 +24,8 @@ ENCODINGS = (
     *("fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4", "mxfp8"),
 )
 LAYER = "model.layers.0"
-# No two of them share a scale. int4 in rows of 256 and int4-awq in rows of 128 have the same shapes
-# in both layouts; FP8 blocks cut rows of 384 by 320.
+# No two of these matrices share a scale. int4 in rows of 256 and int4-awq in rows of 128 have the
+# same shapes in both layouts; the blocks of FP8 do not divide rows of 384 by 320 evenly.
 SHAPES = {
     f"{LAYER}.self_attn.o_proj.weight": (256, 256),
     f"{LAYER}.mlp.down_proj.weight": (256, 128),
@@ -107,7 +107,7 @@ def test_each_cell_works_or_is_refused(
             if encoding == "nvfp4" and style == "compressed-tensors":
                 expected = divided(unit)
         assert torch.equal(found[name].view(torch.int16), expected.view(torch.int16)), name
-    # Quantization took place.
+    # The first conversion did quantize.
     assert set(tensors_of(out)) != set(given) or any(
         tensor.dtype != given[name].dtype for name, tensor in tensors_of(out).items()
     )
@@ -117,7 +117,7 @@ EXPERTS = "model.layers.0.mlp.experts"
 
 
 def experts(folder: Path) -> dict[str, torch.Tensor]:
-    """Two separate experts, and a tensor that no encoding accepts."""
+    """Write two separate experts and a norm that no encoding accepts; return the tensors."""
     generator = torch.Generator().manual_seed(4)
     inner = (256, 128)
     tensors = {
@@ -189,7 +189,7 @@ def test_stacked_codes_are_not_taken_apart_without_their_scales(tmp_path: Path) 
     done = run("convert", tmp_path / "stacked.safetensors", out, "--experts", "separate")
     assert done.returncode == 1 and "plan.encoding" in done.stderr, done
     assert not out.exists()
-    save_file(tensors, tmp_path / "plain.safetensors")  # 8-bit values, for lack of a scale
+    save_file(tensors, tmp_path / "plain.safetensors")  # without scales, FP8 values are plain
     done = run("convert", tmp_path / "plain.safetensors", out, "--experts", "separate")
     assert done.returncode == 0, done.stderr
     assert torch.equal(
@@ -238,7 +238,7 @@ def test_another_dtype_rounds_no_scale(
     options = [] if style is None else ["--style", style]
     assert run("convert", source, stored, "--quantize", encoding, *options).returncode == 0
     before = tensors_of(stored)
-    # An activation scale also belongs to the codes.
+    # An activation scale belongs to the codes, so a cast leaves it unchanged too.
     before[f"{EXPERTS}.0.up_proj.input_scale"] = torch.tensor(1 / 3)
     (file,) = stored.glob("*.safetensors")
     save_file(before, file)
@@ -257,7 +257,7 @@ def test_another_dtype_rounds_no_scale(
 @pytest.mark.parametrize("codec", sorted({*CODECS} - {*codec_gguf.WRITERS, "plain"}))
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_another_dtype_leaves_codes_as_they_are(codec: str, dtype: str, tmp_path: Path) -> None:
-    """Includes codes that are stored as floats (bitsandbytes' quant_storage)."""
+    """The codecs include bitsandbytes codes that are stored as floats (quant_storage)."""
     written, out = CODECS[codec](tmp_path / "in"), tmp_path / "out"
     config = tmp_path / "in/config.json"
     known = json.loads(config.read_text()) if config.exists() else {}
@@ -291,14 +291,14 @@ def test_modelopts_layouts_are_decoded_from_other_dtypes(
     assert done.returncode == 0, done.stderr
     found = load_file(again)
     for name in SHAPES:
-        # ModelOpt's export rounds blocks once, as "exact" does.
+        # ModelOpt's export rounds FP8 blocks once, like the dialect "exact".
         dialect = "exact" if encoding == "fp8-block" else mode
         unit = loadstone.quantize(given[name], encoding, dialect=dialect)
         assert torch.equal(found[name], unit.dequantize(torch.float32)), name
 
 
 def test_integers_of_four_bits_that_may_be_either_are_refused(tmp_path: Path) -> None:
-    """Without the header's declaration the two layouts are indistinguishable."""
+    """Both 4-bit layouts fit the shapes, and the header does not declare which one it is."""
     unit = loadstone.quantize(torch.randn(256, 128).bfloat16(), "int4-awq")
     name = f"{LAYER}.mlp.down_proj.weight"
     parts = {name: unit.parts["data"], f"{name}_scale": unit.parts["scale"]}
@@ -373,7 +373,7 @@ def test_weights_that_are_tiny_keep_finite_scales(tmp_path: Path, style: str) ->
 
 
 def test_an_inverse_scale_that_would_be_infinite_is_refused(tmp_path: Path) -> None:
-    """ModelOpt's own scale of such a weight has no inverse in F32."""
+    """The scale that ModelOpt computes for such a weight has no inverse in F32."""
     name = f"{LAYER}.mlp.up_proj.weight"
     path, out = tmp_path / "tiny.safetensors", tmp_path / "out.safetensors"
     save_file({name: torch.full((64, 64), 1e-36).bfloat16()}, path)
@@ -388,7 +388,7 @@ def test_an_inverse_scale_that_would_be_infinite_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_largest_numbers_stay_finite(encoding: str, dtype: torch.dtype) -> None:
-    # int8 is computed in F16; 65280 is the largest value that both F16 and BF16 have.
+    # int8 is computed in F16; 65280 is the largest value that F16 and BF16 can both represent.
     most = 65280.0 if encoding == "int8" else torch.finfo(dtype).max
     weight = torch.full((256, 256), most).to(dtype)
     weight[1::2] *= -1

@@ -1,4 +1,4 @@
-"""Codes and their surroundings: the config's claims about them, rules that would move them, and
+"""Configs that declare an encoding, rules that would move codes without their scales, and codes of
 unknown layouts."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_no_claim_outlives_the_codes_that_it_is_about(tmp_path: Path, config: st
     written = (tmp_path / "plain/config.json").read_text()
     assert claims(json.loads(written)) == 0
     assert ("Infinity" in written) == ("Infinity" in text)
-    # Blocks of 96, as in the config; blocks of 128 would give different values.
+    # The config declares blocks of 96; blocks of 128 would give different values.
     blocks = given[f"{UP}_scale_inv"].repeat_interleave(96, 0).repeat_interleave(96, 1)
     found = load_file(tmp_path / "plain/model.safetensors")[UP]
     assert torch.equal(found, (given[UP].float() * blocks).bfloat16())
@@ -69,14 +69,14 @@ def test_no_claim_outlives_the_codes_that_it_is_about(tmp_path: Path, config: st
 def test_a_config_without_blocks_has_one_scale(
     block: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """transformers takes ``"weight_block_size": null`` for one scale of the whole weight."""
+    """transformers takes ``"weight_block_size": null`` as one scale for the whole weight."""
     given = fp8() | {f"{UP}_scale_inv": torch.full(shape, 0.75)}
     claim: dict[str, Any] = {"quant_method": "fp8"}
     if block != "absent":
         claim["weight_block_size"] = {"null": None, "edges": [128, 128]}[block]
     source = folder(tmp_path / "source", given, {"quantization_config": claim})
     done = run("convert", source, tmp_path / "out", "--dequantize")
-    if block != "null" and len(shape) == 2:  # control: two by two blocks
+    if block != "null" and len(shape) == 2:  # control: the weight has two by two blocks
         assert done.returncode == 3 and "only one scale, but several blocks" in done.stderr
         return
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_layouts_that_are_not_decoded_are_refused(tmp_path: Path, layout: str) -
 
 
 def of_tomorrow(at: Path, claim: str, **tensors: torch.Tensor) -> Path:
-    """Write a folder whose config, or a different file, claims an encoding."""
+    """Write a folder in which config.json or the file `claim` declares an encoding."""
     section = {"quantization_config": {"quant_method": "of tomorrow"}}
     plain = {GATE: torch.randn(64, 64).bfloat16()}
     source = folder(at, plain | tensors, section if claim == "config.json" else {})
@@ -204,7 +204,7 @@ CODES = {
 def test_what_belongs_to_unknown_codes_is_not_computed_with(
     codes: str, door: str, tmp_path: Path
 ) -> None:
-    """The rules would average or round the scales, but leave the codes."""
+    """The rules would average or round the scales without changing the codes."""
     source = of_tomorrow(tmp_path / "source", "config.json", codes=CODES[codes])
     adapter = tmp_path / "adapter.safetensors"
     name = GATE.removesuffix(".weight")
@@ -247,7 +247,7 @@ def test_a_foreign_file_beside_plain_numbers_is_no_claim(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("first", ["nf4", "compressed-tensors", "modelopt"])
 def test_a_config_that_an_output_would_leave_stale_is_named(first: str, tmp_path: Path) -> None:
-    """A bare file brings no config.json to replace the older one."""
+    """The source is a bare file, so no config.json replaces the older one."""
     source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
     loadstone.convert(source, tmp_path / "out", **KINDS[first])
     bare = source / "model.safetensors"
@@ -316,7 +316,7 @@ def test_rules_do_not_move_codes_like_numbers(tmp_path: Path, encoding: str, rul
         {**each, "sources": [s.replace(".", r"\.") for s in each["sources"]]}
         for each in RULES[rule]
     ]
-    loadstone.convert(source, tmp_path / "numbers", rules=rules)  # these are rules for values
+    loadstone.convert(source, tmp_path / "numbers", rules=rules)  # the rules work for plain values
     loadstone.convert(source, tmp_path / "codes", quantize=encoding)
     with pytest.raises(loadstone.Error) as caught:
         loadstone.convert(tmp_path / "codes", tmp_path / "out", rules=rules)
@@ -369,7 +369,7 @@ def test_one_file_agrees_with_the_config_beside_it(
     out = tmp_path / "out"
     loadstone.convert(source, out, name=name.removesuffix(".safetensors"), **KINDS[first])
     before = (out / name).read_bytes()
-    loadstone.convert(source, out / "merged.safetensors", **KINDS[second])  # no library reads it
+    loadstone.convert(source, out / "merged.safetensors", **KINDS[second])  # libraries ignore it
     if first == second:
         loadstone.convert(source, out / name, **KINDS[second])
         assert (out / name).read_bytes() == (out / "merged.safetensors").read_bytes()
@@ -427,7 +427,7 @@ def test_a_config_does_not_tie_two_tensors_of_the_output(
     out.mkdir()
     (out / "config.json").write_text(json.dumps(TIED))
     target = out / "model.safetensors" if door == "file" else out
-    # A source without a config may hold one tensor under both names.
+    # Without a config, the source may contain the same tensor under both names.
     if own in ("tied", "none") or door == "folder":
         loadstone.convert(source, target)
         return
@@ -440,7 +440,7 @@ def test_a_config_does_not_tie_two_tensors_of_the_output(
 
 @pytest.mark.parametrize("kind", ["model", "adapter"])
 def test_a_model_leaves_no_config_of_an_adapter(kind: str, tmp_path: Path) -> None:
-    """transformers takes a folder with an adapter config for an adapter."""
+    """transformers treats a folder that contains an adapter config as an adapter."""
     source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
     bare = source / "model.safetensors"
     if kind == "adapter":
@@ -463,5 +463,5 @@ def test_the_index_of_a_variant_is_another_model(tmp_path: Path) -> None:
     (tmp_path / "out" / index).write_text("{}")
     done = run("convert", source, tmp_path / "out")
     assert done.returncode == 2 and "another model" in done.stderr and index in done.stderr
-    (tmp_path / "out" / index).rename(tmp_path / "out" / other)  # safetensors take precedence
+    (tmp_path / "out" / index).rename(tmp_path / "out" / other)  # safetensors takes precedence
     assert run("convert", source, tmp_path / "out").returncode == 0

@@ -1,4 +1,4 @@
-"""A conversion copies the files next to a model, or names them."""
+"""A conversion copies the files next to a model, or reports their names."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_each_file_comes_along_or_is_named(model: Path, tmp_path: Path, door: st
     for name in COMPANIONS:
         assert (target / name).read_bytes() == (model / name).read_bytes()
     assert {name: "info" for name in [*NAMED, *CODE]} == named
-    # Control: each file of the model is copied, named or skipped.
+    # Control: the conversion copies, names or skips each file of the model.
     left = files_in(model) - files_in(target) - set(named) - set(SKIPPED)
     assert left == set(OTHERS)
     assert all(any(name.startswith(folder) for folder in NAMED) for name in left)
@@ -170,7 +170,6 @@ NAMES = {  # config, requested name, file name
 
 @pytest.mark.parametrize("case", NAMES)
 def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) -> None:
-    """Regression: diffusers found no file in a converted folder."""
     config, name, stem = NAMES[case]
     folder = tmp_path / "model"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Image and video models to GGUF: without given metadata, the files open in diffusers."""
+"""GGUF conversions of image and video models: diffusers opens the files without metadata."""
 
 from __future__ import annotations
 

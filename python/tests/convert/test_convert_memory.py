@@ -14,7 +14,7 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows that do not fill a digest's blocks, so that parts wait for others."""
+    """Write rows that do not fill a digest's blocks, so that windows wait for their neighbours."""
     tensors = {
         f"model.layers.{i}.mlp.up_proj.weight": ("BF16", [2000, 4124], None) for i in range(6)
     }
@@ -31,7 +31,7 @@ def measured(*arguments: object) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Return the memory of a conversion of one value: hardly more than an idle process."""
+    """Return the memory of converting one value, which is little more than an idle process."""
     folder = tmp_path_factory.mktemp("nothing")
     small = write_tensors({"t": ("BF16", [1], None)}, folder)
     return measured("convert", small, folder / "out.safetensors", "--threads", 1)[0]

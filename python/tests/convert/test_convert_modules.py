@@ -1,5 +1,5 @@
-"""Folders below a model's own: a conversion copies modules of sentence-transformers and names
-others."""
+"""Folders below the model's folder: a conversion copies modules of sentence-transformers and
+reports the names of other folders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_modules(folder: Path, paths: list[str]) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder as sentence-transformers writes it; ``3_Normalize`` has no files, so no folder."""
+    """Write a model as sentence-transformers does; ``3_Normalize`` has no files and no folder."""
     folder = tmp_path / "st"
     (folder / "2_Dense" / "deep").mkdir(parents=True)
     (folder / "1_Pooling").mkdir()
@@ -97,7 +97,7 @@ DOORS: dict[str, Callable[..., list[str]]] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_modules_come_along(model: Path, tmp_path: Path, door: str) -> None:
     target = tmp_path / "out"
-    for _ in range(2):  # new, then replacing the older one
+    for _ in range(2):  # the second conversion replaces the first
         assert DOORS[door](model, target) == []
         expected = ["config.json", "model.safetensors", "modules.json", *BELOW]
         assert files_in(target) == sorted(expected)
@@ -114,8 +114,8 @@ def test_options_of_a_conversion(model: Path, tmp_path: Path) -> None:
     assert {*BELOW, "2_Dense/model.py", "receipt.json"} <= set(files_in(report))
     assert run("verify", report, "--receipt").returncode == 0
     (report / "2_Dense" / "config.json").write_text("{}")
-    assert run("verify", report, "--receipt").returncode == 1  # control: the receipt covers it
-    # In parts, joined at the end.
+    assert run("verify", report, "--receipt").returncode == 1  # control: the receipt covers modules
+    # The conversion may run in parts.
     for number in (1, 2):
         loadstone.convert(model, tmp_path / "parts", part=(number, 2))
     loadstone.convert(model, tmp_path / "parts", finish=True)
@@ -136,7 +136,7 @@ def test_one_file_names_what_it_leaves(model: Path, tmp_path: Path, door: str) -
         (tmp_path / name).unlink()
     done = run("convert", model, tmp_path / "out.safetensors", "--strict")
     assert done.returncode == 3
-    write_modules(model, [""])  # control: no other module is named
+    write_modules(model, [""])  # control: modules.json names only the model's own folder
     assert DOORS[door](model, tmp_path / "out.safetensors") == []
 
 
@@ -211,7 +211,7 @@ def test_names_that_leave_the_folder_are_not_followed(model: Path, tmp_path: Pat
         (model / "modules.json").write_text(text)
         with pytest.raises(loadstone.Error, match=r"modules\.json.*format\.config"):
             by_python(model, tmp_path / "other")
-    (model / "modules.json").write_text('[1, {}, {"path": 1}]')  # no valid entry
+    (model / "modules.json").write_text('[1, {}, {"path": 1}]')  # no entry is valid
     assert len(by_python(model, tmp_path / "other")) == 1  # the link
     assert "2_Dense/config.json" not in files_in(tmp_path / "other")
 
@@ -234,7 +234,7 @@ def test_no_part_of_a_path_may_be_a_link(path: str, tmp_path: Path) -> None:
 
 
 def merge_of_two(models: list[Path], target: Path, door: str) -> list[str]:
-    """Return the messages about modules from a merge of two models."""
+    """Return the findings about modules from a merge of two models."""
     if door == "python":
         report = loadstone.merge([(each, 0.5) for each in models], target)
         return warnings_of(report)
@@ -250,7 +250,7 @@ def test_a_merge_names_the_modules_that_it_does_not_merge(
 ) -> None:
     second = tmp_path / "second"
     shutil.copytree(model, second)
-    assert merge_of_two([model, second], tmp_path / "out", door) == []  # control: equal modules
+    assert merge_of_two([model, second], tmp_path / "out", door) == []  # control: identical modules
     if file == "more/x":
         (second / "more").mkdir()
         write_modules(second, [*MODULES, "more"])
@@ -263,7 +263,7 @@ def test_a_merge_names_the_modules_that_it_does_not_merge(
         said = merge_of_two([model, second], tmp_path / target, door)
         named = [each for each in said if str(second) in each]
         assert len(named) == 1 and f"'{file}'" in named[0], said
-        assert "2_Dense/deep" not in named[0]  # equal in both
+        assert "2_Dense/deep" not in named[0]  # identical in both models
     assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == (
         model / "2_Dense" / "model.safetensors"
     ).read_bytes()

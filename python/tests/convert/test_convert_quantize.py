@@ -1,4 +1,4 @@
-"""Checkpoints quantized file to file, against the libraries that define the layouts."""
+"""Quantized checkpoints against the libraries that define the layouts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def differences(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the names that one lacks, or whose dtypes, shapes or bytes differ."""
+    """Return the names of tensors that are missing or differ in dtype, shape or bytes."""
     found = set(first) ^ set(second)
     for name in set(first) & set(second):
         a, b = first[name], second[name]
@@ -66,13 +66,13 @@ def differences(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Te
 def test_files_are_those_of_modelopts_export(
     folders: dict[str, Path], name: str, encoding: str, config: str, tmp_path: Path
 ) -> None:
-    """For fp8 all except the activation scales, which only calibration finds."""
+    """For fp8, ignore the activation scales, which only a calibration can compute."""
     expect_modelopts_export(folders[name], encoding, config, tmp_path)
 
 
 def test_blocks_are_those_of_modelopts_export(tmp_path: Path) -> None:
-    """Weights have several blocks: the export takes the scale of a single block for that of a whole
-    weight, and then shares it with partners."""
+    """Use weights of several blocks, because ModelOpt's export treats the scale of a single block
+    as a scale of the whole weight and shares it with partners."""
     source = write("llama", tmp_path / "wide", hidden_size=256, intermediate_size=384)
     config = "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"
     expect_modelopts_export(source, "fp8-block", config, tmp_path)
@@ -103,7 +103,7 @@ def expect_modelopts_export(source: Path, encoding: str, config: str, tmp_path: 
 
 
 def with_partners_apart(source: Path, target: Path) -> Path:
-    """Write the same tensors in two files: one of each pair of neighbours in each."""
+    """Write the tensors into two files, so that partners are in different files."""
     target.mkdir()
     tensors = tensors_in(source)
     files = {f"m-{i + 1:05}-of-00002.safetensors": sorted(tensors)[i::2] for i in range(2)}
@@ -240,7 +240,7 @@ def test_numbers_that_are_not_finite_are_refused(folders: dict[str, Path], tmp_p
 
 
 def test_memory_does_not_grow_with_layers(tmp_path: Path) -> None:
-    """Anonymous memory of the command, which keeps one group at a time."""
+    """The command keeps only one group of layers in memory at a time."""
     peaks = []
     for layers in (4, 8):
         folder = tmp_path / str(layers)

@@ -1,4 +1,4 @@
-"""The parts of a conversion as tasks of a Ray cluster of several nodes, on this machine."""
+"""Parts of a conversion as tasks of a Ray cluster, which has several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"dtype": torch.float16, "shard_size": 2_200_000}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without task slots, and three nodes with one each."""
+    """Start a head node without task slots, and three nodes with one slot each."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def writers(work: Path) -> list[psutil.Process]:
-    """Return the cluster's processes that have a shard in progress."""
+    """Return the cluster's processes that are writing a shard."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -76,7 +76,7 @@ def writers(work: Path) -> list[psutil.Process]:
 
 
 def strike(work: Path, kill: Callable[[psutil.Process], object], stop: threading.Event) -> bool:
-    """Stop a process that is writing a shard, and kill it while it certainly still is."""
+    """Suspend a process that is writing a shard, so that it is killed before it finishes."""
     while not stop.wait(0.002):
         for process in writers(work):
             process.send_signal(signal.SIGSTOP)
@@ -115,7 +115,7 @@ def test_parts_are_tasks(
         progress=lambda done, total: seen.append((done, total)),
         **OPTIONS,
     )
-    assert len(seen) == 3  # one for each slot
+    assert len(seen) == 3  # one call for each slot
     assert seen[-1][0] == seen[-1][1]
     assert contents(tmp_path / "out") == whole
     assert report.bytes_written == sum(map(len, whole.values()))
@@ -139,7 +139,7 @@ def test_a_node_that_goes_away(
             if not node.head
         }
         node = next(raylets[parent.pid] for parent in process.parents() if parent.pid in raylets)
-        process.kill()  # it is stopped, so it would not notice the end of its node
+        process.kill()  # a suspended process would not notice that its node was removed
         cluster.remove_node(node, allow_graceful=False)
 
     before = len(cluster.list_all_nodes())

@@ -28,7 +28,7 @@ OPTIONS = ["--dtype", "f16", "--shard-size", str(SHARD)]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 MiB in two shards of a folder."""
+    """Write 48 MiB in two shards of a folder."""
     folder = tmp_path_factory.mktemp("source")
     generator = torch.Generator().manual_seed(1)
     for shard in range(2):
@@ -81,7 +81,7 @@ def assert_shards_are_whole(folder: Path, whole: dict[str, bytes]) -> int:
 def test_killed_at_any_moment_and_resumed(
     source: Path, whole: dict[str, bytes], tmp_path: Path, old: bool
 ) -> None:
-    """25 times each: the target is missing or complete; the final bytes are the same."""
+    """After each of 25 kills, the target is missing or complete; a resumed run completes it."""
     target = tmp_path / "out"
     work = tmp_path / ".loadstone-out.part"
     former: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ def test_killed_at_any_moment_and_resumed(
         expected = whole | ({"config.json": b"{}"} if old else {})
         assert found in ({}, former, expected)
         if found == expected:
-            duration *= 0.95  # the machine is faster now
+            duration *= 0.95  # the kill came too late, so make the next one earlier
         elif work.exists():
             kept += assert_shards_are_whole(work / "files", expected) > 0
         if found == expected or random_source.random() < 0.5:
@@ -215,7 +215,7 @@ def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path
 def test_files_that_somebody_puts_among_the_shards_are_refused(
     source: Path, whole: dict[str, bytes], tmp_path: Path, ending: dict[str, bool], name: str
 ) -> None:
-    """They would be part of the target. System files in the folders are allowed."""
+    """Such a file would become part of the target. Files of the operating system are ignored."""
     target = tmp_path / "out"
     options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
     for i in (1, 2):
@@ -242,7 +242,7 @@ def of_values(folder: Path, values: float) -> Path:
     return folder
 
 
-# Sources of all steps before the last: "a" and its copy "c" have equal values, "b" differs.
+# The source of each step before the last one. "a" and its copy "c" have equal values; "b" differs.
 BEGUN: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "a, a": [("a", {"part": (1, 2)}), ("a", {"part": (2, 2)})],
     "a, c": [("a", {"part": (1, 2)}), ("c", {"part": (2, 2)})],
@@ -289,7 +289,7 @@ def test_no_output_mixes_two_sources(
 
 @pytest.mark.parametrize("encoding", ["nvfp4", "nf4"])
 def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
-    """Partners in different parts share a scale; the last step writes the config."""
+    """Partners in different parts share a scale, and the last step writes the config."""
     source = tmp_path / "source"
     source.mkdir()
     generator = torch.Generator().manual_seed(1)
@@ -319,7 +319,7 @@ def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
 
 
 class Results:
-    """An engine with its own kind of futures, as some have."""
+    """An executor whose futures are not those of concurrent.futures."""
 
     def submit(self, call: Any, *arguments: Any) -> Any:
         class Result:
@@ -372,7 +372,7 @@ def test_an_error_of_a_part_is_the_callers(source: Path, tmp_path: Path) -> None
     copy = shutil.copytree(source, tmp_path / "source")
 
     class Breaking(ThreadPoolExecutor):
-        """Damages the source after the work has been divided."""
+        """Damage the source after loadstone has divided the work."""
 
         def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
             for path in copy.iterdir():
@@ -411,7 +411,7 @@ def test_what_tasks_cannot_be_told(source: Path, tmp_path: Path) -> None:
 def test_a_pool_whose_process_is_killed(
     source: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """The pool breaks; the next one continues from its shards."""
+    """The pool breaks, and a second pool continues from the shards of the first one."""
     import multiprocessing
     from concurrent.futures.process import BrokenProcessPool
 

@@ -1,5 +1,5 @@
-"""Conversions of quantized tensors and of experts equal the result of the libraries that wrote the
-bytes."""
+"""Converted quantized tensors and experts have the values that the library which wrote the codes
+computes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_without_being_asked_bytes_stay(tmp_path: Path) -> None:
 
 
 def claim_fp8(folder: Path) -> None:
-    """Without a config that declares it, FP8 weights without scales are plain values."""
+    """Declare FP8; without a declaration, FP8 weights without scales are plain values."""
     (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
 
 

@@ -1,4 +1,4 @@
-"""Conversions that the core once got wrong, each with the smallest checkpoint that shows it."""
+"""Regressions: conversions that the core computed wrongly, each with a minimal checkpoint."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ NVFP4 = {
     "a.weight_scale_2": torch.tensor(0.1),
 }
 PRE = {"a.pre_quant_scale": uniform(256)}
-SMOOTHED = {"a.input_quantizer._pre_quant_scale": uniform(256)}  # as in ModelOpt's modules
+SMOOTHED = {"a.input_quantizer._pre_quant_scale": uniform(256)}  # a name of ModelOpt's modules
 ADDED = {"a.svdquant_lora_a": uniform(8, 256), "a.svdquant_lora_b": uniform(256, 8)}
 SECOND = {"a.weight_scale_2": torch.tensor(3.0)}
 
-# Stored tensors, and the one whose presence forbids decoding by the first scale alone.
+# Stored tensors that include a second scale, so the first scale alone does not give the values.
 NOT_DECODED: dict[str, Any] = {
     "nvfp4, pre_quant_scale": NVFP4 | PRE,
     "fp8, pre_quant_scale": OF_FP8 | PRE,
@@ -72,7 +72,7 @@ def test_a_scale_that_is_not_applied_is_refused(stored: Tensors, tmp_path: Path)
         loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
     assert caught.value.code == "plan.encoding"
     assert not (tmp_path / "out").exists()
-    # Control: without it the first scale is the only one.
+    # Control: without the second scale, the first scale gives the values.
     names = [name for name in stored if "pre_quant" in name or "svd" in name or "scale_2" in name]
     kept = {name: each for name, each in stored.items() if name not in names}
     if "a.weight" in stored and stored["a.weight"].shape == (256, 128):
@@ -85,7 +85,7 @@ EXPERT = "model.layers.0.mlp.experts"
 
 
 def write_experts(folder: Path, model: str, layout: str) -> Path:
-    """Write two experts, separate as Qwen publishes them, or stacked."""
+    """Write two experts, as separate tensors like Qwen's checkpoints, or stacked."""
     folder.mkdir()
     tensors = {
         f"{EXPERT}.{expert}.{leaf}_proj.weight": uniform(*shape).bfloat16()
@@ -120,13 +120,13 @@ def test_stacks_of_mixtral_get_the_names_that_its_readers_know(
 
 
 def test_codes_are_not_said_to_be_fused(tmp_path: Path) -> None:
-    """These formats store experts separately, so the two requests exclude each other."""
+    """nvfp4 stores experts separately, so it excludes experts="fused"."""
     source = write_experts(tmp_path / "source", "qwen3_moe", "separate")
     with pytest.raises(loadstone.Error) as caught:
         loadstone.convert(source, tmp_path / "out", quantize="nvfp4", experts="fused")
     assert (caught.value.code, caught.value.field) == ("plan.options", "experts")
     assert not (tmp_path / "out").exists()
-    file = source / "model.safetensors"  # with a quantized weight
+    file = source / "model.safetensors"  # now with a weight to quantize besides the experts
     save_file(load_file(file) | {"model.layers.0.q_proj.weight": uniform(128, 128)}, file)
     exclude = r"\.experts\."
     loadstone.convert(source, tmp_path / "out", quantize="nvfp4", experts="fused", exclude=exclude)
@@ -165,12 +165,12 @@ def test_a_config_that_is_true_no_more_does_not_come_along(
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
 
 
-# [experts, hidden, 2 * inner] and [experts, inner, hidden], as in Qwen3-VL-MoE.
+# Shapes [experts, hidden, 2 * inner] and [experts, inner, hidden], as in Qwen3-VL-MoE.
 OTHER_WAY = {
     f"{EXPERT}.gate_up_proj": uniform(2, 64, 192).bfloat16(),
     f"{EXPERT}.down_proj": uniform(2, 96, 64).bfloat16(),
 }
-# Only the second tensor shows the orientation of these.
+# The first tensor is square, so only the second one shows the orientation.
 SQUARE = {
     f"{EXPERT}.gate_up_proj": uniform(2, 64, 64).bfloat16(),
     f"{EXPERT}.down_proj": uniform(2, 32, 64).bfloat16(),
@@ -197,7 +197,8 @@ def test_stacks_that_lie_the_other_way_are_transposed(stacks: Tensors, tmp_path:
     for leaf, tensor in expected.items():
         weight = found[f"{EXPERT}.1.{leaf}_proj.weight"]
         assert weight.shape == tensor.shape
-        assert torch.allclose(weight.float(), tensor.float(), rtol=0.07)  # 4 bits of E4M3
+        # E4M3 has 4 significant bits.
+        assert torch.allclose(weight.float(), tensor.float(), rtol=0.07)
 
 
 def test_a_scale_beyond_f16_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Kernels that decode quantized weights, against transformers' own functions, bit for bit.
 
-The weights have all byte values; the scales have every exponent, zero and subnormals; the grids are
-every division of a matrix into blocks that the format allows. Loads with such recipes are compared
-too, against the whole chain of operations in torch.
+The weights contain all byte values; the scales contain every exponent, zero and subnormals; the
+grids are all ways to divide a matrix into blocks that the format allows. Loads that decode are also
+compared with the whole chain of operations in torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = {
     torch.int8: "I8",
 }
 OUTPUTS = [torch.float32, torch.bfloat16, torch.float16]
-# Shapes of weights and scales: blocks of 1 to all elements, shared scales, scalars.
+# Shapes of weights and scales: blocks of one element to the whole weight, shared scales, scalars.
 GRIDS = [
     ((16, 96), (1, 1)),
     ((16, 96), (16, 96)),
@@ -52,12 +52,12 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes, so that NaN equals NaN."""
+    """Return the tensor's bytes, which compare as equal even for NaN."""
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def random_bytes(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return each byte value as often as fits, in a random order."""
+    """Return all byte values in a random order, each about equally often."""
     generator = torch.Generator().manual_seed(seed)
     count = torch.Size(shape).numel()
     values = torch.arange(count).remainder(256)[torch.randperm(count, generator=generator)]
@@ -71,7 +71,7 @@ def random_scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
     scales = torch.randn(shape, generator=generator)
     scales = scales * torch.randint(-140, 120, shape, generator=generator).float().exp2()
     flat = scales.flatten()
-    flat[::5] = flat[::5].sign() * 2.0**-20  # most of the others exceed the range of F16
+    flat[::5] = flat[::5].sign() * 2.0**-20  # most other scales exceed the range of F16
     if flat.numel() > 4:
         flat[3] = 0.0
     return scales.to(dtype)
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused(kernel, weight, scale, shape):
 
 
 class Experts(torch.nn.Module):
-    """Tensors of fused models: stacked, transposed experts, gates next to ups, a plain matrix."""
+    """Targets of fused models: stacked, transposed experts, gates next to ups, a plain matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def build(builder: _core.RecipeBuilder) -> None:
     gates = builder.stack([pair(f"e.{i}.gate", (256, 256), "BF16") for i in range(4)], 0)
     ups = builder.stack([pair(f"e.{i}.up", (256, 256), "BF16") for i in range(4)], 0)
     builder.add("gate_up", builder.concat([gates, ups], 1))
-    # decoded to BF16, then widened
+    # Decoded to BF16, then widened to F32.
     builder.add(
         "down", builder.stack([pair(f"e.{i}.down", (256, 128), "BF16") for i in range(4)], 0)
     )
@@ -282,7 +282,7 @@ def test_loads_are_what_transformers_makes(tmp_path, staging, threads):
     for name, tensor in quantized_result(state).items():
         assert torch.equal(bits(tensors[name]), bits(tensor)), name
     assert plan.bytes_to_read == sum(tensor.nbytes for tensor in state.values())
-    # a slot has at least twice the 16 bytes that one element is decoded from
+    # The staging has room for at least two elements, each decoded from 16 bytes.
     assert report.numbers()["staging_bytes_peak"] <= max(staging, 32)
     _core.require_delivered(plan, report)
     rows = (report.provenance(index) for index in range(len(report)))

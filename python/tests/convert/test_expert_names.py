@@ -1,4 +1,4 @@
-"""Experts that a conversion separates get the names that their model is published with."""
+"""A conversion to separate experts gives them the names of the published checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5.23")
 
 from transformers_models import by_name, write_checkpoint
 
-# Every combination of a block name and expert names in the files of transformers' models.
+# Every combination of block name and expert names in the published checkpoints.
 TYPES = (
     "mixtral", "phimoe", "minimax", "minimax_m2", "kimi_linear",  # block_sparse_moe, w1
     "minimax_m3_vl", "lfm2_moe", "deepseek_v4", "mistral_large4_text", "mistral_large4",  # w1
@@ -39,7 +39,7 @@ def test_experts_get_their_published_names(model_type: str, tmp_path: Path) -> N
     separated = tensors_of(back)
     assert separated.keys() == found.keys()
     assert all(torch.equal(separated[name], value) for name, value in found.items())
-    # Quantization separates stacks too.
+    # Quantization also separates stacks.
     for source in (model, fused):
         loadstone.convert(
             source, tmp_path / f"{source.name}-fp8", quantize="fp8", style="compressed-tensors"
@@ -50,7 +50,7 @@ def test_experts_get_their_published_names(model_type: str, tmp_path: Path) -> N
 
 
 def test_a_block_without_single_experts_keeps_its_name(tmp_path: Path) -> None:
-    """Control: Granite's block has Mixtral's name, but contains its own kind of stacks."""
+    """Control: Granite's block is named like Mixtral's, but contains different stacks."""
     write_checkpoint(by_name("granitemoe"), tmp_path / "model", "public")
     with pytest.raises(loadstone.Error, match="no tensor is an expert"):
         loadstone.convert(tmp_path / "model", tmp_path / "fused", experts="fused")

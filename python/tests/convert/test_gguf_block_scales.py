@@ -1,5 +1,5 @@
-"""A scale of GGUF blocks, applied as llama.cpp does: one per matrix, or one per expert. The
-expected values are gguf-py's, times the scale."""
+"""Scales of GGUF blocks, applied as llama.cpp does: one per matrix or one per expert. The expected
+values are gguf-py's values times the scale."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_numbers_are_multiplied(kind: Kind, tmp_path: Path) -> None:
         assert opened.components(f"{UP}.weight").keys() == {"data", "scale"}
     half = loadstone.load_file(path, dtype="bfloat16")
     assert torch.equal(half[f"{UP}.weight"], expected[f"{UP}.weight"].bfloat16())
-    # Control: without the scale the values differ.
+    # Control: the values without the scale differ.
     bare = write(tmp_path / "b.gguf", kind, other={f"{UP}.scale": None})
     assert not torch.equal(loadstone.load_file(bare)[f"{UP}.weight"], expected[f"{UP}.weight"])
 
@@ -130,7 +130,7 @@ def test_numbers_of_an_output(
     for name, each in expected.items():
         assert torch.equal(found[name], each), name
     assert run("verify", source, out).returncode == 0
-    # Control: the comparison detects values without the scale.
+    # Control: verify detects a missing scale.
     bare = write(tmp_path / "c.gguf", kind, other={f"{UP}.scale": None})
     assert run("verify", bare, out).returncode != 0
 
@@ -166,7 +166,7 @@ def test_rules_move_both_or_neither(tmp_path: Path) -> None:
     with pytest.raises(loadstone.Error, match="would not stay with them") as caught:
         loadstone.convert(source, tmp_path / "c.gguf", rules=[rename(rf"{UP}\.weight", "x.weight")])
     assert caught.value.code == "plan.encoding"
-    # Plain values need no scale, regardless of their name.
+    # A scale applies only to blocks, not to plain values next to it.
     loadstone.convert(
         source, tmp_path / "d.safetensors", rules=[rename(rf"{UP}\.weight", "x")], dtype="float32"
     )
@@ -223,7 +223,7 @@ def test_a_scale_that_fits_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_the_same_name_beside_other_blocks_is_a_weight_of_its_own(tmp_path: Path) -> None:
-    """Gemma's "ffn_down_exps.scale" scales the output of experts, of any type."""
+    """Gemma's "ffn_down_exps.scale" scales the output of the experts, regardless of their type."""
     source = write(tmp_path / "a.gguf", Kind.Q8_0)
     loadstone.convert(source, tmp_path / "b.safetensors", dtype="float32")
     found = load_file(tmp_path / "b.safetensors")

@@ -25,7 +25,7 @@ SOURCE = os.environ.get("LOADSTONE_LLAMA_CPP")
 COLUMNS = 1280
 COUNT = COLUMNS * 256
 
-# loadstone's names, and ggml's.
+# loadstone's names of the formats, and ggml's names.
 FORMATS = {
     "q4_0": "q4_0",
     "q4_1": "q4_1",
@@ -43,7 +43,7 @@ FORMATS = {
     "tq2_0": "tq2_0",
     "mxfp4-gguf": "mxfp4",
 }
-# Encodings with grid points: slow, so they have fewer rows of each kind.
+# Encodings that search grid points. They are slow, so they are tested with fewer rows.
 GRIDS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 NEED_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
 GRID_ROWS = 40
@@ -56,7 +56,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if SOURCE is None:
         pytest.skip("LOADSTONE_LLAMA_CPP names no unpacked source package of llama-cpp-python")
     sys.path.insert(0, str(ROOT / "tools"))
-    from ggml_oracle import Oracle, build  # a program, not a package
+    from ggml_oracle import Oracle, build  # a script in tools
 
     return Oracle(build(Path(SOURCE), tmp_path_factory.mktemp("ggml")))
 
@@ -101,21 +101,21 @@ def rows(numbers: np.ndarray) -> np.ndarray:
 def encoded(
     name: str, numbers: np.ndarray, dtype: str = "F32", importance: list[float] | None = None
 ) -> np.ndarray:
-    """Return loadstone's blocks of ``[rows, columns]`` values, read as `dtype`."""
+    """Return the GGUF blocks that loadstone encodes from values ``[rows, columns]`` of `dtype`."""
     shape = list(numbers.shape)
     ((_, stored, _),) = _core.scaled.parts_of(name, "", shape, dtype, importance)
     blocks = torch.zeros(stored, dtype=torch.uint8)
     data = torch.from_numpy(numbers.view(np.uint8).reshape(-1).copy())
     places = [blocks.view(-1)]
     good = _core.scaled.encode(name, "", shape, data, dtype, [], places, importance)
-    if good < numbers.size:  # the values up to the first block with an infinite scale
+    if good < numbers.size:  # the block after the first `good` values has an infinite scale
         decoded = loadstone.dequantize({"data": blocks}, name, tuple(shape), torch.float32)
         assert not decoded.flatten()[good : good + COLUMNS].isfinite().all()
     return blocks.numpy()
 
 
 def importances() -> dict[str, np.ndarray]:
-    """Column importances: with some zeros, heavy-tailed, with runs of zeros, and all zero."""
+    """Return column importances: some zeros, heavy-tailed, runs of zeros, and all zeros."""
     random = np.random.default_rng(4)
     some = random.random(COLUMNS)
     made = {
@@ -129,7 +129,7 @@ def importances() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_blocks_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte, for a few million values of 22 kinds."""
+    """Compare the bytes of a few million values of 22 kinds."""
     with np.errstate(all="ignore"):
         for kind, numbers in samples():
             given = rows(numbers)
@@ -138,7 +138,7 @@ def test_blocks_are_those_of_ggml(name: str, oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_blocks_with_an_importance_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte; formats that ignore the importance have the same bytes as without it."""
+    """Formats that ignore the importance have the same bytes as without it."""
     with np.errstate(all="ignore"):
         for label, importance in importances().items():
             for kind, numbers in samples():
@@ -151,7 +151,7 @@ def test_blocks_with_an_importance_are_those_of_ggml(name: str, oracle: Any) -> 
 def same_blocks(
     name: str, given: np.ndarray, importance: np.ndarray | None, oracle: Any
 ) -> tuple[bool, int]:
-    """Compare the blocks that ggml encodes; return the result and their number."""
+    """Compare the blocks that ggml can encode; return the result and the number of blocks."""
     listed = None if importance is None else importance.tolist()
     expected, good = oracle.encode_grid(name, given, importance)
     made = encoded(name, given, importance=listed).reshape(expected.shape)
@@ -160,7 +160,7 @@ def same_blocks(
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_of_grids_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Byte for byte, for more than a million values; ggml itself fails if squares overflow."""
+    """Compare more than a million values; skip blocks whose squares overflow, as ggml fails."""
     choices = importances()
     compared = 0
     with np.errstate(all="ignore"):
@@ -179,7 +179,7 @@ def test_points_of_grids_are_those_of_ggml(name: str, oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_comparison_of_grids_sees_one_bit(name: str, oracle: Any) -> None:
-    """Control: the comparison detects the last bit of one weight of the largest value."""
+    """Control: the comparison detects one changed bit."""
     given = rows(np.random.default_rng(5).standard_normal(COUNT))[:2]
     importance = importances()["heavy-tailed"]
     assert same_blocks(name, given, importance, oracle) == (True, 10)
@@ -190,7 +190,7 @@ def test_the_comparison_of_grids_sees_one_bit(name: str, oracle: Any) -> None:
 
 
 def test_runs_of_zeros_in_iq3_s_stay_where_decoders_look_for_them(oracle: Any) -> None:
-    """ggml's own code shifts the values that follow; loadstone's decodes to the original values."""
+    """ggml shifts the values after a run of zeros; loadstone's blocks decode correctly."""
     given = rows(np.random.default_rng(6).standard_normal(COUNT))[:4].copy()
     given[:, 64:96] = 0
     made = encoded("iq3_s", given)

@@ -1,5 +1,5 @@
-"""Mixes, with and without importance matrices: digests of llama-quantize's output for a small
-model."""
+"""Mixes, with and without importance matrices, against digests of llama-quantize's output for a
+small model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_mix_is_that_of_llama_quantize(
 def test_all_doors_write_the_same_file(
     small: Path, imatrix: dict[str, Path | None], tmp_path: Path
 ) -> None:
-    """Python, the command, a merge with itself, and all numbers of threads write equal bytes."""
+    """Python, the command and a merge write equal bytes, for any number of threads."""
     keys = llama_quantize.write_keys(tmp_path / "keys.json", llama_quantize.METADATA)
     options: dict[str, Any] = {"quantize": "q4_k_m", "imatrix": imatrix["gguf"]}
     loadstone.convert(small, tmp_path / "call.gguf", metadata=keys, **options)
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_one_pass_is_small_and_writes_one_file(tmp_path: Path) -> None:
-    """A model larger than the bound; no file may be larger than the output."""
+    """Convert a model larger than the memory limit, without a temporary file."""
     tensors: Stored = {
         "token_embd.weight": ("BF16", [32_000, 2048], None),
         "output.weight": ("BF16", [32_000, 2048], None),

@@ -1,4 +1,4 @@
-"""Blocks of GGUF formats against gguf-py, torch's rounding and diffusers' functions."""
+"""Decoded GGUF blocks against gguf-py, torch's rounding and diffusers' functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 import loadstone
 from loadstone import _core
 
-# Offsets of 16-bit scales in a block; gguf-py does not support the newer types.
+# Offsets of 16-bit scales in a block, for the formats that gguf-py supports.
 HALVES = {name: places for name, places in ALL_HALVES.items() if name not in YOUNGER}
 IN_DIFFUSERS = [kind.name for kind in dequantize_functions if kind.name != "BF16"]
 # Zeros, ones, the smallest and largest values, infinities and NaNs, with both signs.
@@ -34,7 +34,7 @@ def random_blocks(name: str, count: int, seed: int = 0) -> np.ndarray:
 
 def special_blocks(name: str) -> np.ndarray:
     """Return random blocks with all pairs of special scales; IQ1_M splits its scale into four
-    parts."""
+    groups of bits."""
     pairs = [(first, second) for first in SPECIAL for second in SPECIAL]
     rows = random_blocks(name, len(pairs), seed=1)
     for row, pair in zip(rows, pairs, strict=True):
@@ -58,7 +58,7 @@ def decoded(name: str, rows: np.ndarray, dtype: torch.dtype, mode: str = "exact"
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare every bit, including signs of zeros; any two NaNs match, because their bits depend on
+    """Compare every bit, including signs of zeros. Any two NaNs match, because their bits depend on
     the machine."""
     assert found.dtype is expected.dtype and found.shape == expected.shape
     bits = BITS[found.dtype]
@@ -96,7 +96,7 @@ def test_compatible_is_what_diffusers_computes(
 
 
 def test_the_dialects_differ() -> None:
-    """Control: F16 arithmetic makes a difference."""
+    """Control: F16 arithmetic changes the values."""
     rows = random_blocks("Q4_K", 50)
     exact = decoded("Q4_K", rows, torch.float32)
     compatible = decoded("Q4_K", rows, torch.float32, "diffusers-compatible")
@@ -104,7 +104,7 @@ def test_the_dialects_differ() -> None:
 
 
 def test_the_comparison_sees_one_bit() -> None:
-    """Control: a wrong last bit, and a wrong sign of a zero."""
+    """Control: detect a wrong last bit and a wrong sign of zero."""
     values = torch.tensor([1.0, 0.0, float("nan")])
     assert_same_bits(values, values.clone())
     for place in (0, 1):
@@ -116,7 +116,7 @@ def test_the_comparison_sees_one_bit() -> None:
 
 @pytest.mark.parametrize("name", ["Q1_0", "Q2_0"])
 def test_formats_that_gguf_py_cannot_decode(name: str) -> None:
-    """One scale, then codes of 1 or 2 bits, the low ones first."""
+    """Decode the formats here: one scale, then codes of 1 or 2 bits, low bits first."""
     elements, size = _core.gguf_layout(name)
     width = 1 if name == "Q1_0" else 2
     rows = np.random.default_rng(0).integers(0, 256, (20, size), np.uint8)
@@ -162,7 +162,7 @@ def test_dequantize_gives_a_tensor(dtype: torch.dtype) -> None:
     for asked in (dtype, str(dtype).removeprefix("torch.")):
         found = loadstone.dequantize({"data": data}, "q8_0", [6, 4, 64], asked)
         assert torch.equal(found, expected) and found.dtype is dtype
-    # Not contiguous, and in a different shape: only the blocks count.
+    # A tensor that is not contiguous and one with a different shape decode to the same values.
     apart = torch.stack([data, data])[:, :, :].transpose(0, 1)[:, 0]
     flat = {"data": apart.reshape(-1)}
     assert torch.equal(loadstone.dequantize(flat, "Q8_0", (24, 64), dtype).view(6, 4, 64), expected)

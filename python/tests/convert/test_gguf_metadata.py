@@ -68,7 +68,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
     DOORS[door](source, tmp_path / "b.safetensors")
     DOORS[door](tmp_path / "b.safetensors", tmp_path / "c.gguf")
     assert fields(tmp_path / "c.gguf") == fields(source)
-    # Control: without the key numbers stay text.
+    # Control: without the key for types, all values remain strings.
     with safe_open(tmp_path / "b.safetensors", "np") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -80,7 +80,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
 
 
 TOKENS = "tokenizer.ggml.tokens"
-# A key that safetensors cannot store, a file next to the source, and True if there is a warning.
+# A key that safetensors cannot store, a file next to the source or target, and whether it warns.
 LOST: dict[str, tuple[str, str, bool]] = {
     "description": ("general.tags", "", False),
     "vocabulary": (TOKENS, "", True),
@@ -101,7 +101,7 @@ def test_a_vocabulary_that_safetensors_lose_is_a_warning(
     write(tmp_path / "source" / "a.gguf", [(key, ["a", "b"], Type.ARRAY)])
     if beside:
         (tmp_path / beside).write_text("{}")
-    # conversions to folders copy the files
+    # Only conversions to folders copy the file next to the source.
     is_lost |= beside.startswith("source") and target != "out"
     for dry_run in (True, False):
         report = loadstone.convert(tmp_path / "source", tmp_path / target, dry_run=dry_run)
@@ -127,7 +127,7 @@ def test_text_that_somebody_edits(tmp_path: Path) -> None:
     tensor = {"a.weight": np.ones((4, 4), np.float32)}
     metadata = {
         "general.architecture": "llama",
-        "general.file_type": "0",  # the format fixes this type
+        "general.file_type": "0",  # GGUF fixes the type of this key
         "general.name": "12",
         "llama.block_count": "8",
         "llama.layers": "300",
@@ -153,7 +153,7 @@ def test_text_that_somebody_edits(tmp_path: Path) -> None:
 
 FileType = gguf.LlamaFileType
 
-# Source encoding, declared file type, options, expected file type (None: removed).
+# Source encoding, declared file type, options, and expected file type (None if it is removed).
 FILE_TYPES: dict[str, tuple[Kind, int, dict[str, Any], int | None]] = {
     "a copy keeps an odd one": (Kind.Q4_0, 15, {}, 15),
     "a copy of numbers": (Kind.F32, 0, {}, 0),

@@ -1,4 +1,4 @@
-"""Options of conversions and merges that cannot be met: without effect, or out of range."""
+"""Options of conversions and merges that have no effect or are out of range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE: list[dict[str, Any]] = [
     {"trust_code": True},
     {"converter": "llama.cpp"},
 ]
-# By option, values below, above and of the wrong type; then a valid one.
+# For each option: a value below the range, one above, one of a wrong type, and a valid value.
 RANGES: dict[str, tuple[Any, ...]] = {
     "threads": (-1, 2**32, 1.5, 1),
     "shard_size": (-1, 2**63, "one", "9" * 400, 1000),

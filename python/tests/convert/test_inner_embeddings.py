@@ -1,4 +1,4 @@
-"""Embeddings inside the blocks of diffusers' models, which no reader opens as codes."""
+"""Embeddings inside the blocks of diffusers' models, which no library loads as codes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import loadstone
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three models and an adapter."""
+    """Write three models and an adapter."""
     folder = tmp_path_factory.mktemp("merge")
     for seed, name in enumerate("abc"):
         save_file(model(seed), folder / f"{name}.safetensors")
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linear(weights: dict[int, float]) -> dict[str, torch.Tensor]:
-    """Return the sum by definition: in F32, term by term."""
+    """Return the weighted sum in F32, added term by term."""
     models = {seed: model(seed) for seed in weights}
     first = models[next(iter(weights))]
     merged = {}
@@ -116,7 +116,7 @@ class TestLowRank:
 
 
 class TestCost:
-    """The bytes do not depend on how the work is divided."""
+    """The output's bytes do not depend on the number of threads or the memory limit."""
 
     @pytest.mark.parametrize("threads", [1, 2, 3])
     @pytest.mark.parametrize("memory", [None, "24MB"])

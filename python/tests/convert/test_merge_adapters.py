@@ -1,7 +1,7 @@
 """Adapters of peft, diffusers and kohya: names, scales and kinds, against peft's own merge.
 
-peft and loadstone sum a product in different orders, so their F32 results are not equal bit for
-bit: both must be within the bound of such sums around the exact result (:func:`close`). Sums in a
+peft and loadstone sum a product in different orders, so their F32 results differ in the last bits.
+Both must be within the error bound of such sums around the exact result (:func:`close`). Sums in a
 fixed order are compared bit for bit.
 """
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def randomised(wrapped: Any) -> None:
-    """Randomise matrices that peft initialises to zero, which would hide errors."""
+    """Fill the matrices that peft initialises to zero, because zeros would hide errors."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
@@ -72,7 +72,7 @@ def merged(tmp_path: Path, **options: Any) -> dict[str, torch.Tensor]:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, scale: float) -> None:
-    """Compare within the roundings of two sums; ``scale`` is the magnitude of the terms."""
+    """Check the difference against the rounding of two sums of terms as large as ``scale``."""
     bound = scale * EPSILON * expected.abs().max().clamp(min=1).item()
     assert (found.double() - expected.double()).abs().max().item() <= bound
 
@@ -103,7 +103,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Each field of peft's LoraConfig. If a new field fails the test below, find out its effect.
+# Fields of peft's LoraConfig that loadstone uses. If the test below fails for a new field, find out
+# what the field does.
 USED = {
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora",
     "fan_in_fan_out", "init_lora_weights",
@@ -141,7 +142,7 @@ class TestPeft:
     @pytest.mark.parametrize("alpha", [0, -3, 5])
     @pytest.mark.parametrize("where", ["alone", "rslora", "pattern", "dora"])
     def test_alphas_of_zero_and_below(self, tmp_path: Path, where: str, alpha: int) -> None:
-        """peft then adds nothing, or subtracts."""
+        """For such an alpha, peft adds nothing or subtracts the product."""
         config: dict[str, Any] = {"target_modules": ["first", "second"], "r": 4, "lora_alpha": 2}
         more = {"pattern": {"alpha_pattern": {"first": alpha}}, "alone": {}}
         more |= {"rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
@@ -162,7 +163,7 @@ class TestPeft:
             close(found["first.weight"], expected["first.weight"], 200)
 
     def test_transposed_weights(self, tmp_path: Path) -> None:
-        base = {"h.0.attn.c_attn.weight": torch.randn(24, 72)}  # [in, out], as in GPT-2
+        base = {"h.0.attn.c_attn.weight": torch.randn(24, 72)}  # shape [in, out], as in GPT-2
         adapter = products(4, 1, {"h.0.attn.c_attn": (72, 24)})
         save_file(base, tmp_path / "base.safetensors")
         write_peft(tmp_path / "adapter", adapter, r=4, lora_alpha=4, fan_in_fan_out=True)
@@ -206,7 +207,7 @@ class TestDiffusers:
 
 
 class TestNames:
-    """The same product under each library's names."""
+    """The same product under the names of each library."""
 
     MODULE = "transformer_blocks.0.attn.to_q"
 
@@ -274,7 +275,7 @@ class TestNames:
 
 
 class TestParts:
-    """The product of one module inside a tensor of several."""
+    """The product of a module that is one part of a fused tensor."""
 
     def test_queries_and_values_of_a_fused_tensor(self, tmp_path: Path) -> None:
         base = {"l.qkv_proj.weight": torch.randn(24 + 8 + 8, 16)}
@@ -334,7 +335,7 @@ class TestParts:
 
 
 class TestRefused:
-    """Nothing of an adapter is dropped silently."""
+    """Adapters that loadstone rejects, so that it drops no tensor silently."""
 
     def refused(self, tmp_path: Path, adapter: dict[str, torch.Tensor], **config: Any) -> Any:
         save_file(model(0), tmp_path / "base.safetensors")
@@ -404,7 +405,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
     def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
-        """When peft loads such an adapter, it changes the base: it is not a plain difference."""
+        """peft changes the base when it loads such an adapter, so it is not a plain difference."""
         saved(tmp_path, target_modules=["first"], r=4)
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())
@@ -455,7 +456,7 @@ class TestRefused:
         assert field in str(error) or error.field == field
 
     def test_numbers_that_are_none(self, tmp_path: Path) -> None:
-        """Python writes them, but no other JSON reader accepts them."""
+        """Python's json module writes NaN and infinities, which the JSON standard does not have."""
         assert "NaN or infinite" in str(self.config_error(tmp_path, lora_alpha=float("nan")))
 
     def test_text_that_is_no_configuration(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files next to models and adapters: a merge keeps the first model's, and names the others."""
+"""Files next to models and adapters: a merge copies the first model's and names the others'."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def token(text: str) -> dict[str, Any]:
 
 
 DENSE = [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Dense"}]
-# File, its content in the first model and in the other input, and words of the warning.
+# A file, its content in the first model and in the other input, and a part of the warning.
 DIFFERENT: dict[str, tuple[str, Any, Any, str]] = {
     "tokens": ("tokenizer.json", tokenizer(), tokenizer("<s>"), "'tokenizer.json'"),
     "normalizer": (
@@ -175,7 +175,7 @@ def test_what_is_alike_is_not(case: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "method"), INPUTS)
 def test_all_files_of_all_inputs(kind: str, method: str, tmp_path: Path) -> None:
-    """Control: the warning omits the same input without its own files."""
+    """Control: inputs without companion files do not warn."""
     first, other = as_model(tmp_path / "first"), MAKE[kind](tmp_path / "other")
     assert warnings_of(merged(first, other, kind, method, tmp_path / "out")) == []
     for folder, text in ((first, "x"), (other, "y")):
@@ -213,7 +213,7 @@ def test_an_older_file_of_the_vocabulary_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_the_template_of_a_gguf_file(tmp_path: Path) -> None:
-    """Its metadata has the tokens, so tokenizer files are not compared."""
+    """GGUF metadata contains the tokens, so a merge does not compare tokenizer files."""
     first, adapter = as_model(tmp_path / "first"), as_adapter(tmp_path / "adapter")
     metadata = {"general.architecture": "llama", "tokenizer.chat_template": "{{x}}"}
     loadstone.convert(first, tmp_path / "first.gguf", metadata=metadata)
@@ -260,7 +260,7 @@ def test_a_lost_adapter_is_a_warning(case: str, target: str, tmp_path: Path) -> 
 
 
 def test_adapters_that_are_not_lost(tmp_path: Path) -> None:
-    """An adapter that is merged, other formats of the source, and training checkpoints."""
+    """Do not warn of merged adapters, other formats of the source, or training checkpoints."""
     base = as_model(tmp_path / "base")
     adapter = as_adapter(base / "speech-lora")
     assert warnings_of(loadstone.merge(base, tmp_path / "out", lora=adapter)) == []
@@ -289,7 +289,7 @@ def test_factors_of_other_programs(names: str, tmp_path: Path) -> None:
 
 
 def test_a_lone_adapter(tmp_path: Path) -> None:
-    """Its factors stay, and a weight would count twice."""
+    """A weight is rejected, because it would apply to both factors and so count twice."""
     adapter = as_adapter(tmp_path / "a")
     loadstone.merge([(adapter, 1.0)], tmp_path / "out")
     same = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()

@@ -1,6 +1,6 @@
-"""Adapters of models whose encoder and decoder are different classes, against peft's trained model.
+"""Adapters of models with an encoder and a decoder of different classes, against peft's model.
 
-The decoder is tied by its own config, and only its layers store weights transposed.
+The decoder's own config declares the tie, and only the decoder's layers store transposed weights.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def logits(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def trained(folder: Path, which: str, wish: dict[str, Any]) -> torch.Tensor:
-    """Write base and adapter; return the logits of the trained model."""
+    """Write a base and an adapter; return the logits of the trained model."""
     cls, config, encoder, inputs = MODELS[which]
     model = cls(config=config(encoder=encoder.to_dict(), decoder=DECODER.to_dict()))
     randomise_all(model, 3)
@@ -92,7 +92,7 @@ def test_the_result_is_the_trained_model(
     expected = trained(tmp_path, which, TRAINED[change])
     file = tmp_path / "base" / "config.json"
     text = json.loads(file.read_text())
-    text["tie_word_embeddings"] = False  # the composite's field; transformers reads the decoder's
+    text["tie_word_embeddings"] = False  # transformers reads the decoder's field instead
     if decoder_says is not None:
         text["decoder"]["tie_word_embeddings"] = decoder_says
     file.write_text(json.dumps(text))
@@ -117,7 +117,7 @@ def test_peft_transposes_by_the_layer(declares: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["InternVLChatModel", "InternVLModel"])
 def test_a_chat_model_has_a_head(architecture: str, tmp_path: Path) -> None:
-    """Remote code uses this name for a model with a head; the control is a class without one."""
+    """Remote code names a model with a head so. The control is the class without a head."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     name = "language_model.model.embed_tokens"
     base.mkdir()

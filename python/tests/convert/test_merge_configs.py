@@ -1,5 +1,5 @@
-"""Models with different configs or vocabularies: a merge keeps the first's, and names the
-differences."""
+"""Models with different configs or vocabularies: a merge keeps those of the first model, and names
+the differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder_of(path: Path, config: dict[str, Any] | None) -> Path:
     return path
 
 
-# Config of the other model, and the fields that the warning names.
+# Config of the second model, and the fields that the warning names.
 OTHERS: dict[str, tuple[dict[str, Any] | None, list[str]]] = {
     "same": (CONFIG, []),
     "file's own": (CONFIG | {"_name_or_path": "b", "transformers_version": "5", "dtype": "x"}, []),
@@ -131,7 +131,7 @@ def test_arrays_of_gguf(case: str, tmp_path: Path) -> None:
 
 
 def test_architectures_of_gguf(tmp_path: Path) -> None:
-    """These keys determine the order of query and key rows."""
+    """The warning names the architecture, which determines the order of query and key rows."""
     a, b = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", architecture="qwen2")
     warning = by_convert({a: 0.5, b: 0.5}, tmp_path / "out.gguf")
     assert 'general.architecture ("qwen2", and "llama" in the output)' in warning
@@ -147,7 +147,7 @@ def tokenizer(tokens: list[str], **settings: Any) -> str:
     return json.dumps(settings | {"added_tokens": added, "model": {"vocab": vocabulary}})
 
 
-# File, its text for both models, and True if the vocabularies differ.
+# A vocabulary file, its text in both models, and True if the vocabularies differ.
 VOCABULARIES: dict[str, tuple[str, str, str, bool]] = {
     "order": ("tokenizer.json", tokenizer(["a", "b"]), tokenizer(["b", "a"]), True),
     "more": ("tokenizer.json", tokenizer(["a"]), tokenizer(["a", "b"]), True),

@@ -60,14 +60,13 @@ def test_they_are_merged_as_numbers(
     wanted = 0.25 * a + 0.5 * b
     found = load_file(tmp_path / "out.safetensors")[WEIGHT]
     wide = torch.float32 if dtype == "f32" else torch.bfloat16
-    # A merge has the dtype of its first model, and FP8 counts as BF16.
+    # The output has the dtype of the first model; for FP8 it is BF16.
     assert found.dtype == wide
     assert torch.equal(found, (wanted if wide == torch.float32 else wanted.bfloat16()).to(wide))
 
 
 @pytest.mark.parametrize("method", ["task-arithmetic", "ties", "dare-linear", "dare-ties", "slerp"])
 def test_every_method_computes_with_them(method: str, tmp_path: Path) -> None:
-    """The result equals a merge of the same values in BF16."""
     results = []
     for dtype in (torch.float8_e4m3fn, torch.bfloat16):
         folder = tmp_path / str(dtype)
@@ -104,7 +103,6 @@ def test_adapters_are_added_to_them(door: Callable[..., None], tmp_path: Path) -
 
 
 def test_what_nothing_changes_stays(tmp_path: Path) -> None:
-    """Control: an adapter of a different weight leaves the codes unchanged."""
     base = write(tmp_path / "a.safetensors", 1, torch.float8_e4m3fn)
     save_file(load_file(base) | {"other.weight": torch.zeros(24, 16)}, base)
     product = {"other.lora_A.weight": torch.randn(2, 16), "other.lora_B.weight": torch.randn(24, 2)}
@@ -115,7 +113,7 @@ def test_what_nothing_changes_stays(tmp_path: Path) -> None:
     assert torch.equal(found[WEIGHT].float(), load_file(base)[WEIGHT].float())
 
 
-# True for names of plain FP8 values; scales of unknown codes can be FP8 too.
+# Names of FP8 tensors, and True if they are plain values; others may be scales of unknown codes.
 NAMES = {
     "norm.query_norm.scale": True,
     "blocks.0.scale_shift_table": True,

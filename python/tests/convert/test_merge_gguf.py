@@ -1,4 +1,4 @@
-"""Merges from and into GGUF files: merged tensors become floats, the others do not change."""
+"""Merges from and into GGUF files: merged tensors become floats, the others are unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (96, 64)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base in Q8_0, and an adapter for one of its two weights."""
+    """Write a base in Q8_0, and an adapter for one of its two weights."""
     folder = tmp_path_factory.mktemp("merge_gguf")
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(SHAPE, generator=generator) for name in (MERGED, OTHER)}
@@ -40,7 +40,7 @@ def sum_of(folder: Path) -> torch.Tensor:
 
 
 def blocks(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Return type and bytes of each tensor, as gguf-py reads them."""
+    """Return the type and the bytes of each tensor, as gguf-py reads them."""
     reader = gguf.GGUFReader(path)
     return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
 
@@ -100,7 +100,7 @@ def test_a_file_without_an_architecture_is_refused(folder: Path, tmp_path: Path)
 def test_a_head_that_is_the_embedding(
     architecture: str, has_head: bool, tie: str, tmp_path: Path
 ) -> None:
-    """llama.cpp uses the embedding if the file has no head, except for encoders."""
+    """Without a head in the file, llama.cpp uses the embedding, except for encoders."""
     embedding, keys = torch.randn(SHAPE), {"general.architecture": architecture}
     save_file({"token_embd.weight": embedding}, tmp_path / "base.safetensors")
     base = tmp_path / "base.gguf"

@@ -30,7 +30,7 @@ def f32(number: float) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base and two models that differ from it slightly."""
+    """Write a base and two models that differ from it slightly."""
     folder = tmp_path_factory.mktemp("methods")
     generator = torch.Generator().manual_seed(5)
     base = torch.randn(SHAPE, generator=generator)
@@ -62,7 +62,7 @@ def differences(folder: Path, prune: Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def elected(parts: list[torch.Tensor], is_mean: bool) -> torch.Tensor:
-    """Sum the values with the sign of the total."""
+    """Sum the values whose sign is the sign of the total."""
     sign = torch.where(parts[0] + parts[1] >= 0, 1.0, -1.0)
     total, divisor = torch.zeros(SHAPE), torch.zeros(SHAPE)
     for part, weight in zip(parts, WEIGHTS, strict=True):
@@ -73,7 +73,7 @@ def elected(parts: list[torch.Tensor], is_mean: bool) -> torch.Tensor:
 
 
 def largest(density: float) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    """Keep values at least as large as the k-th largest magnitude."""
+    """Return a function that keeps the values at least as large as the k-th largest magnitude."""
 
     def prune(difference: torch.Tensor, _: int) -> torch.Tensor:
         kept = max(1, math.floor(density * difference.numel()))
@@ -93,7 +93,7 @@ STEP = 0x9E3779B97F4A7C15
 
 
 def drawn(seed: int, name: str, model: int, density: float, index: int) -> bool:
-    """The generator, as specified in docs and headers."""
+    """Return whether DARE keeps an element; the generator is the one that the docs specify."""
     key = mixed((seed + STEP) & MASK64)
     for byte in name.encode():
         key = mixed(((key ^ byte) + STEP) & MASK64)
@@ -218,7 +218,7 @@ class TestSlerp:
 
     @pytest.mark.parametrize("which", ["a", "b", "both"])
     def test_zeros_have_no_direction(self, tmp_path: Path, which: str) -> None:
-        """They are interpolated linearly; mergekit treats them as perpendicular to everything."""
+        """SLERP interpolates tensors of zeros linearly, unlike mergekit."""
         numbers = torch.randn(SHAPE, generator=torch.Generator().manual_seed(8))
         zeros = torch.zeros(SHAPE)
         a = zeros if which in ("a", "both") else numbers
@@ -261,7 +261,7 @@ class TestRefused:
             ("task-arithmetic", (0.0, 0.0)),
             ("linear", (1.0, -0.9999999)),
             ("ties", (1.0, -0.9999999)),
-            ("ties", (2.0, 0.5, -0.5)),  # the weights do not cancel, but those of one element may
+            ("ties", (2.0, 0.5, -0.5)),  # the weights elected for one element may cancel
             ("dare-ties", (1.0, -1.0)),
         ],
     )
@@ -280,7 +280,7 @@ class TestRefused:
 
 
 class TestNotFinite:
-    """Finite values may become infinite, in F32 or in the dtype of the output."""
+    """Finite values that become infinite in F32 or in the dtype of the output."""
 
     @pytest.mark.parametrize(
         ("dtype", "base", "weights"),
@@ -307,7 +307,7 @@ class TestNotFinite:
         names = (tmp_path / "a.safetensors", tmp_path / "b.safetensors")
         sources = list(zip(names, weights, strict=True))
         out = tmp_path / "x.safetensors"
-        # The sum is F32, which can represent that of the F16 values.
+        # The F32 sum is finite, and overflows only in the cast to F16.
         is_cast = dtype == torch.float16 and base == 6e4
         code = "convert.overflow" if is_cast else "q.nan"
         include = ["l"] if quantize else []
@@ -343,8 +343,8 @@ MERGEKIT = os.environ.get("LOADSTONE_MERGEKIT", "")
 
 @pytest.mark.skipif(not MERGEKIT, reason="LOADSTONE_MERGEKIT names no folder that mergekit is in")
 class TestMergekit:
-    """mergekit's own functions add in F32 in a different order: a few roundings of the largest
-    value."""
+    """mergekit's own functions, which add in F32 in a different order. The results differ by a few
+    roundings of the largest value."""
 
     @pytest.fixture(autouse=True)
     def importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,9 +396,9 @@ NAMES = {
 def test_names_of_a_tie_draw_once(
     model: str, is_tied: bool, vocabulary: int, method: str, door: str, tmp_path: Path
 ) -> None:
-    """Files contain both names with equal tensors in each model, so the merge includes both.
+    """Each model contains both names with equal tensors, so the merge changes both.
 
-    Control: rows of anything except tokens draw by their own names.
+    Control: if the first dim is not the vocabulary, each name draws its own elements.
     """
     embedding, head = NAMES[model]
     paths = []

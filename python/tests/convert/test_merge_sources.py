@@ -1,4 +1,4 @@
-"""Merges find a base's config however the base is given: its tie determines the output."""
+"""Merges find the base's config through every kind of path, because it declares the tie."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import loadstone
 
 
 def hub(folder: Path) -> Path:
-    """A snapshot in a hub's cache: all its files are links to blobs."""
+    """Copy into a snapshot of a Hugging Face cache, in which all files are links to blobs."""
     snapshot = folder / "hub" / "models--a--b" / "snapshots" / "abc"
     blobs = folder / "hub" / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
@@ -30,7 +30,7 @@ def hub(folder: Path) -> Path:
 
 
 def linked(folder: Path) -> Path:
-    """A folder whose files link to a sibling's folder, as in a local copy of a cache."""
+    """Make a folder whose files link into a folder next to it, as in a local copy of a cache."""
     (folder / "linked" / "store").mkdir(parents=True)
     for path in (folder / "base").iterdir():
         (folder / "linked" / "store" / path.name).write_bytes(path.read_bytes())
@@ -53,7 +53,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 
 
 def write(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Write a tied base with one name, and an adapter of one of the two; return the base."""
+    """Write a tied base, and an adapter that replaces one of the tied names; return the base."""
     model = llama()
     model.save_pretrained(folder / "base")
     (folder / "adapter").mkdir()
@@ -106,7 +106,6 @@ def test_the_written_config_is_the_base_s_without_the_tie(source: str, tmp_path:
 
 
 def test_a_link_that_leaves_the_folder_is_not_followed(tmp_path: Path) -> None:
-    """Control: a link to an unrelated folder is named, but not followed."""
     write(tmp_path, EMBEDDING)
     config = tmp_path / "base" / "config.json"
     (tmp_path / "elsewhere.json").write_bytes(config.read_bytes())

@@ -1,4 +1,4 @@
-"""Adapters that change one name of a tie, against the model that peft trains."""
+"""Adapters that change one of two tied names, against the model that peft trains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ peft = pytest.importorskip("peft")
 
 TOKENS = torch.arange(10)[None]
 
-# Trained modules; the adapters of "equal" and "equal products" store both names alike.
+# Options of LoraConfig. The adapters "equal" and "equal products" change both names equally.
 TRAINED: dict[str, dict[str, Any]] = {
     "embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -56,7 +56,7 @@ MADE = tempfile.TemporaryDirectory(prefix="loadstone-ties-")
 
 
 def trained(folder: Path, which: str) -> torch.Tensor:
-    """Write base and adapter; return the logits of the trained model."""
+    """Write a base and an adapter; return the logits of the trained model."""
     made, found = _trained(which)
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return found
@@ -102,7 +102,7 @@ def test_both_names_change_if_that_is_asked_for(door: str, which: str, tmp_path:
     model = DOORS[door](tmp_path, "keep")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.config.tie_word_embeddings
-    # Control: the comparison above detects this different model.
+    # Control: the comparison detects that this model differs from the trained one.
     assert not close(logits(model), wanted)
 
 
@@ -138,7 +138,7 @@ def test_products_that_differ_in_one_element_are_two(tie: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("which", ["product", "product of the head"])
 def test_peft_merges_a_product_into_both_names(which: str, tmp_path: Path) -> None:
-    """The merged model differs from the trained one: docs/found-elsewhere.md lists it."""
+    """peft's merged model differs from the trained model; see docs/found-elsewhere.md."""
     wanted = trained(tmp_path, which)
     base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
     merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
@@ -259,7 +259,7 @@ def test_keep_changes_both_names_that_a_base_holds(which: str, door: str, tmp_pa
 
 @pytest.mark.parametrize("prefix", ["", "net."])
 def test_a_split_of_names_that_a_base_holds_stays(prefix: str, tmp_path: Path) -> None:
-    """Also under names other than the model's; the library no longer ties them."""
+    """The split stays for names with a prefix too, and transformers does not tie them again."""
     trained(tmp_path, "product of the head")
     hold_both(tmp_path)
     path = tmp_path / "base" / "model.safetensors"

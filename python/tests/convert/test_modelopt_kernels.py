@@ -1,4 +1,4 @@
-"""fp8, int8, int4, nvfp4, mxfp4 and mxfp8 have the bytes of the oracle, and of ModelOpt itself."""
+"""Codes and scales of fp8, int8, int4, nvfp4, mxfp4 and mxfp8 against a model and ModelOpt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _with_zeros() -> torch.Tensor:
 
 
 def _ties() -> torch.Tensor:
-    """Return quotients halfway between codes, for many encodings."""
+    """Return values whose quotients are halfway between codes, for many encodings."""
     steps = torch.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE) % 225
     x = (steps - 112).float() / 16
     x[:, ::16] = 7.0
@@ -68,7 +68,7 @@ def _bit_patterns() -> torch.Tensor:
 
 
 def _small_patterns() -> torch.Tensor:
-    """Return magnitudes of 1e-3 to 1e3, all of bfloat16."""
+    """Return all bfloat16 values with magnitudes of 1e-3 to 1e3."""
     numbers = _bit_patterns().reshape(-1)
     keep = (numbers.abs() > 1e-3) & (numbers.abs() < 1e3)
     numbers = numbers[keep]
@@ -97,7 +97,7 @@ def sample(name: str, dtype: str) -> torch.Tensor:
 
 
 def as_bytes(array: Any, part: torch.Tensor) -> bytes:
-    """Return an oracle's component in the dtype of ours, which can represent it."""
+    """Return the bytes of the oracle's array, cast to the dtype of loadstone's component."""
     if array.dtype == np.float32:
         stored = torch.from_numpy(np.ascontiguousarray(array)).to(part.dtype)
         assert torch.equal(stored.float(), torch.from_numpy(np.ascontiguousarray(array)))
@@ -157,7 +157,7 @@ def test_what_is_decoded_is_near(encoding: str) -> None:
 
 
 def theirs(encoding: str, x: torch.Tensor) -> tuple[Any, ...]:
-    """Return ModelOpt's packed tensor, and its scales."""
+    """Return the packed tensor and the scales that ModelOpt computes."""
     if encoding == "fp8":
         return qtensor.FP8QTensor.quantize(x)
     if encoding == "fp8-channel":
@@ -175,7 +175,7 @@ def theirs(encoding: str, x: torch.Tensor) -> tuple[Any, ...]:
     return qtensor.MXFP8QTensor.quantize(x)
 
 
-# ModelOpt's bytes are undefined if a scale is 0 or infinity; see docs/formats.
+# Dtypes for which ModelOpt's bytes are undefined, because a scale is 0 or infinite (docs/formats).
 UNDEFINED = {
     "normal": (),
     "heavy": (),
@@ -211,7 +211,7 @@ def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
         is_finite = torch.isfinite(numbers)
         assert torch.isfinite(unit.dequantize()).all(), name
         if encoding == "fp8" and not is_finite.all():
-            overflows += 1  # one scale for all values, so it must differ
+            overflows += 1  # all values share one scale, so the others differ too
             continue
         for (part, ours), their in zip(unit.parts.items(), expected, strict=True):
             if part != "data" or is_finite.all():
@@ -220,7 +220,7 @@ def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
         overflows += int(not is_finite.all())
         compared += 1
     assert compared >= 5
-    # ModelOpt encodes the largest values as infinities and loadstone does not: all else is equal.
+    # ModelOpt encodes the largest values as infinities, unlike loadstone.
     assert overflows == int(encoding.startswith("mx") or (encoding, dtype) == ("fp8", "BF16"))
 
 
@@ -236,7 +236,7 @@ def test_export_of_fp8_is_modelopt_with_a_scale_of_float32() -> None:
 
 @pytest.mark.parametrize(("encoding", "most"), [("mxfp4", 6.0), ("mxfp8", 448.0)])
 def test_exponents_next_to_a_power_of_two(encoding: str, most: float) -> None:
-    """Compat is one less only if a float32 logarithm rounds down to the power."""
+    """compat's exponent is one less if a float32 logarithm rounds down to the power of two."""
     rows = []
     for power in range(-120, 115 if most == 448 else 125):
         near = torch.tensor(most * 2.0**power, dtype=torch.float32).view(torch.int32)
@@ -309,7 +309,7 @@ def test_numbers_that_are_not_finite(encoding: str, dialect: str, dtype: str) ->
     assert caught.value.code == "q.nan"
     assert "nan at [33, 150]" in str(caught.value)
     unit = loadstone.quantize(x, encoding, dialect=dialect, allow_non_finite=True)
-    # Encoded as zeros: they do not affect any scale.
+    # Non-finite values do not affect any scale, as if they were zeros.
     places = (x.float() - x.float()) != 0
     without = torch.where(places, torch.zeros_like(x), x)
     expected = loadstone.quantize(without, encoding, dialect=dialect)

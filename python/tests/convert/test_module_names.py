@@ -1,9 +1,8 @@
-"""Quantized folders of models whose module names differ between transformers and their files: the
-library builds quantized layers for exactly the modules with codes.
+"""Quantized folders of models whose files have different module names than transformers' classes.
 
-The files have the published names, such as `visual.blocks.0` and `vit.layers.0`; the library's are
-`model.visual.blocks.0` and `model.vision_tower.layers.0`. The library matches the lists in
-config.json against its own names.
+transformers must build quantized layers for exactly the modules with codes. The files have the
+published names, such as `visual.blocks.0` and `vit.layers.0`, but transformers matches the lists in
+config.json against its own names, `model.visual.blocks.0` and `model.vision_tower.layers.0`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ TYPES = [
     "step3p7",
     "voxtral",
 ]
-# transformers opens experts only in these of the encodings.
+# Models with experts. They are tested only with fp8, because transformers does not open experts in
+# the other encodings.
 WITH_EXPERTS = ["deepseek_ocr2", "mistral_large4", "phimoe", "unlimited_ocr"]
 CHOSEN = ["llava", "qwen2_vl", "gemma3"]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def without_codes(model: torch.nn.Module, missing: set[str]) -> Iterator[str]:
-    """Yield quantized layers whose codes or scales are in no file."""
+    """Yield quantized layers whose codes or scales the files lack."""
     yield from (name for name in missing if "scale" in name)
     for name, module in model.named_modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
@@ -102,7 +102,8 @@ def test_chosen_layers_stay_plain(name: str, option: str, exclude: str, tmp_path
     assert wrong_layers(case, out) == []
 
 
-# Choices that treat equally named layers of a tower and of the language model differently.
+# Choices that treat layers of a tower and of the language model differently, although the layers
+# have equal names.
 BOTH_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "two formats": (
         "llava",
@@ -209,7 +210,7 @@ def test_towers_stay_plain_by_default(tower: str, tmp_path: Path) -> None:
 
 
 def is_read(case: Any, folder: Path) -> bool:
-    """Return true if transformers finds a layer for all codes and scales."""
+    """Return whether transformers finds a layer for all codes and scales."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -241,7 +242,7 @@ CHANGED = {
 }
 
 
-# Keys do not show if transformers reads int8-channel of a split layer.
+# For int8-channel, the keys do not show whether transformers reads a split layer.
 READ = [
     (name, option)
     for name, change in CHANGED.items()

@@ -1,5 +1,5 @@
-"""Rules that move part of a quantized tensor are rejected, for every encoding, style and component;
-rules that move the whole tensor are not."""
+"""Rules that move a part of a quantized tensor are rejected, for every encoding, style and
+component. Rules that move the whole tensor are accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source(folder: Path, encoding: str, style: str | None) -> Path:
-    """Write a quantized checkpoint once."""
+    """Write a quantized checkpoint, unless it exists."""
     path = folder / f"{encoding}-{style}.safetensors"
     if not path.exists():
         torch.manual_seed(0)
@@ -40,7 +40,7 @@ def rename(pattern: str, target: str) -> dict[str, Any]:
 
 
 def moves(leaf: str, shape: tuple[int, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Return rules that move one component of a module, by name."""
+    """Return rules that move one component of a module, by test name."""
     of_0, of_1 = (re.escape(f"{module}.{leaf}") for module in MODULES)
     found = {
         "no factor's name": [rename(of_0, f"{MODULES[0]}.foo")],
@@ -100,7 +100,7 @@ def test_all_components_together_may_move(
 
 
 def test_codes_of_an_unknown_layout_move_with_what_is_next_to_them(tmp_path: Path) -> None:
-    """Control: the layout was unknown before."""
+    """Control: loadstone does not know the layout, so it only sees that the names are related."""
     file, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     codes = torch.ones(16, 16, dtype=torch.float8_e4m3fn)
     save_file({"a.weight": codes, "a.scale2": torch.tensor(0.5)}, file)

@@ -1,4 +1,4 @@
-"""A conversion leaves the system's page cache as it found it, if asked to."""
+"""A conversion with the option for it leaves the system's page cache unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 
-ROWS = 4 << 10  # 4 KB each: 16 MB per tensor
+ROWS = 4 << 10  # 4 KB per row, so 16 MB per tensor
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def files(place: Path) -> list[Path]:
 
 
 def cached(place: Path) -> float:
-    """Return the share of the pages in the cache."""
+    """Return the fraction of the files' pages that are in the cache."""
     pages = found = 0
     for path in files(place):
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:

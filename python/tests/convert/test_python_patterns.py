@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 import loadstone
 from loadstone import _core
 
-# Pieces of patterns; some differ in RE2 or in other Python releases, some are invalid everywhere.
-# About every third combination is valid.
+# Pieces of patterns. RE2 or other Python releases read some of them differently, and some are
+# invalid everywhere. About one in three combinations is a valid pattern.
 PIECES = [
     *"abq_-.120AQ |^$()[]{}*+?#,<=!:/", r"\d", r"\w", r"\s", r"\W", r"\D", r"\S", r"\.", r"\-",
     r"\_", r"\Z", r"\A", r"\b", r"\B", "(?:", "[^", "{,2}", "{1,}", "{2}", "{,}", "{0,1}", "{1,2}",
@@ -38,7 +38,7 @@ TRANSLATED = re.compile(r"loadstone does not support this pattern: (.+?)(?=, (?:
 
 
 def pattern_key(keys: list[str], module: str) -> int:
-    """PEFT's ``get_pattern_key``, then its look-up of the key in the dictionary."""
+    """Return the index of the key that PEFT's ``get_pattern_key`` finds for a module, or -1."""
     for index, key in enumerate(keys):
         if re.match(rf"(.*\.)?({key})$", module):
             return index
@@ -46,7 +46,7 @@ def pattern_key(keys: list[str], module: str) -> int:
 
 
 def expected(keys: list[str]) -> list[int] | None:
-    """Return None if Python rejects a key."""
+    """Return the matching key of each module, or None if Python rejects a key."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def test_patterns_mean_what_they_mean_to_python() -> None:
             found, _ = _core.module_matches([key], MODULES)
         except loadstone.Error as error:
             assert error.code == "format.adapter"
-            if wanted is not None:  # Python accepts it: the error names the reason
+            if wanted is not None:  # Python accepts the key, so the error must name the reason
                 reason = TRANSLATED.search(str(error))
                 assert reason is not None, (key, str(error))
                 counts[reason[1]] += 1
@@ -88,7 +88,7 @@ def test_patterns_mean_what_they_mean_to_python() -> None:
 
 
 def test_the_comparison_sees_what_re2_reads_in_its_own_way() -> None:
-    """Control: RE2 reads the same keys differently, and the test above would detect it."""
+    """Control: the test above would detect that RE2 reads these keys differently."""
     differing = 0
     for key in ["a{,2}", "[[:digit:]]", r"q\x5f", r"\pL", r"\Qa\E", r"\C", r"[\s]a", "(?i)a"]:
         own = [f"(?:.*\\.)?(?:{key})"]
@@ -101,7 +101,7 @@ def test_the_comparison_sees_what_re2_reads_in_its_own_way() -> None:
 
 
 def test_the_first_of_several_keys_counts() -> None:
-    """Names are looked up and expressions are tried; the order of the keys decides."""
+    """Keys are plain names or expressions, and the first key that matches applies."""
     generator = random.Random(2)
     names = [
         "a",
@@ -140,7 +140,7 @@ def test_work_is_bounded() -> None:
     names = [f"l.{i}.q" for i in range(90_000)]
     found, comparisons = _core.module_matches(names, modules)
     assert found == list(range(1000))
-    assert comparisons <= 3 * len(modules)  # not names x modules: 90,000,000
+    assert comparisons <= 3 * len(modules)  # comparing all pairs would take 90,000,000
     found, comparisons = _core.module_matches([".*z", ".*q"], modules)
     assert (found, comparisons) == ([1] * 1000, 2000)
     with pytest.raises(loadstone.Error, match="too many patterns are not plain names"):
@@ -180,7 +180,7 @@ class Net(torch.nn.Module):
         return index
 
 
-# The merge rejects keys in REFUSED by name; the others give PEFT's own values.
+# The merge rejects the keys in REFUSED; for the others it computes PEFT's own values.
 KEYS = [
     r"layers\.\d{,2}\.q_proj", r"layers\.[[:digit:]]\.q_proj", r"q_proj\Z", "q_proj(?=$)",
     r"q_proj\b", "Q_PROJ", "q_pro[j-]", "q_proj$", r"\w+\.q_proj", "layers.{1,3}q_proj",
@@ -227,7 +227,7 @@ def by_command(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
 
 
 def by_metadata(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
-    """Write the configuration into the file, as diffusers does, with a prefix for the model."""
+    """Merge an adapter whose metadata contains the config with a prefix, as in diffusers."""
     tensors = {
         f"transformer.{name.removeprefix('base_model.model.')}": tensor
         for name, tensor in load_file(lora / "adapter_model.safetensors").items()

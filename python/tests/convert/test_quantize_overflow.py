@@ -1,5 +1,5 @@
-"""Values that cannot be quantized: the error distinguishes values that were NaN or infinite in the
-file, that a scale made so, and finite ones too large for the intermediate dtype."""
+"""Values that cannot be quantized: the error distinguishes values that are NaN or infinite in the
+file, values that a scale makes infinite, and finite values too large for the intermediate dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checkpoint(path: Path, dtype: torch.dtype, value: float) -> Path:
 
 
 def fp8_checkpoint(path: Path, scale: float) -> Path:
-    """Write codes of 1 and one of 448, with the scale of its row."""
+    """Write codes of 1 and one code of 448, whose row has the given scale."""
     codes, scales = torch.ones(64, 256), torch.ones(64, 1)
     codes.view(-1)[AT] = 448
     scales[AT // 256] = scale
@@ -69,7 +69,7 @@ DOORS: dict[str, Door] = {"convert": by_convert, "merge": by_merge, "command": b
 
 
 def error_of(door: Door, source: Path, encoding: str, dtype: str = "float16") -> tuple[str, str]:
-    """Return code and message."""
+    """Return the error's code and message."""
     with pytest.raises(loadstone.Error) as caught:
         door(source, encoding, dtype)
     return caught.value.code, str(caught.value)
@@ -89,7 +89,7 @@ def test_finite_values_are_not_called_nan(encoding: str, door: str, tmp_path: Pa
         assert f"element {AT}, " in message and "too large for F16" in message
         found = float(message.split(f"element {AT}, ")[1].split(" is too")[0].rstrip(","))
         assert found == pytest.approx(stored, rel=1e-6)
-    # Controls: NaN and infinite values in the file, and one that fits.
+    # Controls: NaN and infinite values in the file, and a value that fits.
     for value in (INFINITY, -INFINITY, NAN):
         code, message = error_of(DOORS[door], checkpoint(path, torch.float32, value), encoding)
         assert code == "q.nan"

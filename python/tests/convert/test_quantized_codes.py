@@ -1,5 +1,5 @@
-"""Codes of quantized tensors decode to the right values at every entry point that loads: all
-encodings that loadstone writes, both styles, and other layouts, or their rejection."""
+"""Codes of quantized tensors decode to the right values at every entry point that loads, for all
+encodings that loadstone writes and both styles. Other layouts decode or are rejected."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def skeleton():
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A plain tiny Llama with everything the command line needs to load it."""
+    """Write a plain tiny Llama, and the skeleton with which the command loads it."""
     folder = tmp_path_factory.mktemp("codes")
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config()).to(torch.bfloat16).save_pretrained(folder / "plain")
@@ -140,7 +140,7 @@ def test_every_door_of_ours_makes_numbers_of_codes(cell, numbers, original, enco
 
 @pytest.mark.parametrize("encoding", [*MODELOPT, "int4", "int4-awq"])
 def test_rules_of_transformers_move_numbers(cell, numbers, original, encoding):
-    """Its own conversion code runs on values, regardless of the encoding."""
+    """The operations of transformers' conversion rules apply to decoded values."""
     model = by_transformers_rules(cell(encoding, "modelopt"), original)
     assert_numbers(model, numbers(encoding, "modelopt", "BF16"))
 
@@ -167,7 +167,7 @@ def test_the_command_makes_numbers_of_codes(cell, original, encoding, style):
 
 
 def as_others(tensors, style):
-    """Return one weight of the plain model under the names of other writers."""
+    """Return the tensors with one weight quantized under the names of a different writer."""
     weight = tensors.pop(UP)
     codes = weight.to(torch.float8_e4m3fn)
     scale = torch.ones(weight.shape[0] // 128, weight.shape[1] // 128)

@@ -1,7 +1,7 @@
-"""Every output of ``loadstone convert``, read back by loadstone: equal to its own library's
-decoding, bit for bit.
+"""Every output of ``loadstone convert``, read back by loadstone, against the decoding of the
+library that defines the layout, bit for bit.
 
-``readback_cells`` has the matrix and ``readback_oracles`` the values. Foreign readers are in
+``readback_cells`` has the matrix and ``readback_oracles`` the values. Foreign readers are tested in
 ``test_opens_where.py``.
 """
 
@@ -43,7 +43,7 @@ BF16 = torch.bfloat16
 
 
 class Outputs:
-    """Sources and outputs, each written on first use."""
+    """Sources and outputs of conversions, each written on first use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -71,9 +71,9 @@ def each_cell(
     is_taken: Callable[[Source], bool] = lambda source: True,
     with_doors: Sequence[Callable[[Path], Any]] = (),
 ) -> Any:
-    """Return the cells whose source matches and whose oracle is installed.
+    """Parametrize a test with the cells whose source matches; skip those without a library.
 
-    Each cell has one of the entry points, so that each entry point meets all encodings, styles and
+    The entry points rotate over the cells, so that each entry point meets all encodings, styles and
     sources.
     """
     found = []
@@ -142,7 +142,7 @@ def test_from_pretrained_dequantizes(cell: Cell, outputs: Outputs) -> None:
 @each_cell(is_taken=lambda source: source == Source("qwen3_moe", shard_size=200_000))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_dtype_is_rounded_to_once(cell: Cell, outputs: Outputs, dtype: torch.dtype) -> None:
-    """F32 values equal the oracle's before it rounds."""
+    """The loaded values are rounded once, from the exact values."""
     output = outputs.of(cell)
     model = ours(transformers.AutoModelForCausalLM, output.folder, dtype=dtype, dequantize=True)
     exact = {name: tensor.to(dtype) for name, tensor in output.exact.items()}
@@ -150,7 +150,7 @@ def test_a_dtype_is_rounded_to_once(cell: Cell, outputs: Outputs, dtype: torch.d
 
 
 def load_by_rules(folder: Path) -> Any:
-    """Load into a skeleton, with recipes traced from the library."""
+    """Load into a skeleton, with transformers' conversion rules."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with loadstone.skeleton():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16)
@@ -169,14 +169,14 @@ def load_directly(folder: Path) -> Any:
 
 @each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
-    """For bitsandbytes' outputs the library still builds bitsandbytes' modules."""
+    """transformers' loaders keep bitsandbytes' modules for outputs in its style."""
     output = outputs.of(cell)
     model = door(output.folder)
     found = state_of(model)
     if cell.style is None and door is not load_by_rules:
         assert model.is_quantized
         model.dequantize()
-        # Its zeros of fp4 have the sign of this machine's kernel.
+        # The sign of fp4's decoded zeros depends on bitsandbytes' kernel for this machine.
         found = {name: tensor + 0.0 for name, tensor in state_of(model).items()}
     expected = model_state(output.numbers, cell.source)
     assert_equal({name: tensor.to(BF16) for name, tensor in found.items()}, expected)
@@ -187,7 +187,7 @@ def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> Non
 
 @each_cell()
 def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outputs) -> None:
-    """Pinned behaviour, not the desired one: if a release reads more, update the page."""
+    """Pin what transformers reads now: if a release reads more, update the page."""
     pytest.importorskip("compressed_tensors")
     if (documented := foreign.documented_releases()) != foreign.releases():
         pytest.skip(f"the page is of {documented}")
@@ -202,7 +202,7 @@ def unread(report: Any) -> list[str]:
 def test_a_conversion_warns_of_what_transformers_does_not_read(
     cell: Cell, outputs: Outputs, tmp_path: Path
 ) -> None:
-    """It warns in no other cell; ModelOpt's style is for servers."""
+    """Only these cells warn. ModelOpt's style never does, because it is for servers."""
     report = loadstone.convert(outputs.source(cell.source), tmp_path / "out", **cell.options)
     is_read = cell.style == "modelopt" or foreign.documented(cell) == "right"
     assert is_read == (not unread(report))
@@ -214,7 +214,7 @@ def test_a_conversion_warns_of_what_transformers_does_not_read(
 def test_a_conversion_warns_of_experts_in_several_encodings(
     exclude: str, outputs: Outputs, tmp_path: Path
 ) -> None:
-    """Partly quantized experts of one layer; selections by role are read."""
+    """transformers does not read experts if only some of one layer are quantized."""
     pytest.importorskip("compressed_tensors")
     cell = Cell("fp8-channel", "compressed-tensors", Source("qwen3_moe", shard_size=200_000))
     out = tmp_path / "out"

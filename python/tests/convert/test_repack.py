@@ -1,7 +1,7 @@
-"""Codes repacked from one layout to another: no reader gets different values.
+"""Codes repacked from one layout to another decode to the same values.
 
-``readback_oracles`` has the values according to the library that owns the folder's layout; gguf-py
-has those of GGUF files.
+``readback_oracles`` has the values according to the library that defines the folder's layout;
+gguf-py has the values of GGUF files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOTH = [encoding for encoding in written_encodings() if styles_of(encoding) == S
 
 
 def write_source(folder: Path) -> Path:
-    """Two layers and a norm in BF16."""
+    """Write two layers and a norm in BF16."""
     folder.mkdir()
     tensors = {
         NAME.format(layer): torch.randn(256, 384, generator=GENERATOR).bfloat16()
@@ -43,8 +43,8 @@ def write_source(folder: Path) -> Path:
 
 
 def write_stored(root: Path, encoding: str, style: str) -> Path:
-    """Write the source in an encoding; global scales are powers of two, so that they have an
-    inverse."""
+    """Write the source in an encoding, with global scales that are powers of two, because their
+    inverses are exact."""
     folder = root / "stored"
     loadstone.convert(write_source(root / "source"), folder, quantize=encoding, style=style)
     path = folder / "model.safetensors"
@@ -163,7 +163,7 @@ def test_scales_of_activations_are_told(tmp_path: Path) -> None:
 
 
 def random_codes(style: str) -> Tensors:
-    """Every code and most scales."""
+    """Return random MXFP4 tensors with almost all scales."""
     codes = torch.randint(0, 256, (48, 96), dtype=torch.uint8, generator=GENERATOR)
     scales = torch.randint(1, 250, (48, 6), dtype=torch.uint8, generator=GENERATOR)
     suffix = "" if style == "modelopt" else "_packed"
@@ -183,7 +183,7 @@ def test_codes_become_blocks_and_back(style: str, options: dict[str, Any], tmp_p
     assert tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4
     numbers = dequantized(stored, tmp_path / "a.safetensors")
     foreign = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)).view(48, 192)
-    # GGUF's codes have a single zero, without a sign.
+    # MXFP4 blocks of GGUF decode to a single zero, without a sign.
     assert torch.equal(foreign, numbers["a.weight"])
     assert torch.equal(dequantized(file, tmp_path / "b.safetensors")["a.weight"], foreign)
     assert_verified(stored, file)
@@ -217,7 +217,7 @@ def test_a_stack_of_codes_becomes_one_of_blocks(tmp_path: Path) -> None:
 
 
 def test_codes_that_lie_otherwise_are_refused_by_name(tmp_path: Path) -> None:
-    """GPT-OSS stores the weight transposed."""
+    """GPT-OSS stores this weight transposed, so its codes do not fit GGUF's blocks."""
     stored = tmp_path / "stored.safetensors"
     blocks = torch.zeros(2, 64, 2, 16, dtype=torch.uint8)
     scales = torch.full((2, 64, 2), 127, dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""The result satisfies each option, or the conversion is rejected.
+"""A conversion satisfies each option, or is rejected.
 
-A selecting pattern must match; an excluding one without a match warns. A request that already holds
-is fine.
+A selecting pattern must match a tensor, and an excluding pattern that matches none warns. An option
+that the source already satisfies is accepted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ FUSED = {
 }
 FOREIGN = {"layers.0.moe.w1_stack": torch.randn(2, 64, 64).bfloat16()}  # an unknown layout
 LLAMA = {"general.architecture": "none"}
-METADATA = {  # equivalent to a file
+METADATA = {  # the same content as a file for --metadata
     "format": "loadstone-gguf-metadata",
     "version": 1,
     "entries": [{"key": "general.architecture", "type": "string", "value": "none"}],
 }
 
-# Options and values as on the command line.
+# Options as Python arguments; the tests translate them for the command.
 Options = dict[str, Any]
-Outcome = tuple[int, str]  # exit status or 0, and the message
+Outcome = tuple[int, str]  # exit status, and the message
 NAMES = "convert.architecture"  # llama.cpp does not read the names of these small models
 
 
@@ -92,7 +92,7 @@ DOORS: dict[str, Callable[[Path, Path, Options], Outcome]] = {
 }
 TARGETS = ["o.safetensors", "o.gguf"]
 
-# Unsatisfiable requests with their messages. GGUF files take Q8_0, others FP8.
+# Options that cannot be satisfied, with their messages. "E" becomes Q8_0 for GGUF, FP8 otherwise.
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
     "quantize": (
         DENSE,
@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Options, str]] = {
     "experts fused": (FOREIGN, {"experts": "fused"}, "no tensor is an expert"),
     "experts of a dense model": (DENSE, {"experts": "fused"}, "no tensor is an expert"),
 }
-# Satisfiable requests, including those that already hold.
+# Options that can be satisfied, including those that the source already satisfies.
 GRANTED: dict[str, tuple[dict[str, torch.Tensor], Options]] = {
     "dtype": (DENSE, {"dtype": "bf16"}),
     "dequantize": (DENSE, {"dequantize": True}),
@@ -192,7 +192,7 @@ PLAIN = {
     "blocks.0.proj.bias": torch.randn(64).to(torch.float8_e5m2),
     "blocks.0.norm.scale": torch.ones(64),
 }
-# Options, and the resulting dtype of the weight: None means rejected.
+# Options, target, and the resulting dtype of the weight (None if the conversion is rejected).
 OF_FP8: list[tuple[Options, str, torch.dtype | None]] = [
     ({}, "o.safetensors", FP8),
     ({"dtype": "bf16"}, "o.safetensors", torch.bfloat16),
@@ -200,7 +200,7 @@ OF_FP8: list[tuple[Options, str, torch.dtype | None]] = [
     ({"dequantize": True}, "o.safetensors", torch.bfloat16),
     ({"dequantize": True, "dtype": "f32"}, "o.safetensors", torch.float32),
     ({"dequantize": True, "block_dtype": "f16"}, "o.safetensors", torch.float16),
-    ({"quantize": {"weight": "q8_0"}}, "o.gguf", None),  # the bias is FP8, which GGUF lacks
+    ({"quantize": {"weight": "q8_0"}}, "o.gguf", None),  # GGUF has no FP8, but the bias is FP8
     ({"dequantize": True, "quantize": {"weight": "f16"}}, "o.gguf", torch.float16),
     ({"dtype": "bf16"}, "o.gguf", torch.bfloat16),
     ({"dequantize": True}, "o.gguf", torch.bfloat16),
@@ -230,7 +230,7 @@ def test_plain_fp8_is_numbers_on_request(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_plain_fp8_is_quantized(target: str, tmp_path: Path) -> None:
-    """Same result as BF16 with the same values; unselected weights stay FP8."""
+    """FP8 and BF16 sources of the same values give equal codes. Other weights stay FP8."""
     encoding = "q8_0" if target.endswith(".gguf") else "nvfp4"
     options: Options = {"quantize": encoding, "include": "proj.weight"}
     tensors = {n: t for n, t in PLAIN.items() if not n.endswith("bias")}
@@ -250,7 +250,7 @@ def test_plain_fp8_is_quantized(target: str, tmp_path: Path) -> None:
 
 
 def test_fp8_beside_a_scale_that_is_not_known_stays(tmp_path: Path) -> None:
-    """Codes without their scale are not decoded."""
+    """The scale may belong to codes of an unknown layout, so the weight is not decoded."""
     tensors = {"a.weight": torch.randn(64, 64).to(FP8), "a.my_scale": torch.ones(1)}
     path, out = saved(tmp_path / "a.safetensors", tensors), tmp_path / "o.safetensors"
     assert command_outcome(path, out, {"dtype": "bf16"})[0] == 0

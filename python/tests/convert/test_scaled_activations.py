@@ -1,4 +1,4 @@
-"""AWQ activations divided by a tensor of the file: only AWQ's config implies it."""
+"""AWQ activations that a tensor of the file divides, which only AWQ's config implies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIVATION = "model.layers.0.mlp.act.scales"
 
 
 def scaled_awq(at: Path, name: str = ACTIVATION) -> Path:
-    """Write an AutoAWQ model whose activations have factors: Starcoder2, Falcon, Bloom."""
+    """Write an AutoAWQ model with factors of activations, as for Starcoder2, Falcon and Bloom."""
     write_awq(32, at)
     tensors = load_file(at / "model.safetensors") | {name: torch.rand(64).half() + 0.5}
     save_file(tensors, at / "model.safetensors", metadata={"format": "pt"})
@@ -39,7 +39,7 @@ def test_scaled_activations_of_awq_are_not_lost(words: tuple[str, ...], tmp_path
     assert f"'{ACTIVATION}' divides" in done.stderr
     assert "[plan.encoding]" in done.stderr
     assert not out.exists()
-    # Control: AWQ has no factors under a different name.
+    # Control: under a different name, the tensor is not AWQ's factor.
     other = scaled_awq(tmp_path / "other", "model.layers.0.mlp.act.factors")
     places = [other, other, "--output", out] if words[0] == "merge" else [other, out]
     done = run(words[0], *places, *words[1:])

@@ -1,4 +1,4 @@
-"""Scale grids, code sizes and further factors that names alone do not show."""
+"""Scale grids, code sizes and second factors that names alone do not determine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def floats(*shape: int) -> torch.Tensor:
 
 CODES = {"int8": integers, "fp8": floats}
 BLOCK_128 = {"weight_block_size": [128, 128]}
-# The claim, the weight, the scales, and the size of a block or the code of the error.
+# Section of the config, shapes of codes and scales, and the size of a block or the error's code.
 GRIDS: list[tuple[dict[str, Any], tuple[int, int], tuple[int, int], tuple[int, int] | str]] = [
     ({}, (200, 300), (2, 3), (128, 128)),
     ({}, (200, 100), (2, 1), (128, 128)),
@@ -53,7 +53,7 @@ def test_blocks_have_a_size_that_somebody_writes(
     expected: tuple[int, int] | str,
     tmp_path: Path,
 ) -> None:
-    """200 by 300 with 4 by 5 scales may be blocks of 64, cut at the edges, or of 50 by 60."""
+    """A 4 by 5 grid of scales for 200 by 300 codes fits blocks of 64 by 64 and of 50 by 60."""
     given = {UP: CODES[codes](*shape), f"{UP}_scale": torch.rand(grid) + 0.5}
     config = {"quantization_config": {"quant_method": "fp8", **claim}} if claim else {}
     source = folder(tmp_path / "source", given, config)
@@ -74,7 +74,7 @@ def test_blocks_have_a_size_that_somebody_writes(
 def test_codes_of_six_bits_are_not_read_as_four(
     bits: int, is_claimed: bool, columns: int, tmp_path: Path
 ) -> None:
-    """compressed-tensors has MXFP4 and MXFP6 under the same names; MXFP4 is the control."""
+    """compressed-tensors stores MXFP4 and MXFP6 under the same names. MXFP4 is the control."""
     args = QuantizationArgs(
         num_bits=bits, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8
     )
@@ -129,7 +129,7 @@ def test_no_factor_beside_codes_is_left_out(leaf: str, codes: str, tmp_path: Pat
 def test_no_factor_beside_a_stack_is_left_out(leaf: str, tmp_path: Path) -> None:
     stem = "model.layers.0.mlp.experts."
     given: dict[str, torch.Tensor] = {}
-    for name in ("up", "up_down"):  # one name is a prefix of the other
+    for name in ("up", "up_down"):  # "up" is a prefix of the second name
         given[stem + name] = floats(2, 64, 96)
         given[f"{stem}{name}_scale"] = torch.rand(2, 64, 1) + 0.5
     source = folder(tmp_path / "sound", given, {})

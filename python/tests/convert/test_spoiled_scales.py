@@ -1,8 +1,8 @@
 """A NaN or infinite scale spoils its values: for every codec, each entry point warns or rejects the
 file, and names the tensor.
 
-Only a scale that divides may be infinite: the values are then zeros, as the codec's library decodes
-them, and ``verify`` reports the scale.
+Only scales by which the library divides may be infinite. Their values are zeros, as the library
+decodes them, and ``verify`` reports the scale.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NAN, INFINITY = float("nan"), float("inf")
 SAYS, REJECTED = "because of a scale", "rejected:"
 # Bytes that every decoder reads as NaN, by the scale's dtype.
 BYTES = {torch.uint8: 0xFF, torch.float8_e8m0fnu: 0xFF, torch.float8_e4m3fn: 0x7F}
-# Offset of the scale in blocks without an F16 scale. NVFP4 is excluded: llama.cpp decodes its NaN
-# as 0.
+# Offset of the scale in blocks whose scale is not F16. NVFP4 is excluded, because llama.cpp decodes
+# a NaN scale as 0.
 OTHER_BLOCKS = {"MXFP4": 0}
 
 
@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def scales(file: Written) -> Iterator[tuple[str, str]]:
-    """Yield a tensor of scales and its role, once for each role and dtype."""
+    """Yield role and name of a tensor of scales, once for each role and dtype."""
     seen = set()
     for value in file.quantized.values():
         for role, name in value.components.items():
@@ -86,7 +86,7 @@ def copy_spoiled_block(file: Written, kind: str, value: float, folder: Path) -> 
     begin = loadstone.inspect(file.path).tensors["blk.0.ffn_up.weight"].offset_begin
     if kind in OTHER_BLOCKS:
         raw[begin + OTHER_BLOCKS[kind]] = 0xFF
-    elif kind == "IQ1_M":  # four bits in each of four words
+    elif kind == "IQ1_M":  # each of four 16-bit words contains four bits of the scale
         for i in range(4):
             word = struct.unpack("<H", struct.pack("<e", value))[0] >> 4 * i & 0xF
             raw[begin + 49 + 2 * i] = raw[begin + 49 + 2 * i] & 0x0F | word << 4
@@ -98,7 +98,7 @@ def copy_spoiled_block(file: Written, kind: str, value: float, folder: Path) -> 
     return folder / "model.gguf"
 
 
-# ---- entry points: the messages of each one
+# ---- entry points, each of which warns or raises
 
 
 def by_load(path: Path, file: Written, folder: Path) -> None:
@@ -181,7 +181,7 @@ DOORS: list[Door] = [
 
 
 def said(door: Door, path: Path, file: Written, folder: Path) -> str:
-    """Return the warnings and the error."""
+    """Return the text of the warnings, or of the error."""
     folder.mkdir()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -197,7 +197,7 @@ def is_reported(text: str) -> bool:
 
 
 def doors_of(file: Written) -> list[Door]:
-    """Return all entry points, without accelerate if it loads bitsandbytes' tensors itself."""
+    """Return the entry points; accelerate does not use loadstone for bitsandbytes' tensors."""
     has_codes = any(value.encoding in ("nf4", "fp4", "int8") for value in file.quantized.values())
     return [door for door in DOORS if door is not by_accelerate or not has_codes]
 

@@ -20,13 +20,13 @@ ROWS, WIDTH = 64, 16
 MEMBER = "tie_word_embeddings"
 
 
-# Modules with a word matrix, and similar names without one.
+# Names of word matrices, and similar names that are not word matrices.
 WORDS = re.compile(r"(embed\w*|shared|wte|w|tokens_embed|embed_in)\.weight")
 OTHERS = re.compile(r"bbox_embed|class_embed|patch_embed|audio_tokens|codec")
 
 
 def classes() -> dict[str, tuple[str, str]]:
-    """Return classes with two names of a word matrix: files may contain the second."""
+    """Return both names of a tied word matrix by class; a file may contain only the second."""
     found = {}
     for name in dir(transformers):
         cls = getattr(transformers, name, None)
@@ -43,7 +43,7 @@ def classes() -> dict[str, tuple[str, str]]:
 
 
 CLASSES = classes()
-# Without a tie nothing is rejected or split. A model type may tie by default.
+# Without a tie, nothing is rejected or split. Without the field, the model type's default applies.
 CONFIGS = {"tied": {MEMBER: True}, "untied": {MEMBER: False}}
 
 
@@ -102,7 +102,7 @@ def test_the_head_keeps_its_value_or_the_merge_is_refused(
 
 
 def test_the_classes_are_those_of_the_library() -> None:
-    """Control: heads, words shared by encoders and decoders, and ties from head to words."""
+    """Control: heads tied to words, and words that encoders and decoders share, are found."""
     assert len(CLASSES) > 350
     assert CLASSES["LlamaForCausalLM lm_head.weight"][1] == "model.embed_tokens.weight"
     assert CLASSES["T5Model encoder.embed_tokens.weight"][1] == "shared.weight"
@@ -113,7 +113,7 @@ def test_the_classes_are_those_of_the_library() -> None:
 
 
 def test_the_table_has_the_types_that_the_library_ties() -> None:
-    """A config that save_pretrained() writes leaves the default of its type out."""
+    """save_pretrained() omits the field if it equals the default of the model's type."""
     tied = {name for name, cls in CONFIG_MAPPING.items() if getattr(cls, MEMBER, None) is True}
     text = TYPES.read_text().partition("tied_types =")[2].partition(";")[0]
     table = set("".join(re.findall(r'"([^"]*)"', text)).split())

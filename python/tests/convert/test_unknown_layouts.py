@@ -1,4 +1,4 @@
-"""Codes of unknown layouts: a cast does not change them or anything else in their module."""
+"""Codes of unknown layouts: a cast changes neither the codes nor other tensors of their module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LAYOUTS: dict[str, dict[str, torch.Tensor]] = {
         "zero": floats(64, 1),
     },
 }
-# Layouts whose names are not distinctive: only the config declares that they are quantized.
+# Layouts with ordinary tensor names, so only the config declares that they are quantized.
 DECLARED: dict[str, dict[str, torch.Tensor]] = {
     "vptq": {
         "centroids.weight": floats(1, 2048),
@@ -133,7 +133,7 @@ def test_a_cast_leaves_the_module_alone(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_load_leaves_the_module_alone(layout: str, tmp_path: Path) -> None:
-    """`dtype=` casts floats; loadstone rejects a model that needs the module's tensors in that
+    """`dtype=` casts other floats. loadstone rejects a model that needs these tensors in that
     dtype."""
     tensors = LAYOUTS[layout] | {"bias": floats(64)}
     path = folder_of(tmp_path / "in", tensors) / "model.safetensors"
@@ -178,7 +178,7 @@ def test_a_cast_is_refused_where_only_the_config_tells(
 
 @DOORS
 def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: Path) -> None:
-    """bitsandbytes' config quantizes plain files at load time."""
+    """bitsandbytes has such configs for plain files, which it quantizes at load time."""
     config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     ids = {"position_ids": torch.arange(9)}
     folder = folder_of(tmp_path / "in", {"weight": floats(64, 64)} | ids, **config)
@@ -188,7 +188,7 @@ def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: P
 
 
 def gemma(bits: int) -> dict[str, torch.Tensor]:
-    """Pack codes like Gemma's own quantizer: the shapes are those of ModelOpt's int4."""
+    """Return codes of Gemma's own quantizer, which have the shapes of ModelOpt's int4."""
     return {
         "weight": codes(torch.int8 if bits == 8 else torch.uint8, 64, 64),
         "weight_scale": torch.rand(64, 1) + 0.1,
@@ -197,7 +197,7 @@ def gemma(bits: int) -> dict[str, torch.Tensor]:
     }
 
 
-# Layouts that a codec reads, unless a config declares a different method.
+# Layouts that look like those of a codec, but whose config declares a different method.
 ALIKE: dict[str, dict[str, torch.Tensor]] = {f"gemma-{bits}": gemma(bits) for bits in (4, 8)} | {
     "fouroversix": {
         "weight": codes(torch.uint8, 64, 32),
@@ -235,7 +235,7 @@ def test_control_other_methods_are_decoded(layout: str, method: str, tmp_path: P
     assert found[f"{MODULE}.weight"].dtype == torch.bfloat16
 
 
-# Floats first: FP8 and others, which nothing casts.
+# Dtypes of codes: floats first, then integers.
 CODES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -248,7 +248,7 @@ CODES = (
     torch.int32,
     torch.int64,
 )
-# Names of TensorRT-LLM, ModelOpt, Quark and others.
+# Names of scales in TensorRT-LLM, ModelOpt, Quark and other libraries.
 FACTORS = (
     "weights_scaling_factor",
     "activation_scaling_factor",
@@ -314,7 +314,7 @@ def test_codes_next_to_any_factor_are_no_numbers(
     if request_name != "cast":
         with pytest.raises(loadstone.Error, match=f"{MODULE}.weight") as caught:
             REQUESTS[request_name](source, out)
-        is_alone = leaf == "input_scale"  # nothing scales the weight
+        is_alone = leaf == "input_scale"  # it does not scale the weight
         assert caught.value.code == ("q.scale_missing" if is_alone else "plan.encoding")
         assert not out.exists()
         return
@@ -345,7 +345,7 @@ def test_stacks_of_experts_are_no_numbers(
         REQUESTS[request_name](source, tmp_path / "out.safetensors")
 
 
-# Names of parameters that both quantized and other modules have.
+# Names of ordinary parameters, which are not scales of codes.
 ORDINARY = ("bias", "gamma", "layer_norm.scale", "ls1.gamma", "weight_g", "running_mean", "alpha")
 
 
@@ -365,7 +365,7 @@ def test_control_fp8_next_to_ordinary_parameters_is_plain(
 
 
 def test_control_learned_scales_next_to_floats_are_numbers(tmp_path: Path) -> None:
-    """A norm that was cast to FP8 as a whole has a learned scale too."""
+    """If a norm was cast to FP8 as a whole, its learned scale is FP8 too."""
     floating = {f"a.{leaf}": floats(64) for leaf in ("weight", "scale", "offset", "scaling_factor")}
     fp8 = {f"norm.{leaf}": floats(64).to(torch.float8_e4m3fn) for leaf in ("scale", "bias")}
     save_file(floating | fp8, tmp_path / "in.safetensors")
@@ -384,8 +384,8 @@ UNCAST = (torch.float4_e2m1fn_x2, torch.float8_e5m2fnuz, torch.complex64)
 @pytest.mark.parametrize("dtype", UNCAST)
 @pytest.mark.parametrize("request_name", REQUESTS)
 def test_what_nothing_casts_is_named(request_name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Without a scale it may be plain values: it is unchanged, and a finding names it."""
-    beside = {"_proj.weight": floats(64, 64)}  # to be quantized
+    """Without a scale the values may be plain: they do not change, and a finding names them."""
+    beside = {"_proj.weight": floats(64, 64)}  # a weight that can be quantized
     source = file_of(tmp_path / "in.safetensors", dtype, beside, "w")
     out = tmp_path / "out.safetensors"
     is_complex = dtype == torch.complex64
@@ -398,7 +398,7 @@ def test_what_nothing_casts_is_named(request_name: str, dtype: torch.dtype, tmp_
     flags = {"cast": ("--dtype", "f16"), "quantize": ("--quantize", "nvfp4", "--include", "w_proj")}
     done = run("convert", source, out, *flags.get(request_name, ("--dequantize",)))
     assert done.returncode == 0
-    is_named = request_name == "cast" or not is_complex  # complex numbers are not codes
+    is_named = request_name == "cast" or not is_complex  # complex values are never codes
     assert ("convert.left_alone" in done.stderr) == is_named
     assert load_file(out)["w"].dtype == dtype
 

@@ -1,4 +1,4 @@
-"""Layers without a quantized class in any library stay plain; an explicit request warns."""
+"""Weights that no library reads as codes stay plain; if codes are requested, loadstone warns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 
-# Kind of layer by name; None: a linear layer.
+# Names of weights, and the kinds of their layers. None is a linear layer.
 LAYERS = {
     "transformer.h.0.attn.c_attn.weight": "Conv1D",
     "transformer.h.0.mlp.c_fc.weight": "Conv1D",
@@ -98,14 +98,14 @@ def test_diffusers_has_no_quantizer(quantize: str, tmp_path: Path) -> None:
     assert not unread(report.findings)
 
 
-# ---- stacks of experts, for which compressed-tensors has no layout
+# ---- stacks of experts, which compressed-tensors cannot store as codes
 
-# Model types, and True if --experts separate supports the layout.
+# Model types, and True if `--experts separate` supports their stacks.
 STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "separate": False}
 
 
 def stack_model(tmp_path: Path, model_type: str) -> Path:
-    """Write a model of two experts; those of `STACKS` are transposed."""
+    """Write a model with a stack of two experts, transposed for the model types in `STACKS`."""
     is_transposed = model_type in STACKS
     names = ("experts.gate_up_proj", "experts.down_proj")
     if not STACKS.get(model_type, True):
@@ -139,7 +139,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
             loadstone.convert(folder, out, quantize=encoding, style=style)
             assert_readable(out, folder)
             if style is not None and "compressed-tensors" in styles_of(encoding):
-                with pytest.raises(loadstone.Error):  # codes alone cannot go there either
+                with pytest.raises(loadstone.Error):  # compressed-tensors has no such layout
                     loadstone.convert(out, tmp_path / "other", style="compressed-tensors")
                 assert not (tmp_path / "other").exists()
             continue
@@ -151,7 +151,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
             assert finding.code == "plan.options"
             assert ("--experts separate" in finding.suggestion) == STACKS[model_type]
             assert not out.exists()
-        # follow each piece of advice
+        # Follow the suggestions of the finding.
         loadstone.convert(folder, out, **asked, exclude="moe|experts")
         assert_readable(out, folder)
         if STACKS[model_type]:
@@ -161,7 +161,7 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
 
 
 def test_stacks_that_are_taken_apart_have_a_layout(tmp_path: Path) -> None:
-    """Control: most models' experts are written separately."""
+    """Control: the experts of most models are written separately."""
     folder = stack_model(tmp_path, "qwen3_moe")
     loadstone.convert(folder, tmp_path / "out", quantize="fp8", style="compressed-tensors")
     assert max(value.dim() for value in load_file(tmp_path / "out/model.safetensors").values()) == 2
@@ -180,7 +180,7 @@ def test_experts_of_a_layer_in_several_encodings_warn(encoding: str, tmp_path: P
     for style in styles_of(encoding):
         for i, (options, is_mixed) in enumerate(cases):
             if style is None and isinstance(options["quantize"], dict):
-                continue  # bitsandbytes, which has one encoding
+                continue  # bitsandbytes has one encoding per checkpoint
             out = tmp_path / f"{style}-{i}"
             found = unread(loadstone.convert(folder, out, **options, style=style).findings)
             assert (stack in found) == is_mixed
@@ -201,7 +201,7 @@ def test_a_matrix_that_is_no_layers_weight_warns(tmp_path: Path) -> None:
 def test_an_include_without_names_for_components_is_refused(
     encoding: str, name: str, tmp_path: Path
 ) -> None:
-    """A matrix that is not a ``.weight`` has components in the style modelopt alone."""
+    """Only ModelOpt's style has names for components of a matrix that is not a ``.weight``."""
     source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
     values = {name: torch.randn(128, 128), "layers.0.proj.weight": torch.randn(128, 128)}
     save_file(values, source)
@@ -223,17 +223,16 @@ def test_an_include_without_names_for_components_is_refused(
             assert torch.equal(found[each].float(), value) == (each in alone)
 
 
-# Styles that transformers reads, and layouts of Llama 4's experts.
 @pytest.mark.parametrize("only_attention", [False, True])
 @pytest.mark.parametrize("experts", ["keep", "separate"])
 @pytest.mark.parametrize("encoding", [each for each in written_encodings() if styles_of(each)])
 def test_stacks_next_to_codes_warn(
     encoding: str, experts: str, only_attention: bool, tmp_path: Path
 ) -> None:
-    """transformers looks for separate Llama 4 experts if anything is quantized."""
+    """If a config declares codes, transformers looks for separate experts of Llama 4."""
     folder = stack_model(tmp_path, "llama4_text")
     for style in styles_of(encoding):
-        for model_type in ("llama4_text", "gpt_oss"):  # the other is the control
+        for model_type in ("llama4_text", "gpt_oss"):  # gpt_oss is the control
             (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
             report = loadstone.convert(
                 folder,

@@ -1,4 +1,4 @@
-"""loadstone verify: valid and invalid config.json next to quantized tensors."""
+"""loadstone verify checks config.json against the quantized tensors."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_claim_about_plain_numbers(claim: str, plain: Path, tmp_path: Path) ->
 
 
 def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> None:
-    """GPTQ for Marlin: its words have different names and order."""
+    """Marlin's GPTQ codes have different names and a different order."""
     tensors = {"a.B": torch.ones(8, 64, dtype=torch.int32), "a.s": torch.ones(1, 32).half()}
     save_file(tensors, tmp_path / "model.safetensors")
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -148,7 +148,7 @@ def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> No
 
 
 def claiming(folder: Path, **section: Any) -> None:
-    """Write a library's config next to the existing files."""
+    """Write a config.json with this quantization section into the folder."""
     config = {"model_type": "llama"} | ({"quantization_config": section} if section else {})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -191,7 +191,7 @@ def test_a_claim_deep_in_a_config_is_one(plain: Path, tmp_path: Path) -> None:
 
 
 def test_a_config_of_no_library_may_be_silent(tmp_path: Path) -> None:
-    """The folder "original" of GPT-OSS has such a config."""
+    """GPT-OSS has such a config in its folder "original"."""
     gpt_oss(tmp_path / "original")
     config = tmp_path / "original" / "config.json"
     assert codes(tmp_path / "original") == (1, {"q.config"})
@@ -245,7 +245,7 @@ def tie(folder: Path) -> None:
 
 
 def untouched(_: Path) -> None:
-    """Control: change nothing."""
+    """Leave the folder unchanged, as a control."""
 
 
 @pytest.mark.parametrize(

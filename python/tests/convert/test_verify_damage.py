@@ -1,6 +1,6 @@
-"""``verify`` of a quantized copy: quantization errors pass, and a damaged component fails.
+"""``verify`` of a quantized copy accepts quantization errors and detects a damaged component.
 
-The limits follow from each code, so that verify finds a single wrong row.
+The limits follow from each code, so that verify detects a single wrong row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ENCODINGS = ["fp8", "fp8-channel", "fp8-block", "int8-channel", "int4", "int4-aw
 ENCODINGS += ["mxfp4", "mxfp8", "nf4", "fp4", "int8"]
 NIBBLES = ["int4", "int4-awq", "nvfp4", "mxfp4", "nf4", "fp4"]
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
-MORE = ("absmax", "SCB")  # other names of scales
+MORE = ("absmax", "SCB")  # names of scales without "scale" in them
 ROWS, COLUMNS = 256, 512
 
 
 def converted(weight: torch.Tensor, encoding: str, folder: Path) -> tuple[Path, Path]:
-    """Write a file with this weight, and its quantized copy."""
+    """Write a file with this weight, and a quantized copy; return both paths."""
     source, target = folder / "source.safetensors", folder / "quantized"
     save_file({WEIGHT: weight}, source)
     done = run("convert", source, target, "--quantize", encoding)
@@ -66,7 +66,7 @@ LEGAL: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-# LLM.int8 computes in F16, in which the largest of these are infinite.
+# LLM.int8 computes in F16, in which the largest of these weights are infinite.
 BEYOND_F16 = {"near the largest F32", "one outlier"}
 COPIES = [(e, w) for e in ENCODINGS for w in LEGAL if e != "int8" or w not in BEYOND_F16]
 
@@ -83,7 +83,7 @@ TOO_LARGE = [(e, f) for e in ENCODINGS for f in (2**8, 2**12, 2**40) if e != "in
 def test_scales_for_larger_numbers_explain_no_zeros(
     encoding: str, factor: float, tmp_path: Path
 ) -> None:
-    """Codes of zeros, with scales so large that each value is within half a step of zero."""
+    """The scales are so large that each value is within half a step of the code of zero."""
     files = {}
     for name, weight in {
         "zeros": torch.zeros(ROWS, COLUMNS),
@@ -106,7 +106,7 @@ def test_scales_for_larger_numbers_explain_no_zeros(
 
 
 def rows_of(codes: torch.Tensor) -> torch.Tensor:
-    """Return bytes with one row per row of the weight; int4-awq packs two rows per byte row."""
+    """Return the codes with one row per row of the weight, or per two rows for int4-awq."""
     return codes.view(torch.uint8).reshape(
         min(len(codes), ROWS) if codes.shape[-1] > 1 else ROWS, -1
     )
@@ -128,7 +128,7 @@ def swap_nibbles_of_a_row(codes: torch.Tensor) -> None:
 
 
 def damaged(target: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    """Copy the folder with changed tensors."""
+    """Return a copy of the folder whose tensors `change` has edited."""
     copy = target.with_name("damaged")
     shutil.copytree(target, copy)
     (file,) = copy.glob("*.safetensors")

@@ -1,5 +1,5 @@
-"""``verify SOURCE QUANTIZED`` compares all of a small tensor, and samples across all of a large
-one."""
+"""``verify SOURCE QUANTIZED`` compares all values of a small tensor, and samples across the whole
+of a large one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import loadstone
 
 WHOLE = 65536
-# The last three are larger than WHOLE; every encoding takes rows of EACH.
+# The last three shapes have more than WHOLE values. Every encoding accepts rows of EACH.
 SHAPES = [
     (127, 64),
     (160, 64),
@@ -31,7 +31,7 @@ SCALES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "scales", 
 
 
 def rows_of(shape: tuple[int, int]) -> list[int]:
-    """Return the rows to damage, one per tensor."""
+    """Return the rows to damage; each tensor has one damaged row."""
     rows, columns = shape
     if rows * columns > WHOLE:
         return [0, rows - 1]
@@ -48,7 +48,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def scale_of(module: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Return the name of a module's finest scale."""
+    """Return the name of the module's scale with the most elements."""
     names = [f"{module}.{each}" for each in SCALES if f"{module}.{each}" in tensors]
     return max(names, key=lambda name: tensors[name].numel())
 
@@ -58,7 +58,7 @@ def shrink(scale: torch.Tensor, row: int, rows: int) -> torch.Tensor:
     flat = scale.clone().reshape(-1)
     last = max(row * len(flat) // rows + 1, (row + 1) * len(flat) // rows)
     part = slice(row * len(flat) // rows, last)
-    if scale.dtype == torch.uint8:  # powers of two, or codes of scales
+    if scale.dtype == torch.uint8:  # the bytes are exponents or codes of scales
         flat[part] -= 2
     else:
         flat[part] = flat[part].float().div(4).to(scale.dtype)
@@ -77,7 +77,7 @@ def test_each_row_is_compared(encoding: str, tmp_path: Path) -> None:
     for name, plain in weights().items():
         stored = tensors.get(name)
         if stored is not None and stored.dtype == plain.dtype:
-            continue  # rows without whole blocks
+            continue  # the encoding does not accept rows of this length
         scale = scale_of(name.removesuffix(".weight"), tensors)
         tensors[scale] = shrink(tensors[scale], int(name.split(".")[2]), plain.shape[0])
         wrong.add(name)

@@ -67,7 +67,7 @@ def replace_in_list(model):
 
 
 def replace_at_the_same_address(model):
-    """Freed and reallocated: very likely the same address, but not the same storage."""
+    """Free a tensor and allocate one of the same size, which very likely gets its address."""
     del model.blocks[0].linear.bias
     gc.collect()
     model.blocks[0].linear.register_parameter("bias", torch.nn.Parameter(torch.zeros(8)))
@@ -120,7 +120,7 @@ def test_what_came_after_the_load_is_changed(loaded, change):
     name = change(model)
     result = loadstone.audit(model, report)
     assert result.changed == [name]
-    assert result.ok  # a load promises only memory and origin, and both are correct
+    assert result.ok  # a load guarantees only memory and origin, which are still correct
     assert len(repr(result)) < 200 and "1 changed" in repr(result)
 
 
@@ -209,4 +209,4 @@ def test_the_record_of_a_load_keeps_no_other_model() -> None:
     assert seen() is None
     del audit._last_load[model]
     loads.restore()
-    assert model in audit._last_load  # control: the model's own record remains
+    assert model in audit._last_load  # control: the record of the model itself remains

@@ -1,8 +1,8 @@
-"""A load's peak memory is the one its plan promises: 50 loads, each in a fresh process.
+"""A load's peak memory is the one that its plan promises: 50 loads, each in a fresh process.
 
-Random choices are the encoding of the file, dtype of the targets, order of their dimensions,
-stacking, quantizing, readers and staging. The test measures the largest resident set, minus that of
-an empty load: files are read, not mapped, so that it grows by anonymous memory only. The engine's
+The loads choose at random the encoding of the file, the dtype, layout and encoding of the targets,
+the number of readers and the staging. Each test measures the largest resident set, minus that of an
+empty load. It grows by anonymous memory only, because files are read and not mapped. The engine's
 own count of bytes in flight must agree.
 """
 
@@ -36,7 +36,7 @@ class Load:
     shape: tuple[int, int]
     count: int
     dtype: str
-    layout: str  # of the targets: "", "transpose" or "stack"
+    layout: str  # layout of the targets: "", "transpose" or "stack"
     quantize: str
     threads: int
     staging: int
@@ -49,7 +49,7 @@ class Load:
 
 def drawn(count: int) -> list[Load]:
     chance = random.Random(14)
-    loads = [  # regression: 58 MB with a limit of 8 MB
+    loads = [  # regression: this load needed 58 MB with a limit of 8 MB
         Load("BF16", SHAPES["wide"], 2, "F32", "", "fp8-block", 1, 8 * MIB)
     ]
     while len(loads) < count:
@@ -98,7 +98,7 @@ def tensors_of(load: Load) -> Stored:
             tensors[f"{name}.absmax"] = ("F32", [rows * columns // 64], None)
             tensors[f"{name}.quant_map"] = ("F32", [16], code)
             tensors[f"{name}.quant_state.bitsandbytes__nf4"] = ("U8", [len(text)], text)
-        else:  # GPTQ stores a weight as [inputs, outputs]
+        else:  # a GPTQ weight is stored as [inputs, outputs]
             groups, order = columns // 128, [i * 7 % (columns // 128) for i in range(columns)]
             tensors[f"{module}.qweight"] = ("I32", [columns // 8, rows], None)
             tensors[f"{module}.qzeros"] = ("I32", [groups, rows // 8], None)
@@ -211,11 +211,11 @@ def test_the_peak_is_the_promised_one(
     assert measured <= promised + LISTS
     assert promised <= 1.1 * measured + 8 * MIB
     assert document["staging_bytes_peak"] <= promised - model
-    assert measured <= model + document["staging_bytes_peak"] + LISTS  # the count misses nothing
+    assert measured <= model + document["staging_bytes_peak"] + LISTS  # the engine's own count
 
 
 def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
-    """Each thread walks the boxes of all sources of a target, and keeps a digest of each."""
+    """The limit includes what each thread keeps for every source of a target, such as digests."""
     tensors: Stored = {f"s{i}": ("BF16", [256, 1], None) for i in range(20_000)}
     checkpoint = write_tensors(tensors, tmp_path)
     rule = {"op": "concat", "sources": [r"s(\d+)"], "targets": ["model.layers.0.w"], "dim": 1}
@@ -237,7 +237,7 @@ def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
 def test_memory_beyond_the_promise_would_be_seen(
     resident_bytes_of_nothing: int, tmp_path: Path
 ) -> None:
-    """Control: measure one plan's load against the promise of a different plan."""
+    """Control: the memory of a large load exceeds the promise of a small load's plan."""
     large = Load("F32", SHAPES["square"], 8, "F32", "transpose", "", 4, 64 * MIB)
     small = dataclasses.replace(large, layout="", threads=1)
     document = loaded(planned(large, tmp_path))

@@ -1,4 +1,4 @@
-"""The comparison itself: equal loads compare equal, and it reports a difference of each kind."""
+"""The comparison that other tests use: equal loads are equal, and each difference is reported."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> compare.Loaded:
-    """A model with ties, its own buffers and a generation config."""
+    """Load a model with ties, buffers and a generation config."""
     folder = write_checkpoint(by_name("bart"), tmp_path_factory.mktemp("bart"), "public")
     return compare.library_load(by_name("bart").cls, folder, dtype="auto")
 
 
 def twin(model: Any) -> Any:
-    """Return a copy with the flags that ``deepcopy`` drops from parameters."""
+    """Return a deep copy, with the flags of parameters that ``deepcopy`` drops."""
     made = copy.deepcopy(model)
     for name, tensor in compare.all_tensors(model).items():
         if hasattr(tensor, "_is_hf_initialized"):
@@ -52,7 +52,7 @@ def in_place(change: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def swap_bits(model: Any) -> None:
-    """Change the last bit of one value, and the sign of a zero: a tolerance would miss both."""
+    """Change the last bit of one value, which a tolerance would miss."""
     model.get_parameter(HEAD + ".bias").view(torch.int16)[3] ^= 1
 
 
@@ -207,7 +207,7 @@ def test_random_names_are_compared_by_all_but_their_values(bart: compare.Loaded)
     with torch.no_grad():
         weight.fill_(float("inf"))
     assert "not finite" in lines(ours, bart, random_names={name})[0]
-    # A constant is not random, so the comparison includes it.
+    # The library fills the tensor with a constant, which is not random, so it is compared.
     library = twin(bart.model)
     with torch.no_grad():
         library.get_parameter(name).fill_(1)
@@ -226,7 +226,7 @@ def test_unwritten_memory_must_be_finite_in_ours(bart: compare.Loaded):
 
 
 def toy() -> Any:
-    """A class that initialises nothing."""
+    """Return a model whose class initialises no missing tensors."""
     from transformers import PreTrainedConfig, PreTrainedModel
 
     class ToyConfig(PreTrainedConfig):
@@ -259,7 +259,7 @@ def test_memory_that_the_library_leaves_unwritten_is_named(tmp_path: Path):
     loaded = compare.library_load(type(model), tmp_path)
     assert loaded.uninitialised == {"extra", "table", "counts"}
     assert loaded.random == {"extra"} == loaded.info["missing_keys"]
-    # A correct load leaves the constructor's values.
+    # A correct load leaves the constructor's values, like those of `model`.
     loaded.model.linear = copy.deepcopy(loaded.model.linear)
     found = compare.differences(
         model.eval(), loaded.model, loaded.info, loaded.info, loaded.random, loaded.uninitialised

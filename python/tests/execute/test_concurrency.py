@@ -1,4 +1,4 @@
-"""Threads that load, build, collect, unpickle and fork at the same time, in one process."""
+"""Threads of one process that load, build, collect, unpickle and fork at the same time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def problems_of(
     background: tuple[Callable[[], object], ...] = (),
     rounds: int = ROUNDS,
 ):
-    """Return the errors of the workers' rounds while the background threads run."""
+    """Run the workers, with threads in the background; return the errors that were raised."""
     problems: list[BaseException] = []
     done = threading.Event()
 
@@ -111,7 +111,7 @@ def problems_of(
 
 
 def make_tuples() -> None:
-    """The collector can reach growing tuples before they are finished."""
+    """Build tuples that the garbage collector can see before they are complete."""
     for _ in range(10):
         made = tuple(object() for _ in range(2000))
         assert len(made) == 2000
@@ -142,14 +142,14 @@ def test_loads_into_one_model_wait_for_each_other(reference, file):
 
 
 def test_a_walk_over_the_collectors_objects_is_noticed():
-    """Control: references to other threads' unfinished tuples break them."""
+    """Control: a reference to another thread's incomplete tuple makes that thread fail."""
 
     def walk() -> None:
         held = [thing for thing in gc.get_objects() if type(thing) is tuple]
         del held
         time.sleep(0.001)
 
-    # until there is one
+    # Repeats until the first error.
     problems = problems_of(walk, background=(make_tuples, make_tuples), rounds=100_000)
     assert any(isinstance(problem, SystemError) for problem in problems), problems
 
@@ -201,7 +201,7 @@ def test_random_numbers_go_on_as_if_nothing_was_built():
 
 
 def test_two_threads_that_load_different_dtypes(tmp_path: Path):
-    """The library sets the process's default dtype while it constructs."""
+    """transformers sets the process's default dtype while it constructs a model."""
     transformers = pytest.importorskip("transformers")
     import loadstone.transformers
 
@@ -258,7 +258,7 @@ def test_one_plan_from_two_threads(reference: Net, file: Path):
 
 
 def test_findings_are_added_while_the_plan_is_carried_out(reference: Net, file: Path):
-    """A report has the findings that the plan had when its load began."""
+    """A report has at least the findings that the plan had when its load began."""
     plan = loadstone.plan(skeleton(), file)
     extra = loadstone.plan(nn.Linear(2, 2), file, unexpected="warn").findings
     assert extra
@@ -301,7 +301,7 @@ def test_two_plans_for_one_file_read_by_many_threads(reference: Net, file: Path)
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Fork this process, with its threads; do the work in the child; return its exit status."""
+    """Fork this process and do the work in the child; return the child's exit status."""
     child = os.fork()
     if child == 0:
         try:

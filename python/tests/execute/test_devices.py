@@ -35,7 +35,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
 def test_every_codec_has_the_bytes_of_the_host(
     codec: str, devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decoded in one pass, tensor by tensor, and as stored."""
+    """Compare load_file, torch.load_file and open, which read in different ways."""
     path = CODECS[codec](tmp_path).path
     for name in ("_files.open", "torch"):
         monkeypatch.setattr(f"loadstone.{name}.device_argument", lambda wanted: str(wanted))
@@ -57,7 +57,7 @@ def test_every_codec_has_the_bytes_of_the_host(
 def test_a_device_without_addresses(
     devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each tensor spans several windows, and starts where a different one could."""
+    """Each tensor needs several windows, and the boundaries of windows depend on the staging."""
     state = {name: torch.randn(512, 1024) for name in "abcd"}
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
     model = torch.nn.Module()
@@ -105,7 +105,7 @@ MAPS: list[Any] = [
     "xpu:0",
     "mps:0",
     {"": "cpu", "blocks.1": "cuda:1", "blocks.2": "cuda:0", "embed": "cuda:0", "head": "cuda:0"},
-    {"": "cuda:1", "blocks.0": "xpu:0"},  # device types without a common driver
+    {"": "cuda:1", "blocks.0": "xpu:0"},  # device types with different drivers
     {"": "cuda:0", "blocks.3": "disk"},
 ]
 
@@ -126,7 +126,7 @@ def test_a_model_has_the_bytes_of_the_host(
         found = model.state_dict()[name]
         assert found.is_meta or same(found, expected), name
         assert found.is_meta == (report.provenance[name].device == "disk")
-    assert report.bytes_read <= path.stat().st_size  # each byte once
+    assert report.bytes_read <= path.stat().st_size  # each byte is read at most once
     assert host is not None and report.receipt is not None
     assert report.receipt.targets.items() <= host.targets.items() and report.receipt.targets
     devices.require_clean()
@@ -135,13 +135,13 @@ def test_a_model_has_the_bytes_of_the_host(
 def test_a_plan_says_what_passes_through_the_host(devices: FakeDevices, tmp_path: Path) -> None:
     path = saved(tmp_path)
     plan = loadstone.plan(skeleton(), path, device_map="cuda:0", threads=2)
-    assert devices.calls("cuInit") == 0  # a plan touches no device
+    assert devices.calls("cuInit") == 0  # a plan does not use the device
     values = sum(t.nbytes for t in plan.targets if t.delivery == "memory")
     assert plan.peak_bytes["cuda:0"] == values
     report = plan.execute(model=skeleton())
     assert 0 < devices.pinned_bytes_peak() <= report.staging_bytes_peak
     assert report.staging_bytes_peak <= plan.peak_bytes["cpu"]
-    assert devices.waited_for == ["cuda:0"]  # transfers that were in flight
+    assert devices.waited_for == ["cuda:0"]  # the load waited for transfers in flight
     small = loadstone.plan(skeleton(), path, device_map="cuda:0", staging_bytes_max=256 << 10)
     assert small.peak_bytes["cpu"] < plan.peak_bytes["cpu"]
     small.execute(model=skeleton())
@@ -182,7 +182,7 @@ def test_ranks_of_a_machine_share_what_is_pinned(
         assert pinned[ranks] <= (8 << 20) // max(ranks, 1)
         assert same(model.weight.detach(), state["weight"])
         assert json.loads(plan.to_json()).get("local_ranks", 1) == max(ranks, 1)
-    assert (peaks[0], pinned[0]) == (peaks[1], pinned[1])  # alone, as without torchrun
+    assert (peaks[0], pinned[0]) == (peaks[1], pinned[1])  # one rank is like no torchrun
     assert pinned[8] < pinned[2] < pinned[1] and peaks[8] < peaks[1]
 
 
@@ -193,14 +193,14 @@ def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -
     assert local_ranks() == 1
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
-    assert local_ranks() == 16  # ranks of other machines are unknown
+    assert local_ranks() == 16  # all ranks may be on this machine
     for told, count in (("8", 8), ("1", 1), ("0", 16), ("many", 16), ("", 16), ("9" * 11, 1 << 20)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
         assert local_ranks() == count
 
 
 def test_ranks_share_in_loads_of_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The plan behind ``loadstone.open`` and ``load_file``."""
+    """Check the plan that ``loadstone.open`` and ``load_file`` make."""
     from loadstone._files.read import plan_for
 
     path = tmp_path / "model.safetensors"
@@ -216,7 +216,7 @@ def test_ranks_share_in_loads_of_files_too(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_quantized_on_the_way(
     encoding: str, device: str, devices: FakeDevices, tmp_path: Path
 ) -> None:
-    """The components have the host's bytes, in the layout of the device's library."""
+    """The components have the same bytes as those made on the host for the device's library."""
     from loadstone._execute import execute
 
     path = saved(tmp_path)
@@ -274,7 +274,7 @@ def test_a_failure_leaves_the_model_as_it_was(
     assert function == "cuMemHostAlloc" or caught.value.tensor in dict(model.named_parameters())
     assert all(each.is_meta for each in model.parameters())
     devices.require_clean()
-    loadstone.load(model, path, device_map="cuda:1")  # the next load succeeds
+    loadstone.load(model, path, device_map="cuda:1")  # a load after the failure succeeds
     assert not any(each.is_meta for each in model.parameters())
 
 
@@ -346,7 +346,7 @@ def test_without_cudas_driver_torch_copies(
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    """Control: without the fake devices this machine has none."""
+    """Control: without the fake devices, this machine has no device."""
     with pytest.raises(loadstone.PlanError, match="this device") as caught:
         loadstone.load(skeleton(), saved(tmp_path), device_map="cuda:0")
     assert caught.value.code == "plan.device_map"
@@ -379,7 +379,7 @@ fake.require_clean()
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """256 MB, and a small file."""
+    """Write a file of 256 MB, and a small file."""
     folder = tmp_path_factory.mktemp("large")
     state = {f"{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(8)}
     loadstone.torch.save_file(state, folder / "model.safetensors")
@@ -392,7 +392,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [*itertools.product(DEVICES, ["bfloat16", "float32"]), ("cpu", "bfloat16")],
 )
 def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, large: Path) -> None:
-    """The device's memory belongs to this process too; the rest is as planned."""
+    """Fake devices use this process's memory, which the measurement subtracts."""
     path, small = large / "model.safetensors", large / "small.safetensors"
     tests = str(Path(__file__).parents[1] / "support")
     program = MEASURED.format(

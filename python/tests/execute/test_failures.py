@@ -1,4 +1,4 @@
-"""Every failure: raised by name before a tensor of the model changes, without partial results."""
+"""Every failure has a code, leaves the model unchanged, and leaves no partial results."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_absent_and_unreadable_file(state, tmp_path):
     closed = tmp_path / "closed.safetensors"
     save_file(state, closed)
     closed.chmod(0)
-    if os.geteuid() == 0:  # root may read everything, so ask as a different user
+    if os.geteuid() == 0:  # root can read every file, so inspect it as a different user
         program = textwrap.dedent(f"""
             import os, loadstone
             inspect = loadstone.inspect  # loads its module
@@ -144,7 +144,7 @@ def test_a_state_dict_is_no_checkpoint(state):
         loadstone.load(skeleton(), state)
     assert (raised.value.field, raised.value.found) == ("checkpoint", "dict")
     model = skeleton()
-    model.load_state_dict(state, strict=False, assign=True)  # the error's advice
+    model.load_state_dict(state, strict=False, assign=True)  # as the error suggests
     assert all(torch.equal(model.state_dict()[name], each) for name, each in state.items())
 
 
@@ -169,7 +169,7 @@ def test_a_model_that_changed_after_the_plan(tmp_path, state):
 
 
 class Table(torch.nn.Module):
-    """A tensor with a fixed name, whose kind varies from model to model."""
+    """A tensor whose kind (parameter or buffer) depends on the constructor's argument."""
 
     def __init__(self, kind):
         super().__init__()
@@ -182,8 +182,8 @@ class Table(torch.nn.Module):
 @pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
 @pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
 def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
-    """Regression: a load silently left out a checkpoint's value, left a parameter on meta, or
-    reported a buffer as a parameter."""
+    """Regression: a load ignored a value of the checkpoint without an error, left a parameter on
+    meta, or reported a buffer as a parameter."""
     save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
     with loadstone.skeleton():
@@ -202,7 +202,7 @@ def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
 
 
 class Mixed(torch.nn.Module):
-    """Tensors of each kind; a checkpoint contains only the first."""
+    """Tensors of each kind; the checkpoint contains only the first of them."""
 
     def __init__(self):
         super().__init__()
@@ -230,13 +230,13 @@ FIELDS = {
 )
 @pytest.mark.parametrize("name", [*SAVED, "made", "index", "plain"])
 def test_a_plan_that_was_changed_by_hand_fits_its_model(name, field, value, tmp_path):
-    """Regression: a buffer was cast to integers, and torch raised half-way through a load."""
+    """Regression: a buffer was cast to integers, so torch raised in the middle of a load."""
     save_file({"read": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Mixed(), tmp_path, missing="zeros").save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     target = next(each for each in document["targets"] if each["name"] == name)
     planned, target[field] = target[field], value
-    if field == "dtype":  # the file's totals must match the edit
+    if field == "dtype":  # the plan's totals must agree with the changed dtype
         grown = 4 * (WIDTHS[value] - WIDTHS[planned])
         grown += 16 if name == "read" and value != planned else 0  # a cast needs staging
         document["peak_bytes"] = {"cpu": document["peak_bytes"]["cpu"] + grown}
@@ -316,7 +316,7 @@ def test_signal_handlers_are_those_of_the_caller(state, tmp_path):
 
 
 def test_policies_for_what_is_missing_go_by_name(tmp_path):
-    """The first pattern that matches a whole name decides; a name without a match is an error."""
+    """The first pattern that matches a whole name applies; a name must match a pattern."""
     model = randomise(Tiny())
     state = save(model, tmp_path / "model.safetensors")
     for name in ("blocks.0.norm.bias", "blocks.1.norm.weight", "blocks.1.linear.bias"):
@@ -343,6 +343,6 @@ def test_a_message_names_its_tensor_once():
     twice, once = "'w': 'w' is [7] [plan.shape]", "'w' is [7] [plan.shape]"
     assert str(from_core(twice, "plan.shape", "'w' is [7]", "", "w")) == once
     assert str(new_error("plan.shape", "'w' is [7]", tensor="w")) == once
-    named = "'w': it is [7] [plan.shape]"  # control: a message without the name
+    named = "'w': it is [7] [plan.shape]"  # control: the text does not contain the name
     assert str(from_core(named, "plan.shape", "it is [7]", "", "w")) == named
     assert str(new_error("plan.shape", "it is [7]", tensor="w")) == "w: it is [7] [plan.shape]"

@@ -1,4 +1,4 @@
-"""torch.float4_e2m1fn_x2: two values per element, in a module and in each kind of file."""
+"""torch.float4_e2m1fn_x2, which packs two values per element, in modules and all kinds of files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_buffer_of_pairs_gets_the_bytes_of_the_file(way: str, make: type, file
 
 
 def test_each_file_gives_the_same_pairs(file: Path) -> None:
-    assert loadstone.inspect(file).tensors["w"].shape == (3, 5, 8)  # counted in values
+    assert loadstone.inspect(file).tensors["w"].shape == (3, 5, 8)  # the shape counts values
     for tensor in (loadstone.load_file(file)["w"], loadstone.open(file)["w"][:]):
         assert tensor.dtype == PAIRS
         assert torch.equal(tensor.view(torch.uint8), CODES)

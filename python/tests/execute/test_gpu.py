@@ -75,7 +75,7 @@ def test_plain_and_cast(dtype: str | None, staging: int, tmp_path: Path) -> None
     report = loadstone.load(model, path, device_map="cuda:0", staging_bytes_max=staging, **options)
     require_same(model, plain, "cuda:0")
     assert host.receipt is not None and report.receipt is not None
-    assert report.receipt.targets == host.receipt.targets  # read back from the GPU
+    assert report.receipt.targets == host.receipt.targets  # digests of bytes read from the GPU
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
@@ -89,7 +89,7 @@ def test_every_codec_is_decoded(codec: str, tmp_path: Path) -> None:
 
 
 def test_many_small_tensors(tmp_path: Path) -> None:
-    """Batches of the driver, with neighbours in one allocation and gaps between them."""
+    """The driver copies in batches; some targets are neighbours in one allocation, some are not."""
     sizes = (1, 3, 64, 128, 1000)
     state = {f"{i}": torch.randn(sizes[i % len(sizes)]) for i in range(20_000)}
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
@@ -146,7 +146,7 @@ def test_cuda_is_the_current_device(tmp_path: Path) -> None:
 
 
 def test_into_a_model_in_use(tmp_path: Path) -> None:
-    """The load waits for work on the GPU; addresses do not change."""
+    """The load waits for work on the GPU, and addresses do not change."""
     path = saved(tmp_path)
     plain, model = skeleton(), Model().to("cuda:0", torch.float32)
     loadstone.load(plain, path)
@@ -178,7 +178,7 @@ def test_without_memory_the_model_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_speed_beside_that_of_pinned_memory(tmp_path: Path) -> None:
-    """Print a ratio. The file is in the page cache after one read."""
+    """Print the ratio of two speeds, for a file in the page cache."""
     nbytes, count = 64 << 20, 16
     state = {
         f"{i}.weight": torch.ones(4096, nbytes // 8192, dtype=torch.bfloat16) for i in range(count)

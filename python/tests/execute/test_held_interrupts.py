@@ -1,4 +1,4 @@
-"""Ctrl-C while a failed load is undone leaves the model unchanged."""
+"""Ctrl-C while loadstone undoes a failed load leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TwoKinds(nn.Module):
 
 
 def interrupted_twice(step, tmp_path, monkeypatch):
-    """Let a load fail, and press Ctrl-C in a step of its undoing; return the model's state."""
+    """Make a load fail, and interrupt one step of undoing it; return the model's state."""
     from loadstone._execute import execute
 
     state = {"w": torch.ones(3, 3), "x": torch.ones(3, 3)}

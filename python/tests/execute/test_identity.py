@@ -1,4 +1,4 @@
-"""A load into a model with memory keeps its tensor objects, and is atomic."""
+"""A load into a model with memory keeps the tensor objects, and changes all tensors or none."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_graph_from_before_the_load_is_refused_by_autograd(tmp_path):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_in_another_dtype_parameters_stay_and_buffers_are_replaced(in_place, tmp_path):
-    """``Module.to`` has the same rule."""
+    """``Module.to`` also keeps parameters and replaces buffers."""
     path, state = stored(Net(), tmp_path)
     model, expected = Net(), Net().half()
     optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), own(model)
@@ -151,7 +151,7 @@ def test_a_failure_after_the_commit_puts_the_memory_back(stage, tmp_path, monkey
 
 
 class Flat(nn.Module):
-    """Views of one memory, as in cuDNN's recurrent weights and flat optimizers."""
+    """Parameters that are views of one tensor, as in cuDNN's RNN weights and flat optimizers."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ def test_tensors_that_share_memory_share_it_afterwards(in_place, tmp_path):
 
 
 def test_what_is_computed_from_a_parameter_sees_the_new_value(tmp_path):
-    """A view with autograd history shares the parameter's memory."""
+    """The view has autograd history and shares the parameter's memory."""
     model = nn.Linear(3, 3, bias=False)
     model.first = model.weight[0]
     save_file({"weight": torch.ones(3, 3)}, tmp_path / "m.safetensors")
@@ -249,7 +249,7 @@ def test_the_memory_is_what_the_plan_says(kind, in_place, tmp_path):
     room = 16 << 20
     assert grown <= promised + room
     if not in_place:
-        assert grown > 0.9 * size  # otherwise the measurement missed the growth
+        assert grown > 0.9 * size  # control: the measurement sees the new values
     elif kind == "plain":
         assert grown < size // 4
 

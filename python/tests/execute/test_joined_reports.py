@@ -1,4 +1,4 @@
-"""Reports of several calls, joined: ranks that share the reading make one call per batch."""
+"""Joining the reports of several calls: ranks that read together make one call per batch."""
 
 from __future__ import annotations
 

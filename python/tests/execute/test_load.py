@@ -1,4 +1,4 @@
-"""The whole path in Python: plan, execute, audit, on a model with each kind of tensor."""
+"""Plan, execute and audit in Python, on a model with each kind of tensor."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_missing_initialise_runs_the_modules_own_initialiser(reference, tmp_path
     model = skeleton()
     report = loadstone.load(model, tmp_path / "some.safetensors", missing="initialise")
     assert torch.equal(model.blocks[1].norm.weight, torch.ones(8))  # LayerNorm's own initialiser
-    # Linear's: uniform within this bound
+    # Linear's own initialiser is uniform within this bound.
     assert model.blocks[0].linear.bias.abs().max() <= 1 / 8**0.5
     assert report.provenance["blocks.1.norm.weight"].origin == "initialiser"
     named = {f.target for f in report.findings if f.code == "plan.missing"}
@@ -296,7 +296,7 @@ def test_offloaded_tensors_are_not_held_and_their_ties_neither(file, tmp_path, d
     assert result.ok
     assert result.not_held["head.weight"] == result.not_held["embed.weight"] == "offloaded"
     assert model.embed.weight.is_meta
-    # tensors without a change, or with only a cast, are not rewritten
+    # Tensors that only need a cast stay in the checkpoint, and the index refers to them.
     assert report.bytes_written == 0
     assert [file.name for file in folder.iterdir()] == ["index.json"]
 

@@ -1,4 +1,4 @@
-"""A load commits once: a failure at any step leaves model, audit and folder all old or all new."""
+"""A load commits once: after a failure, model, audit and folder are all old or all new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import loadstone
 
 PACKAGE = str(Path(loadstone.__file__).parent)
 PLACES = {"a": "disk", "b": "cpu", "e": "cpu", "i": "cpu"}
-# A test that raises at every line tries at most this many, evenly spread.
+# Maximum number of lines, evenly spread, at which the test of interrupts raises.
 LINES = 100
 
 
@@ -53,10 +53,10 @@ def net():
 
 
 def checkpoint(folder, value):
-    """Write a checkpoint without the bias of ``b``, which is filled, and both tensors of ``i``,
-    which are initialised.
+    """Write a checkpoint that lacks the bias of ``b`` and all tensors of ``i``.
 
-    The load casts its values, so that the folder gets new files.
+    The load fills the bias and initialises ``i``. It casts all values, so it writes new files to
+    the folder.
     """
     path = folder / f"{value}.safetensors"
     state = {f"{name}.weight": torch.full((2, 2), value).double() for name in "abe"}
@@ -77,7 +77,7 @@ def files(folder):
 
 
 def fact_of(model):
-    """Return everything of a model that a load changes."""
+    """Return all state of a model that a load changes."""
     tensors = {
         name: (id(each), each.dtype, None if each.is_meta else each.tolist())
         for name, each in [*model.named_parameters(), *model.named_buffers()]
@@ -93,7 +93,7 @@ def value_in(folder):
 
 
 class World:
-    """A model that has been loaded ``loads`` times, with its folder."""
+    """A model that has been loaded ``loads`` times, with its offload folder."""
 
     def __init__(self, tmp_path, loads):
         self.source, self.folder = tmp_path, tmp_path / "offload"
@@ -129,7 +129,7 @@ def stop(*_):
 
 
 class Folder:
-    """An offload folder whose commit is interrupted."""
+    """A wrapper of an offload folder that calls functions before and after its commit."""
 
     def __init__(self, inner, before, after):
         self._inner, self._before, self._after = inner, before, after
@@ -186,14 +186,17 @@ def test_a_step_that_fails_leaves_everything_old(step, loads, tmp_path, monkeypa
 
 
 def is_with(frame):
-    """A `with` statement also has a line event before its exit, where no signal arrives: an error
-    raised there would leave a lock held."""
+    """Return whether the line starts a `with` statement.
+
+    The test does not raise at such a line, because its event recurs before the exit, where no
+    signal arrives and an error would leave a lock held.
+    """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return line.lstrip().startswith("with ")
 
 
 def lines_of(load, at=None):
-    """Run a load and count the package's lines; raise KeyboardInterrupt before line ``at``."""
+    """Run a load; raise KeyboardInterrupt before the package's line ``at``; count its lines."""
     count = 0
 
     def tracer(frame, event, _):
@@ -218,7 +221,7 @@ def lines_of(load, at=None):
 @pytest.mark.parametrize("loads", [0, 1])
 def test_an_interrupt_at_any_line_leaves_everything_old_or_everything_new(loads, tmp_path):
     outcomes = {"old": 0, "new": 0}
-    for name in ("imports", "count"):  # the first run executes more lines
+    for name in ("imports", "count"):  # only the first run executes lines of imports
         (tmp_path / name).mkdir()
         world = World(tmp_path / name, loads)
         with warnings.catch_warnings():
@@ -245,7 +248,7 @@ def _plan(world):
 
 
 def test_after_the_commit_everything_is_new(tmp_path, monkeypatch):
-    """An error may come from the commit itself, after the index is renamed."""
+    """The commit may raise after it has renamed the index."""
     world = World(tmp_path, 1)
     Folder.put_in(monkeypatch, after=stop)
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Models of other authors, or with tensors derived from others."""
+"""Models of other libraries, and models with tensors that are derived from others."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_a_model_of_accelerate_has_its_buffers_already(tmp_path):
     save(reference, tmp_path / "m.safetensors")
     with accelerate.init_empty_weights():
         model = Tiny()
-    model.head.weight = model.embed.weight  # accelerate's context breaks the tie
+    model.head.weight = model.embed.weight  # tie again, because accelerate's context unties
     loadstone.load(model, tmp_path / "m.safetensors")
     assert_same(model, reference)
 
 
 def test_what_follows_from_parameters_is_recomputed_from_the_loaded_ones(tmp_path):
-    """The old weight norm keeps a plain tensor derived from two parameters."""
+    """torch's older weight norm keeps a plain tensor that it derives from two parameters."""
 
     def build():
         return torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Linear(4, 3)))
@@ -80,7 +80,7 @@ def test_what_follows_from_parameters_is_recomputed_from_the_loaded_ones(tmp_pat
     torch.manual_seed(3)
     reference = build()
     save_file(dict(reference.state_dict()), tmp_path / "m.safetensors")
-    reference(torch.zeros(1, 4))  # its hook computes the weight
+    reference(torch.zeros(1, 4))  # a hook of the model computes the weight
     with loadstone.skeleton():
         model = build()
     report = loadstone.load(model, tmp_path / "m.safetensors")

@@ -32,7 +32,7 @@ import loadstone
 
 
 class Net(nn.Module):
-    """The names of :func:`merge_models.model`."""
+    """A model with the names of :func:`merge_models.model`."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def skeleton(build: Callable[[], nn.Module] = Net) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, two adapters, and a base of FP8 blocks."""
+    """Write a base, two adapters, and a base of FP8 blocks."""
     folder = tmp_path_factory.mktemp("merge-load")
     (folder / "base").mkdir()
     save_file(model(0), folder / "base" / "model.safetensors")
@@ -76,7 +76,7 @@ def both(folder: Path) -> dict[str, float]:
 
 
 def from_file(folder: Path, out: Path, base: str = "base", **options: Any) -> nn.Module:
-    """Merge into a file, and load it."""
+    """Merge into a file, and load the file."""
     loadstone.merge(folder / base, out, lora=both(folder), **options)
     loaded = skeleton()
     loadstone.load(loaded, out, dtype=options.get("dtype"))
@@ -119,7 +119,7 @@ class TestLoad:
         same_bits(dict(found.state_dict()), dict(expected.state_dict()))
 
     def test_rules_and_disk(self, folder: Path, tmp_path: Path) -> None:
-        """Names differ between model and file; tensors are on disk and in memory."""
+        """Rules rename the tensors, and the device map places some of them on disk."""
         old = {name.replace("model.", "old."): tensor for name, tensor in model(0).items()}
         save_file(old, tmp_path / "old.safetensors")
         found, expected = skeleton(), skeleton()
@@ -140,7 +140,7 @@ class TestLoad:
         same_bits({name: kept[name].clone()}, {name: expected.state_dict()[name]})
 
     def test_names_of_the_checkpoint(self, folder: Path) -> None:
-        """A model without the checkpoint's prefix, and an adapter trained with it."""
+        """The model has no prefix, but the checkpoint and the adapter have one."""
         found, expected = skeleton().model, skeleton()
         rules = {"model.": ""}
         loadstone.load(found, folder / "base", lora=both(folder), rules=rules, unexpected="ignore")
@@ -257,7 +257,7 @@ class TestRefused:
 
 
 class TestSaved:
-    """A saved plan names each source by checkpoint and name, and each checkpoint by its root."""
+    """Saved plans with adapters, which record the checkpoint and name of each source."""
 
     def test_carried_out_by_python(self, folder: Path, tmp_path: Path) -> None:
         expected, found, third = skeleton(), skeleton(), skeleton()

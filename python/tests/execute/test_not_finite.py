@@ -1,6 +1,6 @@
-"""Quantizing NaN or infinite values: one rule for loads and conversions.
+"""Quantizing NaN or infinite values in loads, which follow the same rule as conversions.
 
-Conversions are in ``test_convert_quantize.py``, adapters in ``test_bitsandbytes_loading.py``.
+``test_convert_quantize.py`` tests conversions, ``test_bitsandbytes_loading.py`` tests adapters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OneLayer(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_plain_load_stops_at_numbers_that_are_none(kind: str, tmp_path: Path) -> None:
-    """By Python, a saved plan, and the command, unless the plan allows such values."""
+    """Python, a saved plan and the command reject such values, unless the plan allows them."""
     weight = torch.randn(32, 64)
     weight[3, 5] = float("nan")
     file, saved = tmp_path / "model.safetensors", tmp_path / "plan.json"

@@ -1,4 +1,4 @@
-"""Finite values that a dtype cannot hold: one rule for every path to a different dtype.
+"""Finite values that a target's dtype cannot represent, on every path to a different dtype.
 
 Conversions and merges reject them, unless ``allow_non_finite`` is given; a load warns once. The
 controls are the same files with a value that fits, and with values that were already infinite.
@@ -24,7 +24,7 @@ from loadstone._base.errors import new_error
 
 F8 = torch.float8_e4m3fn
 NAME = "x.weight"
-# Source, target, a value that is too large, one that fits.
+# Source dtype, target dtype, a value that is too large for the target, and one that fits.
 CASTS = [
     (torch.bfloat16, torch.float16, 70000.0, 65024.0),
     (torch.float32, torch.float16, 65520.0, 65519.0),
@@ -35,7 +35,7 @@ CASTS = [
     (torch.bfloat16, F8, 1000.0, 448.0),
 ]
 IDS = [f"{a}-{b}".replace("torch.", "") for a, b, _, _ in CASTS]
-METADATA = {  # equivalent to a file
+METADATA = {  # the same content as a file for --metadata
     "format": "loadstone-gguf-metadata",
     "version": 1,
     "entries": [{"key": "general.architecture", "type": "string", "value": "none"}],
@@ -48,7 +48,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def values(dtype: torch.dtype, *large: float) -> torch.Tensor:
-    """Return a matrix with these values at known places, and infinite ones."""
+    """Return a matrix with these values at known elements, and with infinities and a NaN."""
     numbers = torch.linspace(-2, 2, 64 * 64, dtype=torch.float64).reshape(64, 64)
     for i, each in enumerate(large):
         numbers[3 + i, 5] = -each if i % 2 else each
@@ -87,7 +87,7 @@ def command(source: Path, target: Path, dtype: str, allows: bool) -> Any:
 
 
 def merge(source: Path, target: Path, dtype: str, allows: bool) -> Any:
-    """Merge with a second model of zeros, which changes nothing."""
+    """Merge with a second model of zeros, which does not change the values."""
     tensors = {name: torch.zeros_like(each) for name, each in load_file(source).items()}
     save_file(tensors, other := source.with_name("zeros.safetensors"))
     metadata = LLAMA if target.suffix == ".gguf" else None
@@ -144,7 +144,7 @@ def test_a_conversion_refuses_what_becomes_infinite(
     convert(path, out, name_of(target), True)
     cast = tensor.to(target)
     assert same(read(out), cast)
-    control = values(source, small)  # also the values that were infinite before
+    control = values(source, small)  # includes the values that were already infinite
     written(path, x_weight=control)
     convert(path, out, name_of(target), False)
     assert same(read(out), control.to(target))
@@ -165,7 +165,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def quantized_file(path: Path, kind: str, scale: float) -> torch.Tensor:
-    """Write a checkpoint with decoded values up to a multiple of the scale; return them as F32."""
+    """Write quantized values up to 4 times the scale; return the decoded values as F32."""
     if kind == "fp8":
         codes = torch.linspace(-4, 4, 64 * 64).reshape(64, 64).to(F8)
         save_file({NAME: codes, f"{NAME}_scale": torch.tensor(scale)}, path)
@@ -186,7 +186,7 @@ def quantized_file(path: Path, kind: str, scale: float) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["fp8", "q8_0"])
 @pytest.mark.parametrize("file", ["o.safetensors", "o.gguf"])
 def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> None:
-    """Decoders round on their own: no cast follows them."""
+    """Decoders round the values themselves, without a cast after them."""
     path = tmp_path / ("a.gguf" if kind == "q8_0" else "a.safetensors")
     options: dict[str, Any] = {"dtype": "float16", "dequantize": True}
     if file.endswith(".gguf"):
@@ -205,7 +205,7 @@ def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> No
 
 
 def spoiled_file(path: Path, kind: str, scale: float) -> int:
-    """Write a checkpoint with this value as one scale; return how many codes it scales."""
+    """Write codes of which some have the given scale; return how many."""
     codes = torch.ones(64, 64)
     match kind:
         case "fp8":
@@ -257,7 +257,7 @@ def test_a_scale_that_is_not_finite_spoils_its_codes(
         warnings.simplefilter("always")
         found = loadstone.load(model, path).findings
     assert [each.code for each in found] == ["convert.overflow"] and len(told) == 1
-    # Controls: a finite scale; a code that is NaN before scaling.
+    # Controls: a finite scale, and a code that is NaN itself.
     spoiled_file(path, kind, 2.0)
     loadstone.convert(path, out, **options)
     assert read(out).isfinite().all()
@@ -314,7 +314,7 @@ def skeleton(dtype: torch.dtype) -> Model:
 
 
 def loads(source: Path, dtype: torch.dtype, **options: Any) -> tuple[Model, list[str], list[str]]:
-    """Return the model, the findings' targets, and the warnings."""
+    """Return the model, the targets of the findings, and the warnings."""
     model = skeleton(dtype)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -396,7 +396,7 @@ def test_saved_plans_and_the_command(tmp_path: Path) -> None:
 
 
 def test_an_adapter_in_a_load_is_refused(tmp_path: Path) -> None:
-    """Unlike a plain load, a load that merges rejects overflow: the merged values are new."""
+    """A load that merges adapters rejects overflow, because it computes new values."""
     path = written(
         tmp_path / "a.safetensors",
         x_weight=torch.full((64, 64), 6e4).half(),
@@ -435,7 +435,7 @@ def test_a_conversion_in_shards_stops_at_the_tensor(shards: int | None, tmp_path
 def test_verify_compares_across_dtypes(
     source: torch.dtype, target: torch.dtype, large: float, small: float, tmp_path: Path
 ) -> None:
-    """Equal after rounding; a different value or one that became infinite is not."""
+    """Values that are equal after rounding are equal; changed and overflowed values are not."""
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     tensor = values(source, small)
     written(first, x_weight=tensor)
@@ -461,7 +461,7 @@ def test_verify_compares_across_dtypes(
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0])
 def test_only_delivered_values_are_counted(kind: Any, dim: int, tmp_path: Path) -> None:
-    """Decoded values that a slice leaves out, or that go to a different target of a split."""
+    """Ignore decoded values that a slice drops or that a split gives to a different target."""
     large = torch.linspace(1, 2, 64 * 64).reshape(64, 64)
     large.narrow(dim, 32, 32).mul_(1e5)
     file = tmp_path / "x.gguf"

@@ -1,7 +1,7 @@
-"""The page of a plan in a browser: the output of its script, and its response to a user.
+"""The HTML page of a plan in a browser: what its script shows, and how it responds to a user.
 
-Headless Chromium runs it; `make test-page` installs that. Each test appends a script to the page's
-own, and reads its result from the final document.
+Headless Chromium opens the page; `make test-page` installs it. Each test appends a script to the
+page and reads the script's result from the final document.
 """
 
 import html
@@ -130,7 +130,7 @@ def test_the_map_covers_all_bytes_and_opens(plan: loadstone.Plan, look: Look) ->
     )
     assert found["area"] == pytest.approx(10000, rel=1e-6)
     assert found["device_area"] == pytest.approx(10000, rel=1e-6)
-    assert "2.weight" in found["labels"]  # without the common part
+    assert "2.weight" in found["labels"]  # labels omit the common prefix
     assert found["searched"] == "layers.2.weight"
 
 

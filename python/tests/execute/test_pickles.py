@@ -1,4 +1,4 @@
-"""Objects passed between processes: catalogs, plans, reports, open checkpoints."""
+"""Pickled objects, as they are passed between processes: catalogs, plans, reports, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors spread over ranks: each rank gets its slice of a whole load."""
+"""Tensors sharded over ranks: each rank gets its slice of the values of a whole load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ROWS, COLUMNS = 64, 48
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> tuple[Path, torch.Tensor]:
-    """Write a checkpoint with one matrix; return both."""
+    """Write a checkpoint with one matrix; return the file and the matrix."""
     whole = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1))
     save_file({"a.weight": whole}, tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors", whole
@@ -83,18 +83,18 @@ def test_a_rank_reads_its_share_and_nothing_else(matrix) -> None:
 @pytest.mark.parametrize(
     ("run", "ranks", "dtype", "joined"),
     [
-        (4096, 2, None, True),  # straight into place: across holes of 4 KiB
+        (4096, 2, None, True),  # reads straight into place continue across holes of 4 KiB
         (4112, 2, None, False),
-        (4080, 17, None, True),  # runs of less than 4 KiB: across holes of 64 KiB
+        (4080, 17, None, True),  # reads of runs below 4 KiB continue across holes of 64 KiB
         (4080, 18, None, False),
-        (64 << 10, 2, "float64", True),  # also for values that are cast
+        (64 << 10, 2, "float64", True),  # values that are cast: across holes of 64 KiB
         ((64 << 10) + 16, 2, "float64", False),
     ],
 )
 def test_what_a_rank_reads_of_columns(
     run: int, ranks: int, dtype: str | None, joined: bool, tmp_path: Path
 ) -> None:
-    """A rank reads whole rows if its parts of them are close together, else only its parts."""
+    """A rank reads whole rows if its columns are close together, and else only its columns."""
     rows, width = 5, run // 4
     whole = torch.randn(rows, ranks * width)
     save_file({"a.weight": whole}, tmp_path / "m.safetensors")
@@ -114,8 +114,8 @@ def test_what_a_rank_reads_of_columns(
 def test_slices_of_rows_are_joined_over_small_holes(
     cast: bool, hole: int, further: int, tmp_path: Path
 ) -> None:
-    """Holes of up to 4 KiB, and of up to 64 KiB for values that are cast."""
-    rows = 2 * (hole + further) // 16  # the second half of one tensor is the hole before the next
+    """Reads continue across holes of up to 4 KiB, or up to 64 KiB for values that are cast."""
+    rows = 2 * (hole + further) // 16  # the hole is the second half of the first tensor
     tensors = {f"{name}.weight": torch.randn(rows, 4) for name in "ab"}
     save_file(tensors, tmp_path / "m.safetensors")
     dtype = "bfloat16" if cast else None
@@ -209,7 +209,6 @@ def test_experts_are_stacked_of_those_that_the_rank_holds(tmp_path: Path) -> Non
 
 
 def test_the_command_loads_a_ranks_slice(matrix, tmp_path: Path) -> None:
-    """Its receipt lists the bytes."""
     file, whole = matrix
     with rank(1, (4,)) as mesh:
         loadstone.save_skeleton(spread_matrix(whole, 1, mesh, dim=1), tmp_path / "rank1.json")
@@ -276,12 +275,12 @@ def test_initialisers_make_no_slices(tmp_path: Path) -> None:
             zeros.execute()
         found = local_of(model.get_parameter("a.weight").detach())
         assert torch.equal(found, torch.zeros(16, COLUMNS))
-        model.a.reset_parameters()  # the error's advice
+        model.a.reset_parameters()  # as the error suggests
         assert found.count_nonzero() == found.numel() and loadstone.audit(model).ok
 
 
 def test_experts_of_transformers_are_those_of_from_pretrained(tmp_path: Path) -> None:
-    """Recipes traced from the library's own conversion are sliced too."""
+    """Recipes that were traced from transformers' conversion rules are sliced too."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     from docs_worlds import qwen_moe
 
@@ -383,7 +382,7 @@ def test_a_failure_leaves_the_model_as_it_was(matrix, monkeypatch) -> None:
 
 
 def refused_once(model: torch.nn.Module, path: Path, **options: object) -> str:
-    """Return field and text of the error when planning with read_once."""
+    """Return the error of a plan with read_once."""
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.plan(model, path, read_once=True, **options)
     assert caught.value.code == "plan.options" and caught.value.field == "read_once"
@@ -399,7 +398,7 @@ def test_reading_together_needs_ranks_and_plain_numbers(matrix, tmp_path: Path) 
     assert "file_view" in refused_once(alone, path, mmap=True)
     loadstone.save_skeleton(alone, tmp_path / "skeleton.json")
     assert "requires the model" in refused_once(tmp_path / "skeleton.json", path)
-    with rank(1, (4,)) as mesh:  # torch's fake group, which has a backend for the host
+    with rank(1, (4,)) as mesh:  # torch's fake process group supports tensors on the host
         model = spread_matrix(whole, 1, mesh)
         plan = loadstone.plan(model, path, read_once=True)
         with pytest.raises(loadstone.PlanError, match="read_once cannot be saved"):

@@ -53,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.parametrize(("model", "way"), rank_accelerate.CELLS)
 def test_a_prepared_skeleton_is_loaded(found: list[dict], model: str, way: str) -> None:
-    """Every parameter is a slice, the optimizer's own, and trained."""
+    """Every parameter is a slice, the same object as in the optimizer, and trained."""
     for each in found:
         case = each[f"{model}, {way}"]
         assert case["on meta"] and case["spread"] > 10
@@ -72,8 +72,8 @@ def test_each_rank_reads_its_share(found: list[dict], model: str) -> None:
 
 @pytest.mark.parametrize("way", rank_accelerate.FEW)
 def test_accelerates_own_function_loads_it(found: list[dict], way: str) -> None:
-    """Without the patch the model gets new parameters, unknown to the optimizer, in the file's
-    dtype."""
+    """Without the patch, accelerate gives the model new parameters in the file's dtype, which the
+    optimizer does not know."""
     for each in found:
         case = each[f"by accelerate, {way}"]
         assert case["wrong"] == [] and case["ok"] and case["optimizer"]
@@ -97,20 +97,20 @@ def test_what_the_first_rank_has_is_sent_as_before(found: list[dict], device: st
 
 
 def test_a_first_rank_that_lacks_values_is_named_on_all(found: list[dict]) -> None:
-    """accelerate alone fails on this rank while the others wait for it."""
+    """Without the patch, accelerate fails on this rank while the other ranks wait for it."""
     for each in found:
         code, text, *wrong = each["refused"]
         assert code == "plan.no_value" and "Leave the whole model on meta on all ranks" in text
-        assert wrong == []  # loading the model as advised works
+        assert wrong == []  # loading as the error suggests works
         assert "embed_tokens" in text and "rank 0: all, rank 1: none" in text
 
 
 @pytest.mark.parametrize("way", ["by accelerate", "by the model"])
 def test_models_whose_activations_are_checkpointed_train(found: list[dict], way: str) -> None:
-    """accelerate wraps the layers in modules for it."""
+    """accelerate wraps the layers in modules for activation checkpointing."""
     assert [each["checkpointing"][way] for each in found] == [{"wrong": [], "unchanged": []}] * 4
 
 
 def test_alone_the_optimizer_has_one_parameter(found: list[dict]) -> None:
-    """Control: the defect that the patch fixes."""
+    """Control: accelerate without the patch has this defect."""
     assert [each["without patch"] for each in found] == [1] * len(found)

@@ -1,7 +1,7 @@
-"""Each way in which transformers spreads a model over four ranks, dense and with experts.
+"""All ways in which transformers shards dense models and models with experts over four ranks.
 
-From floats and from FP8 blocks: the ranks get slices of a whole load, and read no more bytes than
-the pages of docs/ specify.
+The checkpoints contain floats or FP8 blocks. The ranks get slices of a whole load, and read no more
+bytes than the pages of docs/ specify.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_a_rank_has_its_slices_and_reads_little_else(
     cells = [each[f"{model}, {source}, {layout}"] for each in found]
     for cell in cells:
         assert cell["wrong"] == [] and cell["wrong together"] == []
-        # the comparison detects zeros, in slices and whole tensors
+        # Control: the comparison reports zeros, in slices and whole tensors.
         assert cell["control"] >= 2 * cell["spread"]
         assert cell["ok"] and cell["spread"] > 10
         assert cell["held"] <= cell["bytes_read"] <= 1.01 * cell["most"]

@@ -49,14 +49,14 @@ def test_values_are_those_of_a_whole_load(found: list[dict], case: str) -> None:
 
 
 def test_ranks_of_fsdp_read_their_share(found: list[dict]) -> None:
-    """Slices of the first dimension: reads continue across small holes between small tensors."""
+    """Reads of slices of the first dim continue across small holes, so they exceed the share."""
     for each in found:
         share = each["fsdp"]["share"]
         assert share <= each["fsdp"]["bytes_read"] <= 1.01 * share
 
 
 def file_bytes() -> int:
-    """Return the bytes of the checkpoint's tensors; the head is the embedding."""
+    """Return the bytes of the checkpoint's tensors; the tied head counts once."""
     model = rank_program.Net()
     return sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
 
@@ -70,7 +70,7 @@ def test_ranks_that_read_together_read_each_byte_once(
     for run in runs:
         assert run["wrong"] == []
         assert run["audited"] and run["same provenance"]
-    # Readers continue across the gap between two small tensors of other ranks.
+    # Readers continue across small tensors of other ranks, so the sum may be larger.
     assert file_bytes() <= sum(run["bytes_read"] for run in runs) <= 1.001 * file_bytes()
     assert max(run["bytes_read"] for run in runs) < 0.5 * file_bytes()
 
@@ -98,7 +98,7 @@ def test_each_node_reads_by_itself(found: list[dict]) -> None:
 
 
 def test_loads_of_two_threads_that_read_together_take_turns(found: list[dict]) -> None:
-    """Concurrent loads would take each other's messages: gloo aborts the process."""
+    """If they did not, one load would receive messages of the other, and gloo would abort."""
     expected = {"failures": [], "wrong": [], "at a time": 1}
     assert [each["threads"] for each in found] == [expected] * len(found)
 
@@ -123,7 +123,7 @@ def test_ranks_fail_together_from_the_plan_to_the_end(
     found: list[dict], case: str, rank: int, code: str, text: str
 ) -> None:
     for number, each in enumerate(found):
-        got, message = each["read once"][case]  # and parameters without memory
+        got, message = each["read once"][case]  # a third item would report parameters with memory
         assert got == (code if number == rank else "plan.ranks") and text in message
         assert number == rank or f"rank {rank} could not load" in message
 

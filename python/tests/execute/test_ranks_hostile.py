@@ -1,4 +1,4 @@
-"""Unusual ranks: parts without elements, ranks outside of a mesh, other owners of a parameter."""
+"""Unusual ranks: empty slices, ranks outside of the mesh, and parameters with other references."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_parameter_on_meta_stays_the_object_that_an_optimizer_has(
 
 
 def test_also_where_torch_is_told_to_swap(second: torch.nn.Module, file: Path) -> None:
-    """FSDP rejects the parameters, because swapping changes their objects."""
+    """FSDP would reject the parameters, because swapping changes their objects."""
     before = second.get_parameter(NAME)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -78,7 +78,7 @@ def test_also_where_torch_is_told_to_swap(second: torch.nn.Module, file: Path) -
 
 
 def fail_late(model: torch.nn.Module, file: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make a load fail after the model has its values."""
+    """Make a load fail after it has installed the values."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("late")
@@ -103,7 +103,7 @@ def test_a_failure_takes_the_values_out_again(
 def test_what_cannot_get_another_content_is_replaced(
     second: torch.nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch does not swap a tensor with weak references."""
+    """torch cannot swap a tensor that has weak references."""
     before = second.get_parameter(NAME)
     reference = weakref.ref(before)
     second.others = [before]
@@ -142,7 +142,7 @@ def in_world(number: int, places: list[int]) -> Iterator[DeviceMesh]:
 
 @pytest.mark.parametrize("places", [[2, 3], [3, 1, 0, 2]])
 def test_the_place_in_the_mesh_says_which_slice(places: list[int], file: Path) -> None:
-    """The rank's number does not decide."""
+    """A rank's coordinate in the mesh determines its slice, and not its global rank."""
     whole = load_file(file)[NAME]
     for place, number in enumerate(places):
         for mesh in in_world(number, places):
@@ -199,7 +199,7 @@ def test_buffers_are_slices_too(tmp_path: Path) -> None:
 
 def test_a_plan_of_slices_is_for_no_whole_model_and_the_other_way_round(file: Path) -> None:
     whole = model_of({NAME: torch.empty(ROWS, COLUMNS)})
-    small = model_of({NAME: torch.empty(16, COLUMNS)})  # as large as a slice
+    small = model_of({NAME: torch.empty(16, COLUMNS)})  # has the shape of a slice
     with rank(1, (4,)) as mesh:
         model = slices(mesh, 1)
         pairs = [(loadstone.plan(model, file), each) for each in (whole, small)]
@@ -212,7 +212,7 @@ def test_a_plan_of_slices_is_for_no_whole_model_and_the_other_way_round(file: Pa
 
 
 def test_a_plan_of_slices_is_for_the_tensors_that_they_are_of(file: Path) -> None:
-    """A plan for rows of one tensor, and the same rows of a larger one."""
+    """The same rows of a tensor that is larger as a whole do not fit the plan."""
     with rank(1, (4,)) as mesh:
         plan = loadstone.plan(slices(mesh, 1), file)
     with rank(1, (8,)) as mesh:
@@ -224,7 +224,7 @@ def test_a_plan_of_slices_is_for_the_tensors_that_they_are_of(file: Path) -> Non
 
 
 def test_threads_load_slices_at_the_same_time(file: Path) -> None:
-    """Some threads load into the same model."""
+    """Four of the threads load into the same model."""
     failures: list[BaseException] = []
     with rank(1, (4,)) as mesh:
         models = [slices(mesh, 1) for _ in range(4)]

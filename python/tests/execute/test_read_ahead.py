@@ -1,4 +1,4 @@
-"""Ways to read files: the report names the one that a load chose, and each can be forced."""
+"""Reading ahead for files that are not in the page cache, at every entry point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 
-ROWS, LAYERS = 1024, 6  # 4 MiB each
+ROWS, LAYERS = 1024, 6  # 4 MiB per layer
 NBYTES = LAYERS * ROWS * 1024 * 4
 
 
@@ -33,7 +33,7 @@ def skeleton() -> torch.nn.Module:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Write two shards whose pages are in the cache."""
+    """Write two shards, whose pages are then in the cache."""
     folder = tmp_path / "model"
     folder.mkdir()
     state = module().state_dict()
@@ -50,7 +50,7 @@ def make_cold(folder: Path) -> None:
 
 @pytest.fixture
 def cold(source: Path) -> Path:
-    """Return the same shards without their pages in the cache."""
+    """Return the shards after their pages have been dropped from the cache."""
     make_cold(source)
     if loadstone.load(skeleton(), source).bytes_read_ahead == 0:
         pytest.skip("this file system keeps its pages")
@@ -63,7 +63,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def require_same(found: dict[str, torch.Tensor], folder: Path) -> None:
-    expected = state_of(folder)  # maps the files, whose pages then cannot be dropped
+    expected = state_of(folder)  # maps the files, so their pages cannot be dropped afterwards
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
@@ -95,7 +95,7 @@ def test_every_door_reads_ahead(cold: Path, door: str, tmp_path: Path) -> None:
         if door == "saved":
             plan.save(tmp_path / "plan.json")
             plan = loadstone.Plan.load(tmp_path / "plan.json", root=cold)
-        make_cold(cold)  # including the header's pages
+        make_cold(cold)  # planning has read the headers' pages
         if door == "load":
             report = loadstone.load(model, cold)
         elif door == "into":
@@ -104,7 +104,7 @@ def test_every_door_reads_ahead(cold: Path, door: str, tmp_path: Path) -> None:
             report = plan.execute(model=model)
         asked = report.bytes_read_ahead
         require_equal(model, cold)
-    # Ranges that the system read ahead are already in the cache when their turn comes.
+    # The system's own read-ahead may have cached some ranges before loadstone requests them.
     assert 0 < asked <= NBYTES
 
 
@@ -124,7 +124,7 @@ def save_as(form: str, state: dict[str, torch.Tensor], folder: Path) -> Path:
         torch.save(state, folder / "model.pt")
         return folder / "model.pt"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that there is only one process
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         torch.distributed.checkpoint.save(state, checkpoint_id=folder / "dcp", no_dist=True)
     return folder / "dcp"
 

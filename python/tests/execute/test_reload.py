@@ -1,4 +1,4 @@
-"""New weights for a model in use: memory does not move; failures are named and repaired."""
+"""New weights for a model in use: its memory stays, and an audit names half-written tensors."""
 
 import ctypes
 import multiprocessing
@@ -19,7 +19,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """Write folders of two checkpoints with the same header; return their tensors too."""
+    """Write folders of two checkpoints with the same header; return the folders and tensors."""
     folder = tmp_path_factory.mktemp("steps")
     states = {}
     for seed, step in enumerate(STEPS):
@@ -39,7 +39,7 @@ def live(steps):
 
 @pytest.fixture
 def plan(steps, tmp_path):
-    """Plan the first step from a file, for use with the second one."""
+    """Return a plan made for the first checkpoint, with the second one as its root."""
     loadstone.plan(net(), steps[0] / "one").save(tmp_path / "plan.json")
     return loadstone.Plan.load(tmp_path / "plan.json", root=steps[0] / "two")
 
@@ -67,12 +67,12 @@ def test_into_is_model_and_in_place_in_one(live, plan):
     with pytest.raises(loadstone.PlanError, match="into="):
         plan.execute(model=live, into=live)
     before = addresses(live)
-    plan.execute(model=live)  # control: new memory
+    plan.execute(model=live)  # control: without `into`, the model gets new memory
     assert addresses(live) != before
 
 
 def _read(address, pipe):
-    """Runs in a forked process, which lacks torch's threads."""
+    """Read the memory in a forked process, which cannot use torch's threads."""
     for _ in range(2):
         pipe.recv()
         pipe.send(ctypes.c_float.from_address(address).value)
@@ -94,7 +94,7 @@ def test_processes_that_share_the_memory_see_the_new_values(live, plan, steps):
 
 
 def interrupt(done, total):
-    """Interrupt at the end, when all tensors are written."""
+    """Raise KeyboardInterrupt when all tensors have been written."""
     if done == total:
         raise KeyboardInterrupt
 
@@ -138,7 +138,7 @@ def test_a_load_that_would_keep_what_is_half_written_is_refused(
             made = loadstone.Plan.load(tmp_path / "kept.json")
         return made.execute(**({"into": model} if into == "in_place" else {"model": model}))
 
-    load(tmp_path / "part.safetensors")  # control: nothing is half-written
+    load(tmp_path / "part.safetensors")  # control: the interrupted load left its tensors intact
     with pytest.raises(KeyboardInterrupt):
         plan.execute(into=model, progress=interrupt)
     before = {name: each.clone() for name, each in model.state_dict().items()}
@@ -155,7 +155,7 @@ def test_a_load_that_would_keep_what_is_half_written_is_refused(
 
 
 def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp_path):
-    """Views of one memory: a load repairs the views that it writes, not those that it keeps."""
+    """A load repairs the views that it writes, but not the views that it keeps."""
     whole = torch.zeros(4, 3)
     model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("first", "second")})
     model["first"].weight.data, model["second"].weight.data = whole[:2], whole[2:]
@@ -171,14 +171,14 @@ def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp
         other = loadstone.plan(model, tmp_path / f"{kept}.safetensors", strict=False)
         with pytest.raises(loadstone.AuditError, match=f"1 tensor .* '{written}"):
             other.execute(into=model)
-        one.execute(into=model)  # it did not write the tensor that it keeps
+        one.execute(into=model)  # does not write the tensor that it keeps
         other.execute(into=model)
         assert loadstone.audit(model).ok
 
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan, steps, in_place):
-    """Everything was read, but the model's record is still that of the previous load."""
+    """All values were written, but the model's record is still that of the previous load."""
     from loadstone._execute import execute
 
     def fail(folder, report):
@@ -200,7 +200,7 @@ def test_a_failure_of_a_load_into_new_memory_names_nothing(live, plan, steps):
 
 
 def test_a_part_that_is_half_written_is_so_in_the_whole(live, steps, tmp_path):
-    """The state belongs to the memory, not to the module of the load."""
+    """The state belongs to the memory, so an audit of the whole model reports it too."""
     state = {"weight": torch.ones(ROWS, 3), "bias": torch.ones(ROWS)}
     save_file(state, tmp_path / "part.safetensors")
     part = loadstone.plan(live["first"], tmp_path / "part.safetensors")
@@ -212,7 +212,7 @@ def test_a_part_that_is_half_written_is_so_in_the_whole(live, steps, tmp_path):
 
 
 def test_a_plan_that_casts_writes_the_memory_it_can(live, steps):
-    """The load replaces tensors of a different dtype, as usual, and overwrites the others."""
+    """The load overwrites tensors that have the dtype, and replaces the others."""
     plan = loadstone.plan(live, steps[0] / "two", dtype=torch.float16)
     plan.execute(into=live)
     expected = {name: each.half() for name, each in steps[1]["two"].items()}

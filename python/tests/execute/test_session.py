@@ -1,4 +1,4 @@
-"""A load session of an adapter: tensors appear only when complete, and the session ends once."""
+"""A library adapter's load session: tensors appear only when complete, and it ends once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadstone._plan.recipes import LibraryRecipes
 
 
 class Seen(TargetExtension):
-    """Record its calls."""
+    """An extension that records the calls it receives."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -116,7 +116,7 @@ def test_buffers_stay_in_memory_unless_they_are_offloaded() -> None:
 
 
 class Failing(TargetExtension):
-    """Replace a layer, then fail; the load restores the layer."""
+    """An extension that replaces a layer and then fails, so that the load restores the layer."""
 
     def prepare(self, model: Any, *_: Any) -> Any:
         def install() -> None:

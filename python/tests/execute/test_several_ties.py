@@ -25,7 +25,7 @@ SHAPE = (6, 4)
 
 
 def tied(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, int] = SHAPE) -> Any:
-    """Layers with one weight, whose first name is ``a.weight``."""
+    """Return layers that share one weight, whose first name is ``a.weight``."""
     model = nn.ModuleDict({name: nn.Linear(*shape[::-1], bias=False) for name in NAMES[:count]})
     model.to(dtype)
     for name in NAMES[1:count]:
@@ -45,7 +45,7 @@ def write(path: Path, wrong: Iterable[int], count: int, dtype: torch.dtype, by: 
 
 
 def told(load: Callable[[], Any]) -> set[str]:
-    """Return the pairs of names in a load's tie warnings."""
+    """Return the tied names that a load's warnings mention."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load()
@@ -64,9 +64,9 @@ LOADS: dict[str, Callable[[Path, int, torch.dtype], Any]] = {
     "in place": lambda path, count, dtype: loadstone.load(tied(count, dtype), path, in_place=True),
     "saved plan": _saved,
 }
-# Difference of two values that a narrower dtype cannot distinguish.
+# Difference of two values that are equal in the next narrower dtype.
 STEPS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-# Each position alone, including the first: all others differ from it.
+# Number of tied names, and the positions whose value differs. Position 0 makes all others differ.
 WRONG = [(4, {1}), (4, {2}), (4, {3}), (2, {1}), (5, {4}), (5, {1, 3}), (4, {0}), (4, set())]
 
 
@@ -117,6 +117,6 @@ def test_a_comparison_over_http_asks_in_megabytes(
     for names in ("a", "ab"):
         tensors = {f"{name}.weight": weight.clone() for name in names}
         counts.append(requests(server, tensors, tmp_path, tied(2, dtype, (rows, columns))))
-    windows = rows * columns // 2**20  # a megabyte of elements each
+    windows = rows * columns // 2**20  # a window of the comparison has 2**20 elements
     # Control: the load requests both tensors.
     assert 2 <= counts[1] - counts[0] <= 2 * windows + 2

@@ -1,4 +1,4 @@
-"""Adapters of ties with both names in the base: the values they change, and side effects."""
+"""Adapters of tied names that the base stores both: the new values, and side effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def product(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def write(folder: Path, changed: set[str], own_head: torch.Tensor | None) -> dict[str, Any]:
-    """Write a base with both names and an adapter of some; return the values by name."""
+    """Write a base with both names and an adapter of ``changed``; return the values by name."""
     model = llama()
     (folder / "base").mkdir()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -54,7 +54,7 @@ def write(folder: Path, changed: set[str], own_head: torch.Tensor | None) -> dic
 
 
 CHANGED = {"embedding": {EMBEDDING}, "head": {HEAD}, "both": {EMBEDDING, HEAD}}
-FILES = ("merge", "command", "one file")  # entry points that write a file with two values
+FILES = ("merge", "command", "one file")  # these write a file, which can contain both values
 HEADS = {"equal": lambda: None, "different": other_head}
 
 
@@ -96,7 +96,7 @@ def test_keep_adds_to_both_values(head: str, which: str, tmp_path: Path) -> None
 
 
 def write_adapter(folder: Path, changed: set[str]) -> torch.Tensor:
-    """Replace the folder's adapter; return its product."""
+    """Replace the folder's adapter; return the product that the new adapter adds."""
     other = folder / "other"
     other.mkdir()
     values = write(other, changed, None)
@@ -117,7 +117,7 @@ def test_keep_changes_equal_values_alike(door: str, which: str, tmp_path: Path) 
     model = DOORS[door](tmp_path, "keep")
     assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
     torch.testing.assert_close(model.lm_head.weight.detach(), value, rtol=1e-5, atol=1e-5)
-    if door != "one file":  # without a config; the entry point derives one from the names
+    if door != "one file":  # it has no config, so the entry point derives one from the names
         assert model.lm_head.weight is model.model.embed_tokens.weight
         assert model.config.tie_word_embeddings
 
@@ -141,7 +141,7 @@ def test_the_config_of_other_models_stays(tmp_path: Path) -> None:
     assert first.config is second.config
     loadstone.load(first, tmp_path / "base", lora=tmp_path / "adapter")
     assert first.config.tie_word_embeddings is False
-    assert first.model.config is first.config  # all parts of the model have the new one
+    assert first.model.config is first.config  # the load replaced the config in all submodules
     assert all(
         module.config is first.config for module in first.modules() if hasattr(module, "config")
     )
@@ -207,7 +207,7 @@ def test_adapters_of_libraries_warn_of_two_values(tmp_path: Path) -> None:
 
     Tied().save_config(tmp_path)
     value = torch.eye(4)
-    for step, count in ((1, 1), (0, 0)):  # control: equal values cause no finding
+    for step, count in ((1, 1), (0, 0)):  # control: equal values give no finding
         file = tmp_path / "diffusion_pytorch_model.safetensors"
         save_file({"a.weight": value, "b.weight": value + step}, file)
         with warnings.catch_warnings(record=True) as caught:

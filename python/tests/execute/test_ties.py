@@ -1,4 +1,4 @@
-"""Ties: every way to store two names of one tensor, at every entry point that loads it."""
+"""Every way to store a tied tensor under one or two names, at every entry point that loads it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import loadstone
 
 
 def expected(stored: str, held: dict[str, torch.Tensor], keeps_both: bool) -> Outcome:
-    """Return the correct outcome of an entry point that is not strict."""
+    """Return the correct outcome for a file, if the entry point is not strict."""
     if stored == "other shape":
         return Outcome(error="plan.shape")
     embedding = held.get(EMBEDDING, held.get(HEAD))
@@ -61,7 +61,7 @@ def test_every_door(door: str, stored: str, tmp_path: Path) -> None:
     assert same(found, wanted)
     if door in PLAIN:
         assert bool(found.warned) == bool(wanted.warned)
-    # Control: the comparison distinguishes the outcome of every other file.
+    # Control: the comparison would detect the outcome of each other file.
     for other in STORED.keys() - {stored}:
         changed = {EMBEDDING: llama(seed=4).state_dict()[EMBEDDING], HEAD: torch.zeros(40, 16)}
         assert not same(found, expected(other, changed, door in LIBRARY)) or stored == other
@@ -147,7 +147,7 @@ def test_saved_checks_are_not_believed(tmp_path: Path) -> None:
     changed = json.loads(text)
     del changed["tie_checks"]
     path.write_text(json.dumps(changed))
-    with pytest.raises(loadstone.PlanError, match="total"):  # the total of bytes to read
+    with pytest.raises(loadstone.PlanError, match="total"):  # bytes_to_read no longer agrees
         loadstone.Plan.load(path)
 
 
@@ -181,7 +181,6 @@ class Pair(torch.nn.Module):
 def test_a_saved_plan_is_for_the_ties_of_its_model(
     planned: bool, found: bool, tmp_path: Path
 ) -> None:
-    """A plan with a tie, for a model without one."""
     names = ["a.weight"] if planned else ["a.weight", "b.weight"]
     save_file({name: torch.randn(4, 4) for name in names}, tmp_path / "model.safetensors")
     loadstone.plan(Pair(planned), tmp_path).save(tmp_path / "plan.json")
@@ -258,7 +257,7 @@ def test_the_only_name_of_four(only: str, tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """An embedding and a head with one tensor, without a library."""
+    """An embedding and a head that share one tensor, without transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +282,7 @@ def test_values_are_compared_across_dtypes(dtypes: tuple[Any, ...], tmp_path: Pa
 
 
 def test_a_tied_head_of_another_size_may_be_ignored(tmp_path: Path) -> None:
-    """The library compares a head without memory, and raises."""
+    """transformers alone would compare the head, which has no memory, and raise."""
     held = write(tmp_path / "m", "other shape")
     model = loadstone.transformers.from_pretrained(
         LlamaForCausalLM, tmp_path / "m", ignore_mismatched_sizes=True
@@ -314,6 +313,6 @@ def test_conversions_and_verify_read_the_config(
     code = {"other shape": "plan.shape", "different": "plan.tie"}.get(stored)
     assert found == ({code} if code else set())
     assert status == int(bool(code))
-    # Control: without the config nothing is tied.
+    # Control: without the config's declaration nothing is tied.
     file.write_text(json.dumps(config | declared | {"tie_word_embeddings": False}))
     assert verified(tmp_path / "m")[1]["findings"] == []

@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind are errors that name the argument, its kind and the accepted ones."""
+"""Errors for arguments of a wrong kind name the argument, its kind and the accepted kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint: read as data, and equal to torch's own result."""
+"""Checkpoints of torch.distributed.checkpoint, read as data, against torch's own result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def consolidated(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    """Return the state dict that torch's own tool makes of a checkpoint."""
+    """Return the state dict into which torch's own tool converts a checkpoint."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     dcp_to_torch_save(folder, target)
@@ -241,7 +241,7 @@ def test_items_in_safetensors_are_read(tmp_path: Path) -> None:
 
 
 def change(name: str) -> Callable[[Any], None]:
-    """Return the named change; each makes the metadata wrong."""
+    """Return the change of this name, which makes the metadata invalid."""
 
     def tensor(metadata: Any) -> Any:
         return metadata.state_dict_metadata["tiles"]

@@ -1,4 +1,4 @@
-"""Names of training checkpoints by rules, and files that ranks wrote separately."""
+"""Rules that rename training checkpoints, and files that ranks wrote separately."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_stacked_layers_of_megatron_become_a_tensor_each(tmp_path: Path) -> None
     rules = [
         split(r"self_attention\.linear_proj\.weight", "self_attn.o_proj.weight", hidden, hidden),
         split(r"input_layernorm\.weight", "input_layernorm.weight", hidden),
-        # q, k and v head by head: the three become the first dim, for the next rules to split.
+        # q, k and v are interleaved by head; the rule moves them to the first dim for later rules.
         split(r"self_attention\.linear_qkv\.weight", "qkv", heads, 3, width, hidden),
         {"op": "rename", "sources": [r"module\.decoder\.final_layernorm\.(.*)"],
          "targets": ["model.norm.$1"]},
@@ -135,7 +135,7 @@ def test_a_rank_s_safetensors_file_is_not_taken_for_the_whole(tmp_path: Path) ->
 
 @pytest.mark.parametrize("consolidates", [False, True])
 def test_whole_tensors_of_the_hub_s_writer_are_read(tmp_path: Path, consolidates: bool) -> None:
-    """Control with torch itself: one rank, so that each tensor is whole."""
+    """Control: torch's writer on one rank writes whole tensors."""
     content = {"w": torch.randn(5, 2), "b": torch.ones(3)}
     writer = HuggingFaceStorageWriter(
         str(tmp_path), save_distributed=True, enable_consolidation=consolidates

@@ -1,4 +1,4 @@
-"""Documents (plans, pages, receipts, skeletons, recipes) never replace a model's file."""
+"""Documents (plans, HTML pages, receipts, skeletons, recipes) never overwrite a model's file."""
 
 from __future__ import annotations
 

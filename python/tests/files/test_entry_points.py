@@ -1,7 +1,7 @@
 """Random files give the same bytes at every entry point.
 
-The test draws each file with its tensors, and compares each entry point with these. The control
-flips one bit of a file, and every entry point must return a different value. A longer run:
+The test draws the tensors of each file, and compares each entry point with them. The control flips
+one bit of a file, and every entry point must then return a different value. For a longer run:
 
     python python/tests/files/test_entry_points.py --minutes 30
 """
@@ -29,7 +29,7 @@ FILES_A_TEST = 20
 
 
 def model_of(tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
-    """A model that needs these tensors: floats are parameters, the others buffers."""
+    """Return a model with these tensors: floats as parameters, the others as buffers."""
     root = torch.nn.Module()
     for name, tensor in tensors.items():
         *path, last = name.split(".")
@@ -118,7 +118,7 @@ def by_saved_plan(file: RandomFile, source: random.Random, folder: Path) -> dict
 
 
 def by_convert(file: RandomFile, source: random.Random, folder: Path) -> dict[str, torch.Tensor]:
-    """Convert to a safetensors file in Python or with the command, and parse that here."""
+    """Convert in Python or with the command; parse the safetensors output in this file."""
     target = folder / "converted.safetensors"
     if source.random() < 0.2:
         command.output("convert", file.path, target, "--threads", source.randint(1, 3))
@@ -185,7 +185,7 @@ def test_one_flipped_bit_is_seen_by_each(name: str, tmp_path: Path) -> None:
 
 
 def main() -> None:
-    """Compare for some minutes, with files that no earlier run has drawn."""
+    """Compare for some minutes, with files that earlier runs have not drawn."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))

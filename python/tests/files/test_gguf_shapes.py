@@ -1,5 +1,5 @@
-"""Tensors that ComfyUI's files store folded have the model's shapes at every entry point. They are
-folded again if a file cannot store them unfolded."""
+"""Tensors that ComfyUI's files store folded have the model's shapes at every entry point. A
+conversion folds them again if the output cannot store the model's shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import loadstone
 PREFIX = "comfy.gguf.orig_shape."
 Kind = gguf.GGMLQuantizationType
 
-# The model's shape, and the one that ComfyUI-GGUF's converter stores: rows of 256.
+# The model's shape, and the shape that ComfyUI-GGUF's converter stores, with rows of 256.
 SHAPES = {
     "linear.weight": (6144, 64),
     "conv.weight": (64, 16, 4, 4),
@@ -48,7 +48,7 @@ def write(path: Path, kind: Kind, *, keys: bool = True) -> dict[str, torch.Tenso
 
 
 def as_comfyui(path: Path) -> dict[str, torch.Tensor]:
-    """Read by ComfyUI-GGUF's rule: the key's shape, or else the file's."""
+    """Read with ComfyUI-GGUF's rule: use the shape in the metadata, or else the tensor's shape."""
     reader = gguf.GGUFReader(path)
     found = {}
     for tensor in reader.tensors:

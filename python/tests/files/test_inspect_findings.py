@@ -1,4 +1,4 @@
-"""`loadstone.inspect` and the command report the same findings; `--strict` counts each warning."""
+"""`loadstone.inspect` and the command report the same findings; `--strict` rejects warnings."""
 
 from __future__ import annotations
 

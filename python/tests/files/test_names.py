@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import loadstone
 
 HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
-# A file name as Linux stores it, and as Python spells it.
+# Python's spelling of a file name that is not UTF-8.
 ODD = os.fsdecode(b"m\xff\xe9.safetensors")
 
 
@@ -27,7 +27,7 @@ def odd(tmp_path: Path) -> Path:
 
 
 def model() -> torch.nn.Module:
-    """The checkpoint's model, on meta."""
+    """Return the checkpoint's model on the meta device."""
     with loadstone.skeleton():
         return torch.nn.Linear(3, 2)
 

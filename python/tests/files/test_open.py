@@ -1,4 +1,4 @@
-"""loadstone.open, load_file and safe_open: every format, codec, dtype and kind of index."""
+"""loadstone.open, load_file and safe_open, with every format, codec, dtype and kind of index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_values import same as same_bits
 
 import loadstone
 
-# A dtype without a safetensors name.
+# A dtype that safetensors does not support.
 NOT_SAFETENSORS = {torch.complex128}
 KINDS = [dtype for dtype in DTYPES if dtype not in NOT_SAFETENSORS]
 
@@ -101,7 +101,7 @@ def test_files_of_torch(door: str, layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_codec_is_decoded(codec: str, files: Files) -> None:
-    """Names, shapes and values equal the oracle's: whole, in parts, and rounded."""
+    """Whole tensors, slices and rounded values equal the oracle's values."""
     written = files(codec)
     every = loadstone.load_file(written.path)
     assert set(every) == set(written.numbers)
@@ -184,8 +184,8 @@ def test_values_are_those_of_load(files: Files) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_contradicts_itself_is_refused_when_it_is_read(case: str, tmp_path: Path) -> None:
-    """Opening succeeds; decoding the broken weight names the defect, and its stored components stay
-    readable."""
+    """Opening succeeds. Reading the invalid weight fails with the defect's code, but its stored
+    components stay readable."""
     path, code = write_refused(REFUSED[case], tmp_path / "model").path, REFUSED[case].code
     opened = loadstone.open(path)
     with pytest.raises(loadstone.Error) as caught:
@@ -470,7 +470,7 @@ def test_hub_ids_are_found_in_the_cache(
         assert set(loadstone.open(name)) == set(loadstone.inspect(name).tensors)
     with pytest.raises(FileNotFoundError, match="some/other"):
         loadstone.open("some/other")
-    (tmp_path / "some/model").mkdir(parents=True)  # an existing path is not a hub id
+    (tmp_path / "some/model").mkdir(parents=True)  # a path takes precedence over a hub id
     with pytest.raises(loadstone.FormatError):
         loadstone.open("some/model")
 

@@ -1,4 +1,4 @@
-"""The example of docs/open.md runs."""
+"""Runs the example of docs/open.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that replace tensors of others: the index decides, at every entry point that reads one."""
+"""Overlay shards that replace tensors of a base: at every entry point, the index decides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import loadstone
 
 BASE = "model-00001-of-00001.safetensors"
 NAMES = ["a.weight", "b.weight", "c.weight"]
-# Names sorted before and after the base's shard; sorted order is reading order.
+# Names that sort before and after the base's shard, because shards are read in sorted order.
 OVERLAYS = ["an-overlay.safetensors", "overlay.safetensors"]
 
 
 def written(folder: Path, overlay: str, taken: str) -> dict[str, torch.Tensor]:
-    """Write a base, an overlay with newer tensors, and an index that takes one shard's tensors."""
+    """Write a base, an overlay and their index, which takes ``b.weight`` from the shard `taken`."""
     old = {name: torch.full((4, 6), float(i)) for i, name in enumerate(NAMES)}
     new = {name: each + 10 for name, each in old.items() if name != "a.weight"}
     save_file(old, folder / BASE, {"format": "pt"})
@@ -96,7 +96,7 @@ def test_the_warning_names_tensors_and_files(tmp_path: Path) -> None:
     text = done.stdout + done.stderr
     assert f"'b.weight' of '{OVERLAYS[1]}', not of '{BASE}'" in text
     assert text.count("[ix.replaced]") == 1
-    # Control: a checkpoint that stores each tensor once.
+    # Control: no warning if each tensor is stored once.
     base = load_file(tmp_path / BASE)
     save_file({"a.weight": base["a.weight"]}, tmp_path / BASE)
     done = run("inspect", tmp_path)
@@ -115,12 +115,12 @@ def test_a_dict_of_tensors_comes_with_the_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) -> None:
-    """transformers passes such lists."""
+    """transformers passes such lists of files."""
     expected = written(tmp_path, overlay, "overlay")
     files = [tmp_path / overlay, tmp_path / BASE]
     with loadstone.open(files) as opened:
         assert all(torch.equal(opened[name], expected[name]) for name in NAMES)
-    # Controls: an index of other files, and no index.
+    # Controls: an index that names other files, and no index.
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(NAMES, BASE)}))
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_transformers_takes_the_last_file(overlay: str, tmp_path: Path) -> None:
-    """It ignores the index: docs/found-elsewhere.md lists it."""
+    """transformers ignores the index; see docs/found-elsewhere.md."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,

@@ -1,4 +1,4 @@
-"""The writers of packed checkpoints, against the libraries' own code and a naive reader."""
+"""The tests' writers of packed checkpoints, against the libraries' code and a naive reader."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_words_hold_what_was_packed(bits: int) -> None:
 
 @pytest.mark.parametrize("codec", OF_GPTQ)
 def test_gptq_from_its_tensors_alone(codec: str, tmp_path: Path) -> None:
-    """Bits follow from the shapes of zero points and scales; versions only from the config."""
+    """Shapes of zero points and scales determine the bits, but only the config has the version."""
     file = PACKED[codec](tmp_path / "m")
     version_offset = 1 if quantization(file)["checkpoint_format"] == "gptq" else 0
     for name, expected in file.numbers.items():
@@ -59,7 +59,7 @@ def test_gptq_from_its_tensors_alone(codec: str, tmp_path: Path) -> None:
         zeros = unpack(parts["zero_point"], bits, outputs) + version_offset
         numbers = (codes - zeros[g_idx]).float() * scales[g_idx]
         assert_equal({name: numbers.T.contiguous()}, {name: expected})
-        # The libraries compute in the scales' own dtype: this value rounded once.
+        # The libraries compute in the dtype of the scales, which rounds the F32 value once.
         theirs = parts["scale"][g_idx] * (codes - zeros[g_idx]).to(torch.int16)
         assert_equal({name: theirs.T.contiguous()}, {name: expected.to(theirs.dtype)})
 
@@ -85,14 +85,14 @@ def test_awq_from_its_tensors_alone(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", OF_COMPRESSED_TENSORS)
 def test_compressed_tensors_decompresses_the_same(codec: str, tmp_path: Path) -> None:
-    """The library's result in the scale's dtype is the F32 value rounded once."""
+    """In the dtype of the scale, the library's result is the F32 value rounded once."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     file = PACKED[codec](tmp_path / "m")
     config = quantization(file)
-    # compressed-tensors 0.20 and later reject "group" here; see in_order_of_groups.
+    # compressed-tensors 0.20 and later reject actorder "group" here; see in_order_of_groups.
     weights = {**config["config_groups"]["group_0"]["weights"], "actorder": None}
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
@@ -109,7 +109,7 @@ def test_compressed_tensors_decompresses_the_same(codec: str, tmp_path: Path) ->
         numbers = in_order_of_groups(file, name, local, numbers)
         found = compressor.decompress(local, scheme)["weight"]
         assert_equal({name: found}, {name: numbers.to(found.dtype)})
-        if "nvfp4" not in codec:  # for nvfp4 the library always computes in F32
+        if "nvfp4" not in codec:  # the library always computes nvfp4 in F32
             local["weight_scale"] = local["weight_scale"].float()
             found = compressor.decompress(local, scheme)["weight"]
             assert_equal({name: found}, {name: numbers})
@@ -118,7 +118,7 @@ def test_compressed_tensors_decompresses_the_same(codec: str, tmp_path: Path) ->
 def in_order_of_groups(
     file: Written, name: str, local: dict[str, torch.Tensor], numbers: torch.Tensor
 ) -> torch.Tensor:
-    """Sort the columns first, like the last version of the library with ``weight_g_idx``."""
+    """Sort the columns by group, as the library did until it dropped ``weight_g_idx``."""
     g_idx = file.quantized[name].components.get("g_idx")
     if g_idx is None:
         return numbers
@@ -139,7 +139,7 @@ def test_files_are_the_same_each_time(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_contradiction_differs_from_what_it_was_made_of(case: str, tmp_path: Path) -> None:
-    """Control: every contradiction actually changes the file."""
+    """Control: each contradiction changes the file."""
     good = PACKED[REFUSED[case].codec](tmp_path / "good")
     bad = write_refused(REFUSED[case], tmp_path / "bad")
     files = ("model.safetensors", "config.json")

@@ -28,10 +28,10 @@ def test_contradictions_are_refused_by_name(case: str, tmp_path: Path) -> None:
         ("plan", file.path, "--skeleton", needs(file, tmp_path)),
     ):
         done = run(*arguments)
-        assert done.returncode in (1, 3), arguments[0]  # a wrong plan or a wrong file
+        assert done.returncode in (1, 3), arguments[0]  # 1 for a plan with errors, 3 for a file
         assert refused.code in done.stdout + done.stderr, arguments[0]
     assert not (tmp_path / "out.safetensors").exists()
-    # The commands without a model report one verdict, in the same words.
+    # Commands without a model report the same findings.
     checks = {name: run(name, file.path) for name in ("verify", "inspect")}
     checks["convert"] = run("convert", file.path, tmp_path / "out.safetensors", "--dequantize")
     assert {each.returncode for each in checks.values()} == {checks["convert"].returncode}
@@ -54,7 +54,7 @@ def needs(file, folder: Path) -> Path:
 
 
 def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> None:
-    """GPTQ wrote that version first; a finding reports the assumption."""
+    """The first version is assumed, and a finding reports the assumption."""
     file = PACKED["gptq-4-v1-g32-sym"](tmp_path / "model")
     (file.path / "config.json").unlink()
     plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
@@ -63,12 +63,12 @@ def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> 
 
 
 def test_a_short_group_whose_size_nothing_says_is_refused(tmp_path: Path) -> None:
-    """160 inputs in 2 groups: of 128 and 32, or of 96 and 64."""
+    """160 inputs in 2 groups fit group sizes of 128 and 96, among others."""
     file = PACKED["gptq-short-group"](tmp_path / "model")
     (file.path / "config.json").unlink()
     tensors = load_file(file.path / "model.safetensors")
     stated = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
-    stated.require_ok()  # g_idx determines it
+    stated.require_ok()  # g_idx determines the group size
     del tensors[f"{MODULE}.g_idx"]
     save_file(tensors, file.path / "model.safetensors")
     with pytest.raises(loadstone.Error) as caught:

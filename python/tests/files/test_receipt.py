@@ -1,4 +1,4 @@
-"""Receipts of loads, and audits that prove content."""
+"""Receipts of loads, and audits that compare the loaded bytes with a receipt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, value in Model().state_dict().items()
         if not name.startswith("tied.")
     }
-    state["b.weight"] = state["b.weight"].half()  # the load casts it
+    state["b.weight"] = state["b.weight"].half()  # a load casts this tensor
     save_file(state, path)
     return path
 
@@ -53,7 +53,7 @@ def test_a_changed_bit_of_any_tensor_is_named(checkpoint: Path, kind: str, mmap:
     assert audit.changed == []
     generator = random.Random(3)
     for name, parameter in model.named_parameters():
-        # torch's version counter misses this
+        # torch's version counter does not count writes through numpy.
         memory = parameter.detach().view(-1).view(torch.uint8).numpy()
         for _ in range(4):
             index, bit = generator.randrange(memory.size), 1 << generator.randrange(8)

@@ -1,4 +1,4 @@
-"""Audits of quantized models by content name every tensor with a changed bit."""
+"""Audits of quantized models against a receipt name every tensor with a changed bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def eight_bits(folder: Path) -> torch.nn.Module:
 
 
 def stored(folder: Path) -> torch.nn.Module:
-    """Codes and scales as stored."""
+    """Load codes and scales unchanged, into a model that stores them."""
     out = folder.with_name("stored")
     if not out.exists():
         loadstone.convert(folder, out, quantize="nf4")
@@ -113,7 +113,7 @@ LOADS: dict[str, Callable[[Path], torch.nn.Module]] = {
 
 
 def memories(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield every loaded tensor: name, component, writable bytes."""
+    """Yield name, component and writable bytes of every loaded tensor."""
     provenance = loadstone.audit(model).provenance
     for slot in walk(model):
         if provenance[slot.name].origin != "checkpoint":
@@ -131,7 +131,7 @@ def test_a_bit_of_any_component_is_named(name: str, folder: Path) -> None:
     found = list(memories(model))
     assert {each for each, _, _ in found} == set(before.proved)
     for slot, component, memory in found:
-        flipped = memory.numpy()  # torch's version counter misses this
+        flipped = memory.numpy()  # torch's version counter does not count writes through numpy
         at = flipped.size // 2
         flipped[at] ^= 4
         changed = loadstone.audit(model, receipt=True).changed

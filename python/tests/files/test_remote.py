@@ -1,4 +1,4 @@
-"""Checkpoints on other machines: the same bytes at every entry point; faults retried or named."""
+"""Checkpoints on servers: the same bytes at every entry point, and faults retried or reported."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_faults_that_heal(server: Server, folder: Path, case: str, threads: int)
     server.faults = [fault]
     found = loadstone.load_file(server.url(FILE), threads=threads)
     assert same(found, loadstone.load_file(folder / "one" / "model.safetensors"))
-    assert fault.hits == fault.times  # control: the fault did happen
+    assert fault.hits == fault.times  # control: the fault occurred
 
 
 @pytest.mark.parametrize("case", NAMED)
@@ -116,7 +116,7 @@ def test_faults_that_are_named(server: Server, folder: Path, case: str) -> None:
     assert word in str(raised.value)
     assert "model.safetensors" in raised.value.path
     server.faults = []
-    assert loadstone.load_file(server.url(FILE))  # the next one succeeds
+    assert loadstone.load_file(server.url(FILE))  # the next load succeeds
 
 
 def test_a_broken_range_goes_on_where_it_stopped(server: Server, folder: Path) -> None:
@@ -175,14 +175,14 @@ def test_a_plan_contacts_nobody_by_itself(server: Server, folder: Path, tmp_path
     assert "io.changed" in changed.stderr
     shutil.copy(folder / "one" / "model.safetensors", tmp_path)
     server.reset()
-    loadstone.Plan.load(plan)  # a local copy next to the plan takes precedence
+    loadstone.Plan.load(plan)  # uses the local copy next to the plan
     assert server.seen == []
 
 
 def test_a_plans_adapter_contacts_nobody_by_itself(
     server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """The second root of a saved plan, whose first is a path."""
+    """The plan's base is a local path, and its adapter is a URL."""
     weight = torch.zeros(8, 8)
     safetensors.torch.save_file({"l.weight": weight}, tmp_path / "base.safetensors")
     right, left = torch.ones(2, 8), torch.full((8, 2), 0.5)

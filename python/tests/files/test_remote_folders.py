@@ -1,4 +1,4 @@
-"""Folders on other machines: files next to the model, broken connections, and connection use."""
+"""Folders on servers: files next to the model, broken connections, and reused connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BESIDE = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
-    """Write shards without an index, and the files next to them."""
+    """Write shards without an index, and companion files; serve them."""
     torch.manual_seed(1)
     root = tmp_path_factory.mktemp("hub") / "beside"
     root.mkdir()
@@ -101,7 +101,7 @@ def test_files_beside_the_model(remote: str, model: Path, tmp_path: Path, door: 
     else:
         loadstone.convert(remote, tmp_path / "out")
     expected = contents(tmp_path / "local")
-    if remote.startswith("http"):  # whose name is unknown
+    if remote.startswith("http"):  # loadstone only asks for file names that it knows
         del expected["special.tiktoken"]
     assert contents(tmp_path / "out") == expected
     assert "modeling.py" not in expected
@@ -138,7 +138,7 @@ def test_what_is_denied_is_named(server: Server, folder: Path, tmp_path: Path) -
 def test_a_file_whose_folder_is_denied(
     server: Server, folder: Path, tmp_path: Path, request_: str, status: int
 ) -> None:
-    """Hosts of presigned URLs also deny missing files, so a denied file declares nothing."""
+    """Hosts of presigned URLs also deny files that do not exist, so a denied file is ignored."""
 
     def route(seen: Seen) -> Answer | None:
         is_signed = seen.path == "/dir/model.safetensors?sig=1"
@@ -155,7 +155,7 @@ def test_a_file_whose_folder_is_denied(
     assert "'hf_quant_config.json'" in done.stderr and "[convert.not_copied]" in done.stderr
     if request_ not in ("--quantize nf4", "--dequantize"):
         return
-    # Control: an existing file declares an encoding, which no tensor confirms.
+    # Control: a file that the server does not deny declares an encoding that no tensor has.
     server.files["/dir/hf_quant_config.json"] = b'{"quantization": {}}'
     server.route = lambda _: None
     done = run("convert", url, tmp_path / "again", *request_.split())
@@ -243,7 +243,7 @@ def test_a_tensor_costs_no_request_for_the_length(server: Server, folder: Path) 
     with loadstone.open(server.url("/dir/model.safetensors")) as opened:
         server.seen.clear()
         for i in range(4):
-            opened[f"layers.{i}.weight"][:]  # 24 KiB: one range each
+            opened[f"layers.{i}.weight"][:]  # 24 KiB, read in one range
         assert len(server.seen) == 4
         server.seen.clear()
         opened["layers.0.bias"][:]
@@ -279,7 +279,7 @@ def test_an_interrupt_ends_a_wait(
         process.send_signal(signal.SIGINT)
         begin = time.monotonic()
         _, text = process.communicate(timeout=20)
-        assert time.monotonic() - begin < 2.0  # a second, plus Python's shutdown
+        assert time.monotonic() - begin < 2.0  # includes Python's shutdown
     assert "cancelled" in text or "KeyboardInterrupt" in text
     assert "io." not in text
     assert process.returncode == (130 if door == "command" else -signal.SIGINT)
@@ -305,7 +305,7 @@ def _bytes_below(*folders: Path) -> int:
         for path in top.rglob("*"):
             try:
                 total += path.stat().st_size if path.is_file() else 0
-            except OSError:  # removed in the meantime
+            except OSError:  # the command has removed the file
                 continue
     return total
 
@@ -313,7 +313,7 @@ def _bytes_below(*folders: Path) -> int:
 def test_the_disk_that_a_conversion_uses(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output, without copies of the sources: counts all files below while it runs."""
+    """The disk holds the output, but no copy of the source. Measured while the command runs."""
     state = {f"w{i}": torch.randint(0, 255, (16 << 20,), dtype=torch.uint8) for i in range(8)}
     monkeypatch.setitem(server.files, "/big.safetensors", safetensors.torch.save(state))
     for name in ("tmp", "home", "out"):

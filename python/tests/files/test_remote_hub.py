@@ -1,4 +1,4 @@
-"""hf:// and s3://: an imitation of the hub's paths, and a store that checks signatures."""
+"""hf:// and s3:// URLs: a server with the hub's paths, and a store that checks signatures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tokens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert TOKEN not in plan.read_text()
     assert run("load", "--plan", plan, "--allow-remote").returncode == 0
     url = hub.server.url(f"/org/one/resolve/{OLD}/model.safetensors")
-    assert loadstone.inspect(url).total_bytes  # the hub's own URL
+    assert loadstone.inspect(url).total_bytes  # an https URL of the hub
     monkeypatch.setenv("HF_TOKEN", "hf_WRONG")
     with pytest.raises(loadstone.Error) as raised:
         loadstone.inspect("hf://org/one")

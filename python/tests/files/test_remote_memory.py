@@ -1,4 +1,4 @@
-"""Memory of loads and conversions of remote files: within the plan, each in a fresh process."""
+"""Memory of loads and conversions of remote files is within the plan, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
 
 
 def measured(*arguments: object) -> tuple[int, int]:
-    """Return the peak anonymous memory and the planned one."""
+    """Return the peak anonymous memory and the planned peak."""
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -51,7 +51,7 @@ def test_a_load_keeps_its_promise(server: Server, large: Path, nothing: int, thr
     assert peak - nothing <= promised + LISTS
     assert promised <= 1.1 * (peak - nothing) + 8 * MIB
     assert local - nothing <= local_promised + LISTS
-    # Control: requests exceed the promise of a local load.
+    # Control: a remote load needs more than the promise of a local load, for its requests.
     assert threads < 16 or peak - nothing > local_promised + LISTS
 
 
@@ -59,7 +59,7 @@ def test_a_load_keeps_its_promise(server: Server, large: Path, nothing: int, thr
 def test_a_conversion_keeps_its_promise(
     server: Server, large: Path, nothing: int, threads: int, tmp_path: Path
 ) -> None:
-    """One file without a receipt: digests need extra memory (docs/receipt.md)."""
+    """The output is one file without a receipt, because digests need memory (docs/receipt.md)."""
     limit = 12 * MIB
     for options in (["--threads", threads], ["--max-memory", limit]):
         out = tmp_path / "out.safetensors"
@@ -70,7 +70,7 @@ def test_a_conversion_keeps_its_promise(
 
 
 def test_a_plan_holds_where_the_file_moved(server: Server, large: Path, tmp_path: Path) -> None:
-    """The location determines the memory of requests, not the plan."""
+    """The promise depends on where the file is at execution, and not on where it was planned."""
     for source, moved in ((server.url(FILE), large.parent), (large, server.url("/"))):
         plan = tmp_path / "plan.json"
         assert run("plan", source, "-o", plan).returncode == 0

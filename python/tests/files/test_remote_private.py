@@ -1,4 +1,4 @@
-"""Addresses of private networks: a public host never leads to one, even with a proxy.
+"""Addresses of private networks: a public host cannot redirect to one, even through a proxy.
 
 The public host is ``public.example``, which a proxy of the tests serves.
 """
@@ -76,7 +76,7 @@ def test_what_goes_direct_is_checked_beside_a_proxy(
 def test_the_proxy_connects_to_what_is_not_excepted(
     server: Server, folder: Path, proxy: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: through the proxy, the proxy follows the redirect."""
+    """Control: the proxy follows the redirect if it serves the private address too."""
     through(proxy, "elsewhere.example", monkeypatch)
     asked: list[str] = []
 
@@ -98,7 +98,7 @@ def test_an_idle_connection_is_checked_like_a_new_one(
     server: Server, folder: Path, proxy: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     through(proxy, "127.0.0.1", monkeypatch)
-    # the caller names it, so a private address is fine
+    # The caller names the private address, so it is allowed.
     assert loadstone.inspect(server.url(FILE)).tensors
     for _ in range(3):
         server.seen.clear()
@@ -113,7 +113,7 @@ def test_an_idle_connection_is_checked_like_a_new_one(
 def test_an_oversized_header_names_host_and_file(server: Server, folder: Path) -> None:
     lines = {f"X-{number}": "a" * 1000 for number in range(400)}
     for fault in (Fault("huge", times=99), Fault("status", headers=lines, times=99)):
-        for begins in (0, 1):  # the first request, and one for data
+        for begins in (0, 1):  # the fault is in the first request, or in a request for data
             server.faults = [fault]
             fault.begins = begins
             with pytest.raises(loadstone.Error, match="header of the host's response") as raised:

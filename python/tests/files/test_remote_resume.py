@@ -24,7 +24,7 @@ __all__ = ["no_environment"]
 
 OPTIONS = ["--quantize", "nf4", "--shard-size", "80KB", "--receipt", "sha256-tree"]
 SHARDS = 4
-# A read takes a moment, so that a kill meets some in flight.
+# Seconds that each read takes, so that a kill interrupts some reads.
 DELAY = 0.004
 
 Kept = list[int]
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Copy:
-    """The model on its own server, below its own path, with its own ETags."""
+    """A copy of the model on a separate server, with different paths and ETags."""
 
     def __init__(self, model: Path, number: int, etag: str | None = None) -> None:
         self.server = Server()
@@ -73,7 +73,7 @@ class Copy:
 
 @pytest.fixture(scope="module")
 def copies(model: Path) -> Iterator[list[Copy]]:
-    """The third copy's server cannot distinguish a file from a later version."""
+    """Yield three copies; the server of the third one has no ETags, so versions look equal."""
     made = [Copy(model, 0), Copy(model, 1), Copy(model, 2, etag="")]
     yield made
     for each in made:
@@ -86,7 +86,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, copies: list[Copy], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a conversion of the local folder; all others must equal it."""
+    """Convert the local folder; all other outputs must equal this one."""
     out = tmp_path_factory.mktemp("whole") / "out"
     done = run("convert", model, out, *OPTIONS)
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def whole(model: Path, copies: list[Copy], tmp_path_factory: pytest.TempPathFact
 
 
 def killed(copy: Copy, out: Path, after: int, seconds: float) -> bool:
-    """Kill a run some time after this many requests; return False if it finished first."""
+    """Kill a run `seconds` after this many requests; return False if it finished first."""
     reached = threading.Event()
     copy.server.seen.clear()
     copy.reached = lambda count: reached.set() if count >= after else None
@@ -120,11 +120,11 @@ def resumed(source: str | Path, out: Path) -> dict[str, Any]:
 def kept_of(
     copy: Copy, source: str | Path, folder: Path, expected: Any, after: int, late: float
 ) -> int | None:
-    """Return the bytes kept from a killed run; ``None`` if it had finished."""
+    """Return the bytes that a resumed run kept, or None if the first run was not killed."""
     place, moved = folder / "place", folder / "moved"
     place.mkdir()
     was_killed = killed(copy, place / "out", after, late)
-    # A different machine: the work is at a different path, with other inodes.
+    # Move the work to a new path and new inodes, like those of a different machine.
     shutil.copytree(place, moved, copy_function=shutil.copyfile)
     shutil.rmtree(place)
     kept = resumed(source, moved / "out")["bytes_kept"] if was_killed else None
@@ -135,15 +135,15 @@ def kept_of(
 
 
 def kill_at(moments: int, model: Path, copies: list[Copy], whole: Path, folder: Path) -> Kept:
-    """Return the bytes that each of the resumed runs could keep."""
+    """Return the bytes that each resumed run kept."""
     expected = files_of(whole)
     copies[0].server.seen.clear()
     assert run("convert", copies[0].url, folder / "whole", *OPTIONS).returncode == 0
     assert files_of(folder / "whole") == expected
     requests = len(copies[0].server.seen)
     headers = next(at for at, seen in enumerate(copies[0].server.seen) if seen.begin > 0)
-    # Some kills while headers are read, most during data, and some after the last request, when
-    # shards get their names and receipts are written.
+    # Kill some runs while they read headers, most of them during data, and some after the last
+    # request, when they rename shards and write receipts.
     steps = headers // 4 + (requests - headers) + 4
     kept: Kept = []
     for moment in itertools.count():
@@ -156,7 +156,7 @@ def kill_at(moments: int, model: Path, copies: list[Copy], whole: Path, folder: 
         found = kept_of(copies[0], source, folder, expected, min(after, requests), late)
         kept += [] if found is None else [found]
     late = 4 * DELAY
-    while not any(kept):  # a busy machine is still writing long after its last request
+    while not any(kept):  # on a busy machine, runs write long after their last request
         assert late < 600 * DELAY, "no run kept anything"
         found = kept_of(copies[0], model, folder, expected, requests, late)
         kept += [] if found is None else [found]
@@ -168,7 +168,7 @@ def test_killed_and_resumed_with_another_copy(
     model: Path, copies: list[Copy], whole: Path, tmp_path: Path
 ) -> None:
     kept = kill_at(6, model, copies, whole, tmp_path)
-    assert any(kept)  # control: not all of them started over
+    assert any(kept)  # control: some runs did not start over
 
 
 @pytest.mark.sweep
@@ -208,7 +208,7 @@ def test_a_flipped_byte_in_a_finished_shard(
 def test_another_byte_in_the_other_copy(
     model: Path, copies: list[Copy], whole: Path, tmp_path: Path
 ) -> None:
-    """Under a different ETag, finished shards' tensors are read and compared."""
+    """If the ETag differs, the tensors of finished shards are read again and compared."""
     out = tmp_path / "out"
     work = finished(copies[0].url, out)
     receipt = json.loads(sorted(work.glob("*.receipt.json"))[0].read_text())

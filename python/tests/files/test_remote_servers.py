@@ -1,4 +1,4 @@
-"""Servers with missing features, and secrets, which no output may contain."""
+"""Servers that lack features, and secrets of URLs, which no output may contain."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ipv6(server: Server, folder: Path, tmp_path: Path) -> None:
         found = loadstone.load_file(url)
         assert same(found, loadstone.load_file(folder / "one" / "model.safetensors"))
         assert run("convert", other.url("/shards%20dir/"), tmp_path / "out").returncode == 0
-        # A redirect between two addresses of this machine, and back.
+        # Both servers are on this machine, so the redirect is allowed.
         server.faults = [Fault("redirect", location=url)]
         assert loadstone.inspect(server.url(FILE)).tensors.keys() == found.keys()
         other.faults = [Fault("status", status=404)]
@@ -57,7 +57,7 @@ def test_ipv6(server: Server, folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -> None:
-    """Servers answer HEAD with 405 or 501, and GET's signatures do not cover it."""
+    """Some servers reject HEAD with 405 or 501, and signatures for GET do not cover it."""
     server.heads = 0
     local = folder / "one" / "model.safetensors"
     assert same(loadstone.load_file(server.url(FILE)), loadstone.load_file(local))
@@ -65,7 +65,7 @@ def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -
     assert run("convert", server.url("/shards%20dir/"), tmp_path / "out").returncode == 0
     assert run("verify", server.url(FILE), local).returncode == 0
     assert server.heads == 0
-    # Control: the server rejects such a request, and counts it.
+    # Control: the server rejects and counts a HEAD request.
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"HEAD {FILE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 405")
@@ -73,7 +73,7 @@ def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -
 
 
 def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: Path) -> None:
-    server.etags[FILE] = ""  # no Last-Modified either
+    server.etags[FILE] = ""  # the server sends no Last-Modified either
     url, local = server.url(FILE), folder / "one" / "model.safetensors"
     assert same(loadstone.load_file(url, threads=4), loadstone.load_file(local))
     plan = tmp_path / "plan.json"
@@ -81,7 +81,7 @@ def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: 
     assert run("load", "--plan", plan, "--allow-remote").returncode == 0
     server.faults = [Fault("drop", BEYOND, times=2), Fault("status", BEYOND, status=503)]
     assert same(loadstone.load_file(url, threads=4), loadstone.load_file(local))
-    # A different length is detected without a version too, and so is a new version.
+    # Changed lengths and new ETags are detected, although the first response had no version.
     for fault in (Fault("total", BEYOND), Fault("etag", BEYOND)):
         server.faults = [fault]
         with pytest.raises(loadstone.Error) as raised:
@@ -90,7 +90,7 @@ def test_a_server_that_tells_no_version(server: Server, folder: Path, tmp_path: 
 
 
 def test_a_server_without_ranges(server: Server, folder: Path) -> None:
-    """Files within the first request arrive whole; larger ones are not read."""
+    """A response without ranges is accepted only if the file fits into the first request."""
     small = {"w": torch.arange(12.0)}
     server.files["/small.safetensors"] = safetensors.torch.save(small)
     server.faults = [Fault("whole", times=999)]
@@ -111,7 +111,7 @@ SECRETS = ("AKIDINQUERY", "5ec9e7", "t0ken", TOKEN, SECRET, SESSION, "PASSW0RD")
 
 
 def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield everything that each entry point prints, saves or raises for a URL that works."""
+    """Yield all output, files and errors of each entry point for a valid URL."""
     folder.mkdir()
     out, plan, page = folder / "out", folder / "plan.json", folder / "page.html"
     commands: dict[str, list[object]] = {
@@ -145,7 +145,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
     made.to_html(folder / "python.html")
     core = loadstone.Plan(
         PlannedLoad(made._planned.core)
-    )  # without the model, whose parameters are not pickled
+    )  # the model is left out, because its parameters cannot be pickled
     yield "Plan", str(made) + repr(made) + made.to_json() + (folder / "python.html").read_text()
     with pytest.warns(UserWarning, match="unlike"):
         report = made.execute(model=model)
@@ -154,7 +154,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
         yield "open", repr(opened) + repr(opened[names[0]])
         for name, each in (("Catalog", catalog), ("OpenCheckpoint", opened), ("Plan", core)):
             yield f"pickle of {name}", pickle.dumps(each, protocol=0).decode("latin-1")
-            # This process knows the signature, so it can open the file again.
+            # The process still has the signature, so the unpickled object can open the file.
             assert type(pickle.loads(pickle.dumps(each))) is type(each), name
     with pytest.raises(loadstone.Error) as raised:
         loadstone.load(torch.nn.Linear(2, 2), url)
@@ -162,7 +162,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def errors_of(url: str, server: Server) -> Iterator[tuple[str, str]]:
-    """Yield the errors of a URL with a defect behind it."""
+    """Yield the errors for URLs that a server answers with a defect."""
     route = server.route
     faults = {
         "401": Answer(401, {}, b""),
@@ -223,7 +223,7 @@ def test_no_output_shows_a_secret(
     assert len(shown) > 40
     found = [(name, each) for name, text in shown for each in SECRETS if each in text]
     assert found == []
-    # Control: the secrets were sent, and the outputs name the file.
+    # Control: the requests contained the secrets, and the outputs name the file.
     sent = json.dumps([(seen.path, seen.headers) for seen in server.seen])
     assert any(each in sent for each in SECRETS)
     assert sum("model.safetensors" in text for _, text in shown) > 10
@@ -263,7 +263,7 @@ OPENERS = {
 def test_what_was_saved_of_a_signed_url_asks_for_it(
     server: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opener: str
 ) -> None:
-    """A different process lacks the signature; the error names the argument to pass."""
+    """A different process does not have the signature, so the error names the argument to pass."""
     url = signed(server, folder, monkeypatch)
     plain = url.partition("?")[0]
     made = loadstone.plan(torch.nn.Module(), url, unexpected="ignore")
@@ -293,7 +293,7 @@ def test_what_was_saved_of_a_signed_url_asks_for_it(
         "open it first",
     ):
         assert advice in done.stderr
-    # Control: with the whole URL it opens.
+    # Control: a process that gets the whole URL can open the file.
     lines.insert(3, f"loadstone.inspect({url!r})")
     lines = [line.replace("'--allow-remote'", repr(url)) for line in lines]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Other threads run while this one waits for remote files."""
+"""Other Python threads run while one thread waits for remote files."""
 
 from __future__ import annotations
 

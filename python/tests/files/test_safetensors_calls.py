@@ -1,4 +1,4 @@
-"""loadstone.torch: the functions of safetensors.torch, with the same bytes."""
+"""loadstone.torch has the functions of safetensors.torch, which read and write the same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATE = {
 
 
 class Tied(torch.nn.Module):
-    """Two names of one layer."""
+    """One layer under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 ) -> None:
     path, old = tmp_path / "m.safetensors", {"w": torch.ones(3)}
     ours.save_file(old, path)
-    mapped = theirs.load_file(path)  # reads through the old file
+    mapped = theirs.load_file(path)  # keeps the old file mapped
     ours.save_file({"w": torch.zeros(3)}, path)
     assert same(mapped["w"], old["w"]) and same(ours.load_file(path)["w"], torch.zeros(3))
 
@@ -214,7 +214,7 @@ def test_strict(tmp_path: Path) -> None:
     model = Tied()
     ours.save_model(model, path)
     with pytest.raises(RuntimeError, match=r'"b.bias", "b.weight"'):
-        ours.load_model(Apart(), path)  # the file has one layer for both
+        ours.load_model(Apart(), path)  # the file has one layer, but the model has two
 
 
 def test_a_model_on_meta_is_not_left_there(tmp_path: Path) -> None:

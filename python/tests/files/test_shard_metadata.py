@@ -1,6 +1,6 @@
-"""Metadata of several files: all markers count, and contradictions are errors.
+"""Metadata of several files: loadstone uses all of it, and rejects contradictions.
 
-Kinds: ComfyUI's layer markers, shapes of folded GGUF tensors, configurations of adapters.
+The kinds are ComfyUI's layer markers, shapes of folded GGUF tensors, and configs of adapters.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def printed_code(done: Any) -> str:
 
 
 def by_plan(source: Any, folder: Path) -> str:
-    """Save a plan, read it and execute it."""
+    """Save, read and execute a plan."""
 
     def run_saved() -> None:
         with loadstone.skeleton():
@@ -112,7 +112,7 @@ DOORS = {
     "command": by_command,
 }
 
-# Markers of the two shards. If its marker does not count, b is read as plain FP8.
+# Markers of the two shards. Without its marker, b would be read as plain FP8.
 PLACES: dict[str, list[dict[str, Any] | None]] = {
     "own": [{"a": FP8}, {"b": ROTATED}],
     "all in the first": [{"a": FP8, "b": ROTATED}, None],
@@ -126,7 +126,7 @@ PLACES: dict[str, list[dict[str, Any] | None]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_marker_counts_in_whichever_shard(tmp_path: Path, place: str, door: str) -> None:
     assert DOORS[door](write(tmp_path / "in", PLACES[place]), tmp_path) == "plan.encoding"
-    # Control: without the marker, the codes are decoded.
+    # Control: without the marker of b, loadstone decodes all codes.
     assert DOORS[door](write(tmp_path / "plain", [{"a": FP8}, None]), tmp_path) == ""
 
 
@@ -155,7 +155,7 @@ def test_the_output_has_the_markers_of_all_files(tmp_path: Path) -> None:
 
 
 def test_files_of_several_models_keep_their_markers(tmp_path: Path) -> None:
-    """A list of files, as for a diffusion model and its text encoder."""
+    """The files are a list, as for a diffusion model and its text encoder."""
     folder = write(tmp_path / "in", [{"a": FP8}, {"b": ROTATED}])
     assert by_load([folder / name for name in SHARDS], tmp_path) == "plan.encoding"
     assert by_load([folder / name for name in reversed(SHARDS)], tmp_path) == "plan.encoding"

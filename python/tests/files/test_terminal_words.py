@@ -1,4 +1,4 @@
-"""Names from files reach a terminal escaped: in all errors, warnings and tables."""
+"""All errors, warnings and tables escape names from files before they reach a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import loadstone
 import loadstone.torch
 from loadstone._base.errors import new_error
 
-# One of each kind; the core's own test covers all characters (tests/base/text_test.cpp).
+# One unsafe text of each kind; tests/base/text_test.cpp covers all characters.
 UNSAFE = {
     "escape sequence": "\x1b]0;PWNED\x07\x1b[2J",
     "line break": "\nloadstone: ok",
@@ -37,7 +37,7 @@ UNSAFE = {
 
 
 def raw_in(text: str, *, lines: bool = False) -> list[str]:
-    """Return control or invisible characters; ``lines``: line breaks are intended."""
+    """Return the control and invisible characters of a text; ``lines`` allows line breaks."""
     unsafe = [each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Zl", "Zp")]
     return [each for each in unsafe if not (lines and each in "\n")]
 
@@ -51,7 +51,7 @@ def write(path: Path, name: str) -> Path:
 
 
 class Named(torch.nn.Module):
-    """A model whose only parameter has a name that no attribute could have."""
+    """A model with a parameter whose name is not a valid Python attribute."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -164,10 +164,10 @@ def test_no_error_holds_them_raw(path: Path, kind: str) -> None:
         for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
             text = str(error)
             assert raw_in(text, lines=True) == [], (door, ascii(text))
-            # A name never begins a line.
+            # No text from a file begins a line.
             assert "\nloadstone: ok" not in text, (door, ascii(text))
         named += "\\x" in str(raised.value)
-    assert named > len(DOORS) // 2  # control: escaped names are there
+    assert named > len(DOORS) // 2  # control: most errors contain the escaped name
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
@@ -194,7 +194,7 @@ def test_the_command_prints_them_escaped(path: Path, kind: str) -> None:
 
 
 def test_json_of_the_command_holds_the_names_as_they_are(path: Path) -> None:
-    """Programs read the exact text, which a terminal gets escaped."""
+    """JSON contains the exact names, because programs read it."""
     for unsafe in UNSAFE.values():
         name = "a" + unsafe
         write(path, name)
@@ -203,7 +203,7 @@ def test_json_of_the_command_holds_the_names_as_they_are(path: Path) -> None:
 
 
 def test_the_rule_is_one() -> None:
-    """Control: harmless text is unchanged in both."""
+    """Control: errors contain harmless text unchanged."""
     for text in (
         "layers.0.weight",
         "\u00e9 \u6f22\u5b57 \U0001f9f2",

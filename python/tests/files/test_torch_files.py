@@ -1,4 +1,4 @@
-"""torch's own files (.bin, .pt, .pth, .ckpt): read as torch reads them, but without calls."""
+"""torch's own files (.bin, .pt, .pth, .ckpt), read as torch does but without calling any code."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_saved_plan_notices_another_pickle(tmp_path: Path) -> None:
     plan = loadstone.plan(model, path)
     time = path.stat().st_mtime_ns
     data = path.read_bytes()
-    # Different strides in the same number of bytes, with the same mtime.
+    # Change strides, but neither the number of bytes nor the modification time.
     before = b"K\x04K\x04\x86q\x08K\x04K\x01\x86"
     at = data.find(b"K\x04K\x01\x86")
     assert at > 0, before
@@ -286,7 +286,7 @@ def test_folders_and_files_of_zero_name_the_script_that_joins_them(tmp_path: Pat
         with pytest.raises(loadstone.FormatError, match=r"zero_to_fp32\.py") as caught:
             loadstone.inspect(path)
         assert caught.value.code == "format.no_checkpoint"
-    # Control: after the script has run, its file is the checkpoint.
+    # Control: after the script has written its file, the folder is a checkpoint.
     torch.save({"weight": torch.ones(2, 3)}, folder.parent / "pytorch_model.bin")
     assert loadstone.inspect(folder.parent).tensors["weight"].shape == (2, 3)
 

@@ -1,6 +1,6 @@
-"""A URL in place of a local path: rejected, shown without its query, and nothing is written.
+"""A URL in place of a local path is rejected, shown without its query, and nothing is written.
 
-Covers every command option and every function of the package that takes a path.
+The tests cover every command option and every function of the package that takes a path.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import loadstone.torch
 __all__ = ["no_environment"]
 
 SECRET = "S3CR3T"
-# No server listens there.
+# A URL without a server.
 URL = f"https://127.0.0.1:1/dir/x.json?X-Amz-Signature={SECRET}"
 COMMANDS = ("inspect", "plan", "load", "convert", "merge", "verify", "bench")
 PATHS = re.compile(r"^ +(?:-\w,)?(--[\w-]+) (?:FILE|DIR|FOLDER|PATH|ADAPTER|URL)\b", re.MULTILINE)
-# Options that require a second one.
+# Options that require a second option.
 NEEDED: dict[str, list[str]] = {
     "--rules": ["--skeleton", "skeleton.json"],
     "--receipt-file": ["--receipt", "xxh3-128"],
     "--offload-folder": ["--device-map", "disk"],
 }
-# Not paths, but the command echoes their values.
+# Options without a path whose values the command prints.
 OTHER_VALUES = ("--dtype", "--shard-size", "--style", "--missing", "--device-map", "--staging")
-# One is read only when a host is contacted, the other is a URL.
+# --ca-file is read only when a host is contacted, and --proxy takes a URL.
 OTHERS = {"--ca-file", "--proxy"}
 
 
@@ -83,11 +83,11 @@ def test_no_command_shows_or_makes_what_a_url_holds(work: Path, command: str) ->
             named += "127.0.0.1" in said or "x.json" in said
         assert names_in(work) <= before | {"out.safetensors"}, arguments
         Path("out.safetensors").unlink(missing_ok=True)
-    assert named >= len(calls)  # control: the URL is named
+    assert named >= len(calls)  # control: the outputs name the URL
 
 
 def test_the_options_are_found() -> None:
-    """Control of the test above: the command's help lists the path options."""
+    """Control: the test above finds the options that take a path."""
     found = {option for command in COMMANDS for option in options_of(command)}
     expected = {"--skeleton", "--rules", "--html", "--output", "--receipt-file", "--offload-folder"}
     assert expected | {"--plan", "--metadata", "--lora"} <= found, found
@@ -185,9 +185,9 @@ ECHOES: dict[str, Callable[[int], tuple[int, dict[str, str]]]] = {
 
 @pytest.mark.parametrize("echo", ECHOES)
 def test_what_a_host_echoes(work: Path, echo: str) -> None:
-    """A host gets the signature, and may repeat it anywhere in its answers."""
+    """A host that receives the signature may repeat it anywhere in its responses."""
     server = Server()
-    # Larger than one request, because the second one detects a change.
+    # The file needs a second request, in which loadstone detects the change.
     safetensors.torch.save_file({"weight": torch.ones(2048, 2048)}, "large.safetensors")
     server.files["/m.safetensors"] = Path("large.safetensors").read_bytes()
 

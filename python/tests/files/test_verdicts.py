@@ -1,4 +1,4 @@
-"""One verdict on a checkpoint at every entry point, in the same words."""
+"""Every entry point judges a checkpoint alike, with the same sentence."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_commands_have_the_same_verdict(
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
 def test_one_shard_of_many_is_not_an_error(command: str, whole: Path, tmp_path: Path) -> None:
-    """The other experts are elsewhere."""
+    """The other experts may be in other shards."""
     state = load_file(whole / "model.safetensors")
     shard = tmp_path / "model-00001-of-00002.safetensors"
     save_file({name: each for name, each in state.items() if name != LOST}, shard)
@@ -191,8 +191,8 @@ def _experts(*names: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("tensors", "status"),
     [
-        (_experts("4.up", "4.down", "5.up", "5.down"), 0),  # one rank's share
-        (_experts("0.conv", "1.fc"), 0),  # experts of two kinds
+        (_experts("4.up", "4.down", "5.up", "5.down"), 0),  # one rank's experts
+        (_experts("0.conv", "1.fc"), 0),  # two kinds of experts
         (_experts("0.up", "0.down", "1.fc", "2.up", "2.down"), 0),
         (_experts("4.up", "4.down", "5.up"), 1),  # controls: holes
         (_experts("4.up", "6.up"), 1),

@@ -1,4 +1,4 @@
-"""Files that users name are old or new: if the disk fills up, the old one remains."""
+"""A file that the caller names is written completely or not at all, even if the disk fills up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """Limit files of this process and its children to a few kilobytes."""
+    """Limit the size of files that this process and its children write to a few kilobytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
     try:
@@ -89,7 +89,7 @@ def command(*arguments: object) -> Callable[[str], Callable[[], object]]:
 
 
 def ready(make: Callable[[], Any], write: Callable[[Any, str], object]) -> Any:
-    """Make the object while the disk has space."""
+    """Return a function that makes the object before the disk is full, and then writes it."""
 
     def prepared(path: str) -> Callable[[], object]:
         made = make()
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_the_old_file(work: Path, writer: str, is_link: bool)
     assert str(path) in str(raised.value)
     assert real.read_text() == OLD
     assert [each.name for each in folder.iterdir()] == ["real"]
-    # Control: with enough space the file is written whole, by a rename, and a link stays a link.
+    # Control: without the limit, the file is replaced by a rename, and a link stays a link.
     real.chmod(0o640)
     with real.open() as old:
         write()
@@ -156,7 +156,7 @@ def test_a_new_file_is_not_there_in_part(work: Path) -> None:
 
 
 def test_what_is_no_file_is_written_to_as_it_is(work: Path) -> None:
-    """Standard output has a name, and so does a shell's pipe."""
+    """Write to standard output by its path, and to a pipe of the shell."""
     import subprocess
 
     whole = work / "plan.json"
@@ -182,4 +182,4 @@ def test_a_folder_in_dev_takes_new_files() -> None:
         loadstone.save_skeleton(torch.nn.Linear(2, 2), path)
         first = path.stat().st_ino
         loadstone.save_skeleton(torch.nn.Linear(2, 2), path)
-        assert path.stat().st_ino != first  # replaced as a whole, as elsewhere
+        assert path.stat().st_ino != first  # replaced by a rename

@@ -1,4 +1,4 @@
-"""Rules move values of quantized tensors like any others: decoded once, into any place."""
+"""Rules move the values of quantized tensors like plain values, decoded once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_block(made: Checkpoint, name: str, rows: int, columns: int) -> None:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Experts as DeepSeek stores them: separate, in blocks that are cut at the edges."""
+    """Write experts as DeepSeek does: separate, in blocks that the shapes do not fill."""
     made = Checkpoint(60)
     made.add_layers()
     for expert in range(EXPERTS):
@@ -98,7 +98,7 @@ def check(
 
 
 def check_command(file: Written, rules: Rules, numbers: Tensors, folder: Path) -> None:
-    """Plan, decode and write without Python."""
+    """Plan, decode and write with the command."""
     loadstone.save_skeleton(model_of(numbers, torch.bfloat16), folder / "skeleton.json")
     (folder / "rules.json").write_text(json.dumps(rules))
     needs = ("--skeleton", folder / "skeleton.json", "--rules", folder / "rules.json")
@@ -235,7 +235,7 @@ def test_blocks_of_gguf_are_split_stacked_and_transposed(
 
 
 def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
-    """A checkpoint that stores some experts in more bits than others."""
+    """The experts have different encodings, as in checkpoints with more bits for some of them."""
     made = Checkpoint(63)
     add_block(made, "experts.0.weight", 6, 10)
     codec_bnb.add_4bit(made, "experts.1.weight", "nf4", (6, 10))
@@ -251,7 +251,10 @@ def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
 
 
 def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -> None:
-    """Such a rule warns that it matches nothing. Regression: a silent copy looked renamed."""
+    """A rule warns if it names the weight, but the file has its codes under a different name.
+
+    Regression: without a warning, the unchanged copy looked as if it had been renamed.
+    """
 
     def told(rules: Rules) -> list[str]:
         shutil.rmtree(out, ignore_errors=True)
@@ -278,7 +281,7 @@ def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -
         assert {*names_of(out)} == {*file.stored}, codec
         joined = {"op": "concat", "dim": 0, "sources": [f"({weight})"], "targets": ["all"]}
         assert len(told([joined])) == 1
-        # A rule for the whole module takes the codes under any name.
+        # A rule for the whole module matches the codes under any name.
         assert told(rename(f"({re.escape(name.removesuffix('.weight'))}.*)")) == []
         assert f"new.{data[name]}" in names_of(out), codec
         assert told(rename("(.*)")) == []
@@ -292,7 +295,7 @@ def names_of(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("order", ["qk", "kq"])
 def test_codes_and_numbers_are_not_joined(order: str, tmp_path: Path) -> None:
-    """Regression: the plain one was silently dropped."""
+    """Regression: the conversion dropped the plain tensor without an error."""
     file = packed_files.PACKED["packed-4-g32"](tmp_path / "model")
     names = {"q": packed_files.MODULE + ".weight", "k": "model.layers.0.k.weight"}
     plain = torch.zeros_like(file.numbers[names["q"]]).bfloat16()

@@ -31,10 +31,10 @@ from safetensors.torch import save_file
 import loadstone
 
 QUANTIZED = [name for name in CODECS if name not in ("plain", "gguf-plain")]
-# Their components are separate tensors of the file.
+# Codecs whose components are separate tensors of the file.
 OF_COMPONENTS = [name for name in QUANTIZED if not name.startswith("gguf-")]
-# In bitsandbytes' 4-bit encodings "weight.absmax" is below "weight": no module has both as
-# parameters.
+# Codecs whose components can be parameters of a module. bitsandbytes' 4-bit names do not fit: no
+# module can have both a parameter "weight" and one named "weight.absmax".
 OF_MODULES = [name for name in OF_COMPONENTS if not name.startswith(("nf4", "fp4", "bnb", "mixed"))]
 LAYER = "model.layers.0.0.weight"
 
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32, "auto"], ids=str)
 @pytest.mark.parametrize("codec", OF_MODULES)
 def test_components_are_delivered_as_they_are(codec: str, dtype: Any, files: Files) -> None:
-    """The requested dtype applies to plain values."""
+    """The requested dtype changes only plain tensors."""
     file = files(codec)
     model = components_of(file.stored)
     loadstone.load(model, file.path, dtype=dtype)
@@ -81,7 +81,7 @@ def test_the_command_delivers_components_as_they_are(
 
 
 def test_rules_rename_components(files: Files) -> None:
-    """Rules match components' names if the model needs components."""
+    """If the model needs components, rules match the names of components."""
     file = files("nvfp4-divided")
     rules = [{"op": "rename", "sources": ["(.*)"], "targets": ["inner.$1"]}]
     expected = {f"inner.{name}": tensor for name, tensor in file.stored.items()}
@@ -91,7 +91,7 @@ def test_rules_rename_components(files: Files) -> None:
 
 
 def test_one_layer_as_components_and_another_as_numbers(files: Files) -> None:
-    """loadstone decides for each quantized tensor separately."""
+    """loadstone decides for each quantized tensor whether to deliver components or values."""
     file = files("nvfp4")
     name = "model.layers.0.1.weight"
     wanted = {n: t for n, t in file.stored.items() if n.startswith("model.layers.0.0.")}
@@ -110,8 +110,8 @@ def meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-# For a file of ``codec``: the model's replacement for the values of LAYER. No other layer has the
-# tensors named here.
+# For each case, a codec and the targets that replace the values of LAYER in the model. The names
+# occur in no other layer of the file.
 BETWEEN: dict[str, tuple[str, Callable[[Written], Tensors]]] = {
     "numbers and a scale": (
         "fp8",
@@ -208,7 +208,7 @@ def test_a_model_between_stays_as_it_was(files: Files) -> None:
 
 @pytest.mark.parametrize("codec", QUANTIZED)
 def test_auto_is_the_models_dtype_for_what_is_quantized(codec: str, files: Files) -> None:
-    """Codes have no dtype of values; plain tensors keep the file's."""
+    """Codes have no dtype of their values, so those get the model's; plain tensors keep theirs."""
     file = files(codec)
     model = model_of(file.numbers, torch.float16)
     loadstone.load(model, file.path, dtype="auto")
@@ -221,7 +221,7 @@ def test_auto_is_the_models_dtype_for_what_is_quantized(codec: str, files: Files
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_nothing_of_a_legal_file_is_unexpected(codec: str, files: Files) -> None:
-    """Scales, tables and states are used by the decoding, so no warning mentions them."""
+    """Decoding uses scales, tables and states, so no warning mentions them."""
     file = files(codec)
     plan = loadstone.plan(model_of(file.numbers, torch.bfloat16), file.path, unexpected="error")
     loud = [finding for finding in plan.findings if finding.severity != "info"]
@@ -235,7 +235,7 @@ def test_provenance_names_the_components(codec: str, files: Files) -> None:
     for name, value in file.quantized.items():
         row = report.provenance[name]
         assert row.origin == "checkpoint", name
-        # An identity order and a shape do not affect any value.
+        # These components do not affect the values: the order is the identity.
         given = {
             role: tensor
             for role, tensor in value.components.items()

@@ -1,7 +1,7 @@
 """Configs with duplicate, contradictory or deeply nested fields.
 
-Python's json takes the last of two equal fields, other readers the first: with either, loadstone
-could decode different values than the library that the checkpoint is made for.
+Of two equal fields, Python's json takes the last and other readers the first. If loadstone took one
+of them, it could decode different values than the library for which the checkpoint is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import loadstone
 
 SECTION = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [96, 96]%s}'
 CONFIG = '{"model_type": "llama", ' + SECTION + "%s}"
-# Text added within the section and after it, and the field that the error names.
+# Duplicate text in the section, duplicate text after the section, and the field in the error.
 TWICE = {
     "field": (', "weight_block_size": [128, 128]', "", "quantization_config.weight_block_size"),
     "escaped": (', "weight_block\\u005fsize": [9, 9]', "", "quantization_config.weight_block_size"),
@@ -80,7 +80,7 @@ FORMATS = [("gptq", "gptq_v2"), ("gptq_v2", "gptq"), ("gptq", None), (None, "gpt
 
 @pytest.mark.parametrize(("checkpoint_format", "format_"), FORMATS)
 def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_path: Path) -> None:
-    """GPTQ's zero points differ by one between the two."""
+    """GPTQ has two formats whose stored zero points differ by one."""
     both = {"checkpoint_format": checkpoint_format, "format": format_}
     section = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, **both}
     folder, out = gptq(tmp_path / "in", section), tmp_path / "out"
@@ -88,7 +88,7 @@ def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_pat
         refused(DOORS["convert"], folder, out, "checkpoint_format, format")
         return
     DOORS["convert"](folder, out)
-    expected = [int(digit) - 6 for digit in "87654321"]  # stored minus one
+    expected = [int(digit) - 6 for digit in "87654321"]  # zero points are stored minus one
     assert load_file(out / "model.safetensors")[NAME][0, :8].tolist() == expected
 
 
@@ -102,7 +102,7 @@ GPTQS = ["auto_round:gptq:exllamav2", "auto_gptq:exllamav2", "gptq:triton", "aut
 def test_the_backend_of_auto_round(
     method: str, backend: str | None, door: str, tmp_path: Path
 ) -> None:
-    """Before 0.5 only the backend shows that zero points are stored without the offset of one."""
+    """Before auto-round 0.5, only the backend shows if stored zero points are reduced by one."""
     section = {"quant_method": method, "bits": 4, "group_size": 64, "sym": False}
     folder = gptq(tmp_path / "in", {**section, "backend": backend})
     if backend in OWN:
@@ -113,7 +113,7 @@ def test_the_backend_of_auto_round(
     else:
         DOORS[door](folder, tmp_path / "out")
     assert run("verify", folder).returncode == (backend in OWN)
-    # A field that names the format takes precedence.
+    # If a field names the format, it takes precedence over the backend.
     told = {**section, "backend": backend, "packing_format": "auto_round:auto_gptq"}
     DOORS[door](gptq(tmp_path / "told", told), tmp_path / "told_out")
 
@@ -137,7 +137,7 @@ WAYS: dict[str, list[str | int]] = {
 @pytest.mark.parametrize("more", [{"dequantize": True}, {"quantize": "fp8-channel"}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_section_at_any_depth(way: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Its block size counts, and the section follows its codes."""
+    """loadstone uses the nested section's block size, and the output has the section too."""
     section = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [96, 96]}}
     marks = {"before": [{}], "after": {"kept": [1, {"a": "]}"}]}}
     config = {"model_type": "x", **nested({**section, **marks}, WAYS[way])}

@@ -1,4 +1,4 @@
-"""Configs that Python's json module reads and simdjson does not, and those that neither reads."""
+"""Configs that Python's json module reads but simdjson rejects, and configs that both reject."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 
 import loadstone
 
-# Values of a field without effect.
+# Values that Python's json reads, for a field that has no effect.
 READ = {
     "integer": "1" + "0" * 30,
     "negative integer": "-98765432109876543210",
@@ -35,7 +35,7 @@ READ = {
     "deep": "[" * 600 + "]" * 600,
     "deep objects": '{"a":' * 600 + "{}" + "}" * 600,
 }
-# Rejected by both readers.
+# Texts that both readers reject.
 BROKEN = {
     "empty": "",
     "space": " \n",
@@ -54,7 +54,7 @@ BROKEN = {
     "two": '{"a": 1} {"b": 2}',
     "page": "<!DOCTYPE html><html></html>",
 }
-# For these Python reports the offset of a different character, or none.
+# Texts for which Python reports a different offset, or none.
 ODD = {
     "comma": b'{"a": 1,}',
     "list comma": b'{"a": [1,]}',
@@ -72,7 +72,7 @@ ODD = {
 
 def read_with(config: dict[str, Any], value: str) -> str:
     text = json.dumps(config)[:-1] + f', "x": {value}}}'
-    json.loads(text)  # Python reads it
+    json.loads(text)  # control: Python reads the text
     return text
 
 
@@ -97,12 +97,12 @@ def test_a_block_size(door: str, kind: str, tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": BLOCKS}
     found = outcome("found", read_with(config, READ[kind]))
     assert same(found, outcome("wanted", read_with(config, "1")))
-    # Control: without the section the blocks are 128 wide.
+    # Control: without the section, blocks are 128 wide and the values differ.
     assert not same(found, outcome("without", read_with({"model_type": "llama"}, READ[kind])))
 
 
 def lora(folder: Path) -> Path:
-    """An adapter of the head."""
+    """Write an adapter of the output head."""
     folder.mkdir(exist_ok=True)
     begin = "base_model.model.lm_head.lora"
     save_file(
@@ -131,7 +131,7 @@ MERGES: dict[str, Callable[[Path, Path, Path], None]] = {
 @pytest.mark.parametrize("kind", READ)
 @pytest.mark.parametrize("door", MERGES)
 def test_a_tie(door: str, kind: str, tmp_path: Path) -> None:
-    """An adapter of a tied head splits the tie, which only the config declares."""
+    """An adapter of a tied head splits the tie. Only the config declares the tie."""
 
     def outcome(name: str, config: dict[str, Any], value: str) -> dict[str, Any]:
         base, out = tmp_path / name, tmp_path / f"{name} out"
@@ -148,7 +148,7 @@ def test_a_tie(door: str, kind: str, tmp_path: Path) -> None:
     assert same(found, outcome("wanted", config, "1"))
     assert {EMBEDDING, HEAD} <= found.keys()
     assert not found["tie"]
-    # Control: there is nothing to split.
+    # Control: without a tie, the merge fails because there is nothing to split.
     with pytest.raises(loadstone.Error):
         outcome("untied", {**config, "tie_word_embeddings": False}, READ[kind])
 
@@ -204,7 +204,7 @@ def test_what_no_reader_takes(door: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", ALL_DOORS)
 def test_the_control(door: str, tmp_path: Path) -> None:
-    """Control: without a broken config no entry point reports config.json."""
+    """Control: without a broken config, no error names config.json."""
     folder = folder_of(door, tmp_path / "in")
     try:
         ALL_DOORS[door](folder, tmp_path / "out")
@@ -270,7 +270,7 @@ def test_adapters(door: str, tmp_path: Path) -> None:
 
 
 def test_an_index(tmp_path: Path) -> None:
-    """The index reader is strict: it reads a value as Python does, or names its place."""
+    """The reader of indexes reads a value as Python does, or reports its byte offset."""
     name = "model-00001-of-00001.safetensors"
     save_file({"a": torch.ones(2)}, tmp_path / name)
     path = tmp_path / "model.safetensors.index.json"

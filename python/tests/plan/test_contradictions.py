@@ -1,4 +1,4 @@
-"""Configs that contradict the tensors: each entry point warns, and decodes the tensors."""
+"""Configs that contradict the tensors: entry points warn, and decode according to the tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import loadstone
 CODE = "q.config"
 SPARSE = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4", "targets": ["Linear"]}
 
-# A file, the change of its section, and words of the warning.
+# A file, the change of its config's section, and a part of the warning.
 CASES: dict[str, tuple[str, Change, str]] = {
     "int4, gptq": ("packed-4-g32", configured(quant_method="gptq"), "method gptq"),
     "int4, awq": ("packed-4-g32", configured(quant_method="awq"), "method awq"),
@@ -178,7 +178,7 @@ def test_what_libraries_write_is_not_warned_of(codec: str, tmp_path: Path) -> No
     assert by_command(tmp_path, tmp_path) == []
 
 
-# Sections that fit these tensors.
+# Sections that do not contradict the tensors of these files.
 SOUND: dict[str, tuple[str, Change]] = {
     "mixed-precision": ("packed-4-g32", configured(format="mixed-precision")),
     "marlin-24": ("packed-4-g32", configured(format="marlin-24")),
@@ -220,7 +220,7 @@ def test_two_files_that_differ(change: dict[str, Any], door: str, tmp_path: Path
 
 
 def modelopt(folder: Path, encoding: str, **changes: Any) -> Path:
-    """Write a converted model, with changed fields in hf_quant_config.json."""
+    """Write a model in ModelOpt's style, with these changes in hf_quant_config.json."""
     tensors = {
         f"model.layers.0.mlp.{each}_proj.weight": torch.randn(64, 64).bfloat16()
         for each in ("up", "down")
@@ -253,7 +253,7 @@ def test_the_algorithm_of_modelopt(has_section: bool, case: str, tmp_path: Path)
     folder = modelopt(tmp_path / "in", encoding, **changes)
     if not has_section:
         (folder / "config.json").write_text('{"model_type": "llama"}')
-        count *= changes.get("quant_algo") != "MIXED_PRECISION"  # nothing to compare it with
+        count *= changes.get("quant_algo") != "MIXED_PRECISION"  # no config remains to contradict
     for door in ("convert", "dequantize"):
         messages = DOORS[door](folder, tmp_path / door)
         assert len(messages) == count, messages

@@ -1,4 +1,4 @@
-"""Options of the core with values of the wrong type: an error that names the option."""
+"""Values of a wrong type for options of the core: the error names the option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import loadstone
 from loadstone import _core
 
 BINDINGS = Path(__file__).parents[2] / "bindings"
-# A valid value for every option of its type, as the control.
+# A valid value for every option, as the control.
 PLAN: dict[str, Any] = {
     "adapters": [],
     "allow_non_finite": True,
@@ -110,7 +110,7 @@ def execute_with(place: Path, /, **options: Any) -> object:
     return _core.execute(plan_with(place), [row], **options)
 
 
-# The file of bindings, the call, and its options.
+# By file of the bindings: the call and its options.
 CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "plan": (plan_with, PLAN),
     "convert": (convert_with, CONVERT),

@@ -1,4 +1,4 @@
-"""Decisions of the core through the Python API: policies, patterns, prefixes, dtype names."""
+"""Decisions of the core, through the Python API: policies, patterns, prefixes, dtype names."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_plan_says_how_many_names_each_pattern_takes(
 
 @pytest.mark.parametrize("option", ["missing", "quantize", "rules"])
 def test_patterns_are_re2(option: str, state: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    """Lookahead works only in Python's re; all calls accept the same patterns."""
+    """A look-ahead is valid in Python's re but not in RE2, so every option rejects it."""
     values: dict[str, Any] = {
         "missing": {"(?=a)b": "zeros"},
         "quantize": {"(?=a)b": "nf4"},
@@ -166,7 +166,7 @@ def test_a_load_walks_the_model_before_and_after(
     loadstone.load(model, tmp_path / "m")
     assert [each is model for each in walks] == [True, True]
     loadstone.audit(model)
-    assert len(walks) == 3  # the turn is over, so the model may have changed
+    assert len(walks) == 3  # an audit walks again, because the model may have changed
     monkeypatch.undo()
     reference = Tiny()
     reference.load_state_dict(state, strict=False)

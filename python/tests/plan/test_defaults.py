@@ -1,4 +1,4 @@
-"""Defaults in the package and in the docs equal those of the core's header."""
+"""Defaults of the package and of docs/ equal those of the core's header."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ HEADER = ROOT / "include/loadstone/defaults.h"
 
 
 def core(name: str) -> int:
-    """Return a constant of the header: "a", or "a << b"."""
+    """Return a constant of the header, which is written as "a" or "a << b"."""
     found = re.search(
         rf" {name} =\s*(?:std::uint64_t)?{{?([\d']+)}}?(?:\s+<< (\d+))?;", HEADER.read_text()
     )
@@ -40,7 +40,7 @@ def test_the_docs_name_them() -> None:
 
 
 def arguments_on_the_page(name: str) -> dict[str, str]:
-    """Return arguments and defaults, as written, from the tables of docs/python.md."""
+    """Return the arguments in the tables of docs/python.md, with their defaults as text."""
     page = (ROOT / "docs/python.md").read_text()
     section = page.partition(f"## `loadstone.{name}`\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| [^|]* \| (?:`([^|]*)`)? ?\|", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Target types that need more than values read into tensors, and the adapters that provide them."""
+"""Extensions, for targets that need more than values, and the adapters that provide them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``set_extra_state``: a load passes a tensor of the checkpoint, and rejects anything else by
-name."""
+"""``set_extra_state``: a load passes a tensor of the checkpoint to it, and rejects other objects
+with an error that names them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_plan_with_extra_state_is_not_written_to_a_file(tmp_path):
 
 
 class Keeping(Stateful):
-    """A module without a tensor at first, which keeps the one it receives."""
+    """A module whose tensor is None until a load passes one."""
 
     def __init__(self):
         super().__init__()
@@ -109,12 +109,12 @@ def test_a_state_that_a_module_keeps_has_an_origin(is_skeleton, tmp_path):
     assert torch.equal(model[1].scale, state["1._extra_state"])
     assert report.provenance["1.scale"].origin == "checkpoint"
     assert loadstone.audit(model).ok
-    model[1].other = torch.ones(2)  # control: it was added after the load
+    model[1].other = torch.ones(2)  # control: a tensor that was added after the load
     assert loadstone.audit(model).changed == ["1.other"]
 
 
 def test_a_tensor_beside_a_state_that_is_kept_has_none(tmp_path, monkeypatch):
-    """Control: the module below received no state."""
+    """Control: a tensor that the state adds to a submodule has no origin."""
     path, _ = stateful("pt", tmp_path, torch.ones(2))
 
     def put_below(self, state):

@@ -1,5 +1,5 @@
-"""Hooks and overrides of ``load_state_dict``: a load has their effect, bit for bit, or rejects
-them."""
+"""Hooks and overrides of ``load_state_dict``: a load has the same effect, bit for bit, or rejects
+the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_load_does_what_load_state_dict_does(hook, kind, place, tmp_path):
     with PLACES[place]():
         model = Nested(hook)
     if hook in (own, own_first) and place == "meta":
-        assert codes(model, path) == {"plan.missing"}  # meta has no value to keep
+        assert codes(model, path) == {"plan.missing"}  # the hook keeps a value, which meta lacks
         return
     report = loadstone.load(model, path, strict=True)
     assert_same(model, expected)
@@ -69,7 +69,7 @@ def test_a_cast_has_one_rounding_or_is_refused(tmp_path):
     model = Two(narrow).bfloat16()
     loadstone.load(model, path)
     assert_same(model, expected)
-    assert codes(Two(narrow), path) == {"plan.recipe"}  # float32 of rounded values
+    assert codes(Two(narrow), path) == {"plan.recipe"}  # the hook rounds before a cast to F32
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -220,7 +220,7 @@ def test_weight_norm_of_old_is_renamed(tmp_path):
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_missing_counter_of_batches_is_as_torch_has_it(kind, place, tmp_path):
-    """Plain state dicts have version 0, before the counter existed; a pickle stores its version."""
+    """Plain state dicts have version 0, in which the counter was optional; pickles store theirs."""
     state = nn.BatchNorm1d(2).state_dict()
     del state["num_batches_tracked"]
     path, _ = save(state, tmp_path, kind)

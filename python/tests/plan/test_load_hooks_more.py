@@ -24,7 +24,7 @@ def file(folder: Path, **state: torch.Tensor) -> Path:
 
 
 class Two(nn.Module):
-    """Two linear layers and a hook on the state dict."""
+    """Two linear layers, and a hook of the module's loads."""
 
     def __init__(self, hook: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_tensor_that_a_hook_uses_is_loaded_itself_too(
 
 
 class Late(nn.Linear):
-    """A layer that writes again after the ordinary copy."""
+    """A layer that writes to its parameters after the ordinary copy."""
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state, prefix, *args)
@@ -135,7 +135,7 @@ def test_a_batch_norm_beside_what_cannot_be_copied(has_counter: bool, tmp_path: 
         return
     with pytest.raises(loadstone.PlanError) as error:
         loadstone.load(model, tmp_path / "x", rules=rules, strict=True)
-    assert error.value.code == "plan.load_hook"  # torch would add the counter
+    assert error.value.code == "plan.load_hook"  # torch would add the missing counter
 
 
 def test_hooks_run_under_accelerate(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_prefixes_for_conversions(tmp_path: Path) -> None:
 
 
 def test_a_conversion_says_nothing_of_prefixes(tmp_path: Path) -> None:
-    """Its rules cover each name, and no prefix is stripped in addition."""
+    """A conversion applies the rules it gets, and strips no other prefix."""
     path = file(tmp_path, module_weight=W)
     for rules, name in (({"module.": ""}, "weight"), (None, "module.weight")):
         report = loadstone.convert(path, tmp_path / f"{name}.safetensors", rules=rules)

@@ -1,4 +1,4 @@
-"""Overrides of ``load_state_dict`` and its parts, and adapters' layers next to hooks."""
+"""Overrides of ``load_state_dict`` and its parts, and layers of adapters next to hooks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Assigning(Two):
 
 
 class Wrapper(nn.Module):
-    """A module whose names differ from its files'."""
+    """A module whose names differ from the names in its files."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
-"""quantize_config.json (GPTQ) and quant_config.json (AWQ) complete config.json.
+"""quantize_config.json (GPTQ) and quant_config.json (AWQ), which complete config.json.
 
-GPTQ's versions differ by one in each zero point, and only a config has the version.
+GPTQ's versions differ by one in each zero point, and only a config declares the version.
 """
 
 from __future__ import annotations

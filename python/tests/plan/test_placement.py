@@ -1,4 +1,4 @@
-"""Device maps: nested paths, tensors apart from their module, blocks on disk."""
+"""Device maps: nested paths, tensors in different places than their module, blocks on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from diffusers_models import Case, by_name, write_single_file  # noqa: E402
 
 
 class Block(torch.nn.Module):
-    """Two layers and a table next to them."""
+    """Two layers and a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_paths_inside_one_another(given: dict[str, Any], wanted: dict[str, Any])
 
 
 def test_tensors_apart_from_their_module() -> None:
-    """A map as computed from byte counts: a layer moves as a whole, a table stays."""
+    """In a map computed from byte counts, a layer's tensors move together, but a table stays."""
     given = {
         "scale": "cpu", "blocks.0": "cpu", "blocks.1.table": "disk", "blocks.1.mean": "disk",
         "blocks.1.first.weight": "cpu", "blocks.1.first.bias": "disk", "blocks.1.second": "disk",
@@ -119,7 +119,7 @@ def test_a_mistyped_module_is_an_error_and_one_without_tensors_is_not(tmp_path: 
     assert raised.value.code == "plan.device_map"
     planned({"": "cpu", "blocks.0.act": "cpu", "blocks.1": "cpu"}).require_ok()
 
-    # accelerate ignores such entries, and so does the adapter that runs after it.
+    # accelerate ignores unknown paths, and so does its adapter.
     given = {"": "cpu", "bloks.1": "cpu"}
     accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
     loadstone.accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
@@ -242,7 +242,7 @@ def test_a_model_of_diffusers(tmp_path: Path, device_map: Any, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_memory_for_a_part_of_a_model(tmp_path: Path, kind: str) -> None:
-    """A computed map puts the excess on disk, and keeps tensors with their module."""
+    """A map computed for the limit puts some modules on disk."""
     case = by_name("wan_t2v")
     model = case.build()
     size = sum(parameter.nbytes for parameter in model.parameters())
@@ -323,7 +323,7 @@ def test_blocks_on_disk_are_given_back_after_the_forward_pass(tmp_path: Path) ->
 
 
 def test_hooks_lose_the_format_of_the_librarys_own_class(tmp_path: Path) -> None:
-    """Explains the separate class of tensors on disk."""
+    """Blocks on disk need loadstone's own class, because these hooks fail with diffusers'."""
     from accelerate.utils import set_module_tensor_to_device
 
     file = File(tmp_path, BLOCK_CASES[0], mixed)

@@ -1,4 +1,4 @@
-"""Lists of configs that leave quantized modules plain: each entry point warns.
+"""Config lists of modules that stay plain, although the files quantize them: entry points warn.
 
 The oracles are functions of compressed-tensors, transformers and diffusers, and fnmatch for
 ModelOpt.
@@ -73,7 +73,7 @@ ENTRIES = [
     "^(?!.*mlp).*_proj",
 ]
 
-# Patterns that need more than RE2.
+# Patterns that RE2 does not support.
 BEYOND_RE2 = [
     r"re:.*(?<=self_attn)\.q_proj$",
     r"re:.*(l)ayers.0.se\1f_attn.q_proj",
@@ -94,7 +94,7 @@ Reader = Callable[[str, str], bool]
 
 
 def reads(reader: Reader, module: str, entry: str) -> bool:
-    """Return true if an entry leaves the module plain; a rejected entry does not."""
+    """Return whether an entry leaves the module plain; entries that the library rejects do not."""
     try:
         return reader(module, entry)
     except re.error:
@@ -114,7 +114,7 @@ def by_transformers(module: str, entry: str) -> bool:
 
 
 def by_diffusers(module: str, entry: str) -> bool:
-    """A model with one layer."""
+    """Convert a model that consists of this layer."""
     model = parent = torch.nn.Module()
     *outer, last = module.split(".")
     for name in outer:
@@ -126,10 +126,10 @@ def by_diffusers(module: str, entry: str) -> bool:
     return type(parent.get_submodule(last)) is torch.nn.Linear
 
 
-# Entries for which loadstone finds fewer modules: RE2 has no look-around, needed here for the dot
-# that ends a match.
+# Entries for which loadstone finds fewer modules, and the number of them. RE2 lacks the look-around
+# that would be needed for the dot after a match.
 UNKNOWN = {
-    (by_transformers, "model.layers.1*"): 4,  # those of layer 1
+    (by_transformers, "model.layers.1*"): 4,  # the modules of layer 1
 }
 
 
@@ -137,7 +137,7 @@ LOOK_AROUND = re.compile(r"\(\?<?[=!](\([^()]*\)|[^()])*\)(?!\*)")
 
 
 def is_unread(reader: Reader, entry: str) -> bool:
-    """Return true if loadstone or the library cannot read the entry as a pattern.
+    """Return whether loadstone or the library cannot read the entry as a pattern.
 
     An entry with look-around counts as unreadable if modules match without the look-around.
     Look-around at the beginning is read.
@@ -156,7 +156,7 @@ def is_unread(reader: Reader, entry: str) -> bool:
     return is_inside and any(reads(reader, each, without) for each in MODULES)
 
 
-# For each style the list, its file, its section, and its reader.
+# By style: the list's name, its file, its section, and the library's function.
 LISTS: dict[str | None, list[tuple[str, str, str, Reader]]] = {
     "compressed-tensors": [("ignore", "config.json", "quantization_config", by_compressed_tensors)],
     "modelopt": [
@@ -281,7 +281,7 @@ def with_section(source: Path, folder: Path, encoding: str, section: dict[str, A
 
 DOWN = sum("down_proj" in each for each in MODULES)
 UP = "re:.*up_proj"
-# Fields of a section, and the number of modules it leaves plain.
+# Fields of a section, and the number of quantized modules that they leave plain.
 SECTIONS: dict[str, tuple[dict[str, Any], int]] = {
     "targets of siblings": ({"targets": [UP, "re:.*self_attn"]}, DOWN),
     "targets of one layer": ({"targets": ["model.layers.1.mlp.up_proj"]}, len(MODULES) - 1),
@@ -327,7 +327,7 @@ def test_sections(case: str, source: Path, tmp_path: Path) -> None:
     assert not any(UNREAD in each for each in messages)
 
 
-# Module lists that loadstone cannot compare.
+# Lists that loadstone cannot compare with the tensors.
 UNREAD_LISTS: dict[str, tuple[str, list[str], str]] = {
     "ignore": ("ignore", ["lm_head", "re:(?<=x)"], "look-behind"),
     "not a pattern": ("ignore", ["re:*down_proj"], "nothing to repeat"),
@@ -366,7 +366,7 @@ def test_symmetry(encoding: str, source: Path, tmp_path: Path) -> None:
 
 
 def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
-    """A component's config lists names within the component; alone it covers the model."""
+    """The config of a component contains names within the component, so its list is ignored."""
     entry = {"ignore": ["re:.*down_proj"]}
     folder = with_section(source, tmp_path / "out", "fp8-channel", entry)
     path = folder / "config.json"
@@ -379,7 +379,7 @@ def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_list_takes_no_long_time(source: Path, tmp_path: Path) -> None:
-    """More patterns than loadstone tries cause a warning; names are looked up."""
+    """Too many patterns cause a warning, but any number of names is looked up."""
     many = [f"re:.*layers\\.{i}\\.none" for i in range(200_000)]
     folder = with_section(source, tmp_path / "out", "fp8-channel", {"ignore": many})
     (message,) = reported(folder)

@@ -1,4 +1,4 @@
-"""A plan depends on the configs too: their claims about the quantization must not change."""
+"""A plan also depends on configs: the encoding that they declare must not change afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request to quantize one name of a tied tensor is an error under either name in the file."""
+"""Quantizing one name of a tied tensor is an error, whichever name the file has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("bitsandbytes")
 
 
 class Net(nn.Module):
-    """An embedding, its head and a layer between; ``first`` names the one that comes first."""
+    """An embedding, a head and a layer; ``first`` names the one that is registered first."""
 
     def __init__(self, first: str, is_tied: bool = True) -> None:
         super().__init__()

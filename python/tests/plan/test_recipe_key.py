@@ -1,5 +1,5 @@
-"""The key of cached recipes covers their code: an edit changes it, and code without source has no
-key."""
+"""The key of cached recipes covers their code: it changes with an edit, and code without source has
+no key."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_edit_of_an_installed_library_that_keeps_size_and_time(folder, monkey
 
 
 def test_code_of_modules_is_not_asked_for_what_they_lack():
-    """The module may import packages that are not installed."""
+    """The key must not import modules lazily, because they may not be installed."""
     module, lazy = types.ModuleType("outer"), types.ModuleType("lazy")
     lazy.__getattr__ = pytest.fail
     module.lazy, module.code = lazy, CodeKey()
@@ -156,7 +156,7 @@ def _loop():
 
 
 def _of_no_file():
-    """Return a class without a file, as in notebooks and ``python -c``."""
+    """Return an operation whose class has no source file, as in notebooks and ``python -c``."""
     names: dict[str, object] = {"__name__": "__main__", "ConversionOps": ConversionOps}
     main = types.ModuleType("__main__")
     before, sys.modules["__main__"] = sys.modules["__main__"], main
@@ -168,7 +168,7 @@ def _of_no_file():
 
 
 def _patched():
-    """Add a method without a file to a class from a file."""
+    """Return an operation from a file, with a method that has no source file."""
     module = types.ModuleType("key_no_file")
     exec("def convert(self, x): return x", module.__dict__)
     op = operation()
@@ -214,8 +214,7 @@ def test_a_method_put_into_a_class_and_a_changed_attribute_are_another_key(folde
 
 
 def test_a_copy_of_an_operation_leaves_the_key(folder):
-    """Python notes the names of slots in the class of an object that it copies, as the tracer
-    does."""
+    """When the tracer copies an operation, Python adds the names of slots to its class."""
     op = operation()
     before = key_of(op)
     copy.deepcopy(op)

@@ -1,4 +1,4 @@
-"""Configs of outputs made by recipes declare the actual tensors, like those made by options."""
+"""The config of an output made by recipes declares the output's actual encodings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONFIG = {"model_type": "own", "dtype": "float32", "text_config": {"torch_dtype"
 
 
 def recipes_of(folder: Path, dtype: str | None = None, keeps: tuple[str, ...] = ()) -> str:
-    """Recipes for all tensors.
+    """Return recipes for all tensors.
 
     Args:
-        dtype: of all floats, which are decoded; None: tensors and codes are unchanged.
-        keeps: quantized tensors that stay codes.
+        dtype: dtype of all floats and decoded values. If None, nothing changes.
+        keeps: quantized tensors whose codes stay unchanged.
     """
     catalog = loadstone.inspect(folder)._core
     builder = _core.RecipeBuilder(catalog)
@@ -98,7 +98,7 @@ def assert_as_dequantized(source: Path, folder: Path, door: str) -> None:
     )
     assert files_of(folder / "out") == files_of(folder / "values")
     assert "quantization_config" not in json.dumps(files_of(folder / "out"))
-    # Control: unchanged codes keep everything that declares them.
+    # Control: if all codes stay, the output has the same configs.
     DOORS[door](source, folder / "codes", recipes_of(source))
     assert files_of(folder / "codes") == files_of(source)
     assert "quant_method" in json.dumps(files_of(source))
@@ -129,7 +129,7 @@ def test_codecs_of_others(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_codes_that_stay_keep_the_section(door: str, tmp_path: Path) -> None:
-    """One weight is decoded, a different one keeps its codes."""
+    """One weight is decoded, and a second one keeps its codes."""
     source = plain(tmp_path / "source")
     other = WEIGHT.replace("up", "down")
     state = load_file(source / "model.safetensors")
@@ -166,7 +166,7 @@ def test_the_dtype_of_the_output(
 def test_control_without_a_cast_the_config_stays(form: str, door: str, tmp_path: Path) -> None:
     source = plain(
         tmp_path / "source", config={"dtype": "float16"}
-    )  # wrong, but not loadstone's to fix
+    )  # the dtype is wrong, but loadstone must not correct it
     rules = json.dumps([{"op": "rename", "sources": ["model\\.(.*)"], "targets": ["net.$1"]}])
     given = recipes_of(source) if form == "recipes" else rules
     DOORS[door](source, tmp_path / "out", given)
@@ -175,7 +175,7 @@ def test_control_without_a_cast_the_config_stays(form: str, door: str, tmp_path:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_rules_that_join_halves_and_floats(door: str, tmp_path: Path) -> None:
-    """F16 and F32 become F32 without any option; a separate BF16 tensor is unchanged."""
+    """Joining F16 and BF16 gives F32, which the config then declares."""
     source = tmp_path / "source"
     source.mkdir()
     tensors = {"a": torch.ones(8, 4).half(), "b": torch.ones(8, 4).bfloat16()}

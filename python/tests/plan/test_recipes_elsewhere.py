@@ -1,4 +1,4 @@
-"""Recipes fit the checkpoint that they were made for: loadstone rejects them on a different one."""
+"""Recipes fit the checkpoint that they were made for; loadstone rejects them for others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYER = "model.layers.0.mlp.up_proj"
 
 
 def recipes_of(file: Written) -> str:
-    """Return recipes for the values of all tensors, in F32 if they are decoded."""
+    """Return recipes for all tensors, which decode quantized ones to F32."""
     catalog = loadstone.inspect(file.path)._core
     builder = _core.RecipeBuilder(catalog)
     for name in file.numbers:
@@ -69,7 +69,7 @@ def by_convert_command(first: Written, file: Written, recipes: str, folder: Path
 
 
 def by_load_command(first: Written, file: Written, recipes: str, folder: Path) -> Tensors:
-    """The command keeps no values, so only its success counts."""
+    """Check only that the command succeeds, because it keeps no values."""
     loadstone.save_skeleton(model_of(first.numbers), folder / "skeleton.json")
     by_command(folder, recipes, "load", file.path, "--skeleton", folder / "skeleton.json")
     return rounded_as(file, recipes)
@@ -84,7 +84,7 @@ DOORS: dict[str, Callable[[Written, Written, str, Path], Tensors]] = {
 
 
 def rounded_as(file: Written, recipes: str) -> Tensors:
-    """Return the oracle's values in the dtypes of the recipes."""
+    """Return the expected values, in the dtypes of the recipes."""
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
               "BF16": torch.bfloat16}  # fmt: skip
     targets = {name: dtype for name, _, dtype, _ in json.loads(recipes)["targets"]}
@@ -150,7 +150,7 @@ def bytes_of_int8(**how: object) -> Callable[[Path], Written]:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two checkpoints with the same names, and the field that differs."""
+    """Two checkpoints with the same tensor names, and the field that differs."""
 
     first: Callable[[Path], Written]
     other: Callable[[Path], Written]
@@ -181,7 +181,7 @@ def test_a_different_checkpoint_is_refused(name: str, door: str, tmp_path: Path)
     pair, carry_out = PAIRS[name], DOORS[door]
     first, other = pair.first(tmp_path / "first"), pair.other(tmp_path / "other")
     recipes = recipes_of(first)
-    # Controls: the recipes are valid, and so is the other checkpoint with its own.
+    # Controls: the recipes work on their own checkpoint, and the other checkpoint with its recipes.
     assert_equal(carry_out(first, first, recipes, tmp_path), rounded_as(first, recipes))
     own = recipes_of(other)
     assert_equal(carry_out(other, other, own, tmp_path), rounded_as(other, own))

@@ -1,5 +1,4 @@
-"""Rules and recipes at every entry point: a file, standard input, a path, the objects
-themselves."""
+"""Rules and recipes at every entry point, as a file, standard input, a path, or Python objects."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ ENDS = ("file", "pipe")
 
 
 def run(*words: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command; ``text`` comes through a pipe."""
+    """Run the command, with ``text`` as standard input."""
     given = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     return subprocess.run(
         [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **given
@@ -34,7 +33,7 @@ def net() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def renamed(tmp_path_factory) -> Path:
-    """A checkpoint with different names, the skeleton of the model, rules as a file."""
+    """Write a checkpoint with different names than its model, the model's skeleton, and rules."""
     folder = tmp_path_factory.mktemp("renamed")
     state = {f"old.{name}": torch.randn_like(each) for name, each in net().state_dict().items()}
     save_file(state, folder / "m.safetensors")
@@ -45,7 +44,7 @@ def renamed(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory) -> Path:
-    """Experts with the hub's names, the skeleton of the model, and recipes by transformers."""
+    """Write experts under the published names, the model's skeleton, and traced recipes."""
     from docs_worlds import qwen_moe
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -145,7 +144,7 @@ def test_plans_and_loads_of_the_command(case, end, name):
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
     assert not [each for each in findings if each["severity"] != "info"]
-    # Control: names alone do not match.
+    # Control: without the rules, the names do not match.
     assert run("plan", source, *skeleton).returncode == 1
 
 
@@ -191,7 +190,7 @@ def test_a_load_by_a_file_of_rules(renamed):
 
 
 def test_what_recipes_leave_over_is_unexpected(traced, tmp_path):
-    """A file covers only the sources that it names."""
+    """Tensors that the recipes do not mention are unexpected."""
     more = tmp_path / "more"
     llama(tmp_path / "other")
     more.mkdir()

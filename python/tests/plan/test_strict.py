@@ -136,7 +136,7 @@ def test_initialize_is_initialise(missing: Any, tmp_path: Path) -> None:
 
 
 class Wrapped(torch.nn.Module):
-    """A model below one name, as in wrappers."""
+    """A model as the only submodule of a wrapper."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Checkpoints whose config transforms activations at run time: one rule at every entry point.
+"""Checkpoints whose config transforms activations at run time, at every entry point.
 
-Weights multiplied by a transform need its inverse. If other weights contain the inverse, nothing is
-missing. If the config applies it online, plain weights compute the wrong result.
+A weight that contains a transform needs the inverse transform. If other weights contain the
+inverse, a conversion is correct. If the library applies the inverse online, plain weights compute
+wrong results.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def rotation(**flags: bool) -> dict[str, Any]:
     return {"r1": False, "r2": False, "r3": False, "r4": False, **flags}
 
 
-# Sections with their online transforms; None: no transforms.
+# Section of the config, and the name of its online transform (None if all are in weights).
 SECTIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "input": (groups("input", "weight_input"), "R4_input"),
     "output": (groups("weight_output", "output"), "R4_output"),
@@ -68,7 +69,7 @@ SECTIONS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 
 class Net(nn.Module):
-    """Parameters with the names and shapes of a checkpoint."""
+    """A model whose parameters have the names and shapes of a checkpoint."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -83,8 +84,8 @@ class Net(nn.Module):
 
 
 def made(folder: Path, section: str, encoding: str | None) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Write a checkpoint of this encoding whose config has the section; return its plain tensors
-    too."""
+    """Write a checkpoint of this encoding, whose config has the section; return its path and the
+    plain tensors."""
     generator = torch.Generator().manual_seed(1)
     plain = {
         f"{DOWN}.weight": torch.randn(HIDDEN, INNER, generator=generator).bfloat16(),
@@ -176,7 +177,7 @@ DOORS: dict[str, Door] = {
 
 
 def refusal(door: Door, given: Path, plain: dict[str, torch.Tensor]) -> str:
-    """Return the message that names the transforms; empty without an error."""
+    """Return the error's message about transforms, or an empty string."""
     try:
         door(given, plain)
     except loadstone.Error as error:
@@ -202,7 +203,7 @@ def test_transforms_that_are_not_in_the_weights_are_refused(
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("encoding", ENCODINGS[1:])
 def test_encodings(encoding: str, door: str, tmp_path: Path) -> None:
-    """Self-describing codes need the config too."""
+    """Even if the codes describe their layout, the transforms of the config apply."""
     given, plain = made(tmp_path, "input", encoding)
     assert refusal(DOORS[door], given, plain).startswith("q.transform")
 
@@ -266,8 +267,8 @@ def test_the_config_of_modelopt_counts_too(tmp_path: Path) -> None:
 
 
 def test_transformers_drops_transforms(tmp_path: Path) -> None:
-    """It raises no error: docs/found-elsewhere.md lists it. compressed-tensors itself applies
-    them."""
+    """transformers ignores transforms without an error (docs/found-elsewhere.md), but
+    compressed-tensors applies them."""
     transformers = pytest.importorskip("transformers")
     library = pytest.importorskip("compressed_tensors.transform")
     from compressed_tensors.transform import TransformConfig
