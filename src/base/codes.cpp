@@ -119,7 +119,8 @@ static constexpr auto known_codes = std::to_array<CodeInfo>({
      "Run git lfs pull, or fetch the file itself."},
     {"gg.magic", "The file does not begin with GGUF.", "The message describes the contents."},
     {"gg.n_dims", "A tensor has more than 4 dims, or none.",
-     "More than 4 are rejected unless allowed (--gguf-rank-max); a scalar is loaded."},
+     "More than 4 are rejected unless --gguf-rank-max or the file's key loadstone.rank_max allows "
+     "them; a scalar is loaded."},
     {"gg.name", "A tensor's name contains a NUL, is empty, or is too long for ggml.",
      "Write the file again."},
     {"gg.nested_array", "Metadata contains an array of arrays.",

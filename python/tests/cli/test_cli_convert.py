@@ -189,8 +189,22 @@ def test_five_dims(run, tmp_path):
     """Video models have five dims: `convert` accepts them, and `inspect` with an option."""
     file = HOSTILE / "gguf/gg_dims_five.gguf"
     run("convert", file, tmp_path / "out.safetensors", status=0)
-    run("inspect", file, status=3)
     run("inspect", file, "--gguf-rank-max", "5", status=0)
+    assert "--gguf-rank-max 5" in run("inspect", file, status=3).stderr
+
+
+def test_five_dims_that_we_wrote(run, tmp_path):
+    """The file declares its number of dims, so every command opens it without an option."""
+    source, file = HOSTILE / "gguf/gg_dims_five.gguf", tmp_path / "out.gguf"
+    run("convert", source, file, "--beyond-ggml", status=0)
+    for command in ("inspect", "plan", "load", "verify"):
+        run(command, file, status=0)
+        json.loads(run(command, file, "--json", status=0).stdout)
+    run("verify", file, file, status=0)
+    back = tmp_path / "back.safetensors"
+    run("convert", file, back, status=0)
+    metadata = json.loads(run("inspect", back, "--json", status=0).stdout)["metadata"]
+    assert "loadstone.rank_max" not in metadata
 
 
 def test_strict(run, tmp_path):
