@@ -14,7 +14,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"audit.unaccounted", "A tensor has a value of unknown origin.",
      "Find the code that wrote the tensor after the load, or load the tensor through loadstone."},
     {"cancelled", "The caller stopped the operation before it finished.",
-     "Nothing was changed. Start the operation again."},
+     "A stopped conversion continues with --resume. A stopped load into an existing model may have "
+     "changed some of its tensors; every other operation has no effect."},
     {"convert.activations",
      "The output quantizes activations or the KV cache differently than the source.",
      "If only the weights are quantized, no action is needed. If your server quantizes activations "
@@ -168,8 +169,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"gg.magic", "The file does not begin with GGUF.",
      "Check that the path names a GGUF file. The message describes what the file contains."},
     {"gg.n_dims", "A tensor has no dimensions, or more than 4.",
-     "To load a tensor with more than 4 dimensions, raise --gguf-rank-max. Tensors without "
-     "dimensions are loaded."},
+     "To load a tensor with more than 4 dimensions, raise --gguf-rank-max, or write the file with "
+     "loadstone: it declares its number of dimensions. Tensors without dimensions are loaded."},
     {"gg.name", "A tensor's name contains a NUL, is empty, or is too long for ggml.",
      "Save the file again with the program that wrote it."},
     {"gg.nested_array", "The metadata contains an array of arrays.",
@@ -200,8 +201,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"gg.type", "A tensor's type is unknown, or was removed from the format.",
      "Convert the file to a current type, with a version of llama.cpp that supports this one."},
     {"gg.utf8", "A text in the file is not UTF-8.",
-     "Metadata is still loaded. If a tensor's name is not UTF-8, save the file again with valid "
-     "names."},
+     "loadstone rejects a file with such a name of a tensor: save the file again with valid names. "
+     "loadstone still loads a file with such metadata."},
     {"gg.version", "The GGUF version of the file is neither 2 nor 3.",
      "Convert the model again with a current version of the program that wrote the file."},
     {"im.count", "A count in an importance matrix is negative, or too large for the file.",
@@ -235,8 +236,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Check the permissions of the file and of the folders above it."},
     {"io.exists", "A document (a plan, receipt or page) would replace a file of a model.",
      "Choose a new file name."},
-    {"io.no_space", "The disk is full.",
-     "Free space on the disk of the target folder, or choose a different target."},
+    {"io.no_space", "The disk has too little space, or a quota or file-size limit was reached.",
+     "Free space on the disk of the target folder, raise the limit, or choose a different target."},
     {"io.not_found", "A file or folder does not exist.",
      "Check the path. Quote a pattern, so that the shell does not expand it."},
     {"io.not_regular",

@@ -64,7 +64,9 @@ std::string text_of(ByteSource& file) {
   const std::uint64_t bytes = file.identity().bytes;
   if (bytes > adapter_config_bytes_max) {
     throw Error(adapter_code, "the file is too large to be an adapter's configuration",
-                {.path = file.path(), .found = human_bytes(bytes)});
+                {.path = file.path(),
+                 .found = human_bytes(bytes),
+                 .expected = "at most " + human_bytes(adapter_config_bytes_max)});
   }
   std::string text(bytes, '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));

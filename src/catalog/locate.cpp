@@ -167,7 +167,7 @@ class FolderSearch {
     throw Error("format.no_checkpoint", std::move(message),
                 {.path = folder_,
                  .field = "folder",
-                 .found = found.empty() ? "no checkpoint" : name_list(found),
+                 .found = name_list(found),
                  .expected = "one checkpoint in safetensors, GGUF or torch's format"});
   }
 

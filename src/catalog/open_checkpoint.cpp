@@ -265,8 +265,9 @@ class CheckpointReader {
     findings_.push_back({.severity = Severity::warning,
                          .code = "gg.split",
                          .message = fmt::format(
-                             "{}: later parts of the split checkpoint have metadata that the first "
-                             "part lacks or contradicts; loadstone uses only the first part's: {}",
+                             "{}: later parts of the split checkpoint have metadata keys that the "
+                             "first part lacks, or has with another value. loadstone ignores these "
+                             "keys of the later parts: {}",
                              printable(first.shard.path, 400), name_list(keys))});
   }
 

@@ -11,6 +11,7 @@
 #include "catalog/adapter_config.h"
 #include "catalog/dcp_parts.h"
 #include "codec/companions.h"
+#include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
@@ -112,7 +113,8 @@ std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& la
     const auto known = first.find(key);
     const bool is_same = known != first.end() && known->second.type == value.type &&
                          text_or_json(known->second) == text_or_json(value);
-    if (!is_same && !key.starts_with("split.")) lost.push_back(key);
+    const bool is_of_file = key.starts_with("split.") || key == gguf_rank_key;
+    if (!is_same && !is_of_file) lost.push_back(key);
     return true;
   });
   return lost;

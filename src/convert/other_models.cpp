@@ -18,6 +18,7 @@
 #include "convert/output_recipes.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "formats/gguf.h"
 #include "formats/metadata.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -104,7 +105,9 @@ Fields fields_of(const Metadata& metadata) {
   for (const auto& [key, value] : metadata) {
     const bool is_described = key.starts_with("general.") && key != "general.architecture";
     const bool is_of_text = key == tokens_key || key == "tokenizer.ggml.merges";
-    if (is_described || key.starts_with("split.") || is_of_text) continue;
+    if (is_described || key.starts_with("split.") || key == gguf_rank_key || is_of_text) {
+      continue;
+    }
     fields.emplace(key, json_of(value));
   }
   return fields;

@@ -13,6 +13,7 @@
 #include "formats/gguf_cursor.h"
 #include "formats/gguf_metadata.h"
 #include "formats/sniff.h"
+#include "loadstone/defaults.h"
 #include "loadstone/name_hash.h"
 
 namespace loadstone {
@@ -41,6 +42,7 @@ class GgufReader {
     read_counts();
     header_.metadata = read_gguf_metadata(cursor_, entry_count_, tensor_count_ * info_bytes_min);
     read_alignment();
+    read_rank_max();
     read_infos();
     place_data();
     check_layout();
@@ -132,6 +134,26 @@ class GgufReader {
     cursor_.culprit.clear();
   }
 
+  // ---- number of dims
+
+  void read_rank_max() {
+    const auto found = header_.metadata.find(gguf_rank_key);
+    if (found == header_.metadata.end()) return;
+    cursor_.culprit = gguf_rank_key;
+    const MetadataValue& value = found->second;
+    if (value.type != MetadataType::u32) {
+      cursor_.refuse({"gg.kv_type", "the maximum number of dims is not a number of 32 bits",
+                      gguf_rank_key, type_name(value), "u32"});
+    }
+    const auto declared = std::get<std::uint64_t>(value.value);
+    if (declared == 0 || declared > defaults::gguf_rank_most) {
+      cursor_.refuse({"gg.n_dims", "the file declares an unsupported number of dims", gguf_rank_key,
+                      std::to_string(declared), fmt::format("1 to {}", defaults::gguf_rank_most)});
+    }
+    rank_max_ = std::max(rank_max_, static_cast<std::uint32_t>(declared));
+    cursor_.culprit.clear();
+  }
+
   // ---- tensor infos
 
   void read_infos() {
@@ -184,7 +206,13 @@ class GgufReader {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();
     if (rank > rank_max_) {
-      cursor_.refuse({"gg.n_dims", "the tensor has too many dimensions", "n_dims",
+      const auto hint = rank > defaults::gguf_rank_most
+                            ? std::string()
+                            : fmt::format(
+                                  "; to accept it, pass --gguf-rank-max {0} "
+                                  "(gguf_rank_max={0} in Python)",
+                                  rank);
+      cursor_.refuse({"gg.n_dims", "the tensor has too many dimensions" + hint, "n_dims",
                       std::to_string(rank), fmt::format("at most {}", rank_max_)});
     }
     if (rank == 0)

@@ -22,6 +22,8 @@ inline constexpr std::uint64_t gguf_item_bytes_max = std::uint64_t{512} << 20;
 inline constexpr std::uint64_t gguf_key_bytes_max = 65535;
 inline constexpr std::uint64_t ggml_name_bytes_max = 63;  // ggml stores 64 bytes with the NUL
 inline constexpr std::uint32_t ggml_rank_max = 4;
+// A u32: the most dims of a tensor, in files that have more than ggml_rank_max.
+inline constexpr const char* gguf_rank_key = "loadstone.rank_max";
 inline constexpr std::uint64_t gguf_alignment_usual = 32;
 
 struct GgufType {
@@ -43,7 +45,7 @@ struct GgufType {
 
 // Reads everything before the data, and checks all rules that concern a single file. Throws Error
 // "gg.*", "io.*". The caller checks that all parts of a split are present. `rank_max`: the maximum
-// number of dims.
+// number of dims, unless the file declares a larger one under gguf_rank_key.
 [[nodiscard]] FileHeader read_gguf(ByteSource& source, std::uint32_t rank_max = ggml_rank_max);
 
 // A tensor info to be written.

@@ -5,6 +5,7 @@
 
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
+#include "base/text.h"
 #include "boxes/check_boxes.h"
 #include "boxes/decodings.h"
 #include "boxes/merges.h"
@@ -116,9 +117,16 @@ void Planner::check_recipes() {
     }
     if (recipe.constant == nullptr) continue;
     constant_bytes += recipe.constant->size();
-    if (constant_bytes <= constant_bytes_max && recipe.boxes.empty()) continue;
-    throw Error("plan.recipe", "a constant must not have boxes, and must be small",
-                {.tensor = recipe.target, .field = "recipes"});
+    if (!recipe.boxes.empty()) {
+      throw Error("plan.recipe", "a recipe cannot have both a constant and boxes",
+                  {.tensor = recipe.target, .field = "recipes"});
+    }
+    if (constant_bytes <= constant_bytes_max) continue;
+    throw Error("plan.recipe", "the constants together are too large",
+                {.tensor = recipe.target,
+                 .field = "recipes",
+                 .found = human_bytes(constant_bytes),
+                 .expected = "at most " + human_bytes(constant_bytes_max)});
   }
   PreparedDecoder form;
   for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {

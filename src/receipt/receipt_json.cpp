@@ -223,8 +223,9 @@ void visit_fields(Visitor& visitor, Like<Receipt> auto& receipt) {
           printable(digest), either(names_of<DigestKind>()));
   number = receipt_block_bytes;
   visitor.member("block_bytes", number);
-  require(number == receipt_block_bytes, "block_bytes", "this size of blocks is not supported",
-          std::string(), std::to_string(receipt_block_bytes));
+  require(number == receipt_block_bytes, "block_bytes",
+          "the size of a hashed block is not supported", std::to_string(number),
+          std::to_string(receipt_block_bytes));
   if constexpr (Visitor::is_reading) receipt.kind = digest_kind(digest);
   const Limits limits = {receipt.kind == DigestKind::sha256_tree ? 64u : 32u, UINT64_MAX};
   visitor.member("program", receipt.program);

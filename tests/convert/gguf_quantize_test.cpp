@@ -290,7 +290,7 @@ std::vector<std::string> types_of_image(const char* architecture, const char* fo
   options.beyond_ggml = true;
   convert(make_conversion(open_checkpoint(source), options), folder / "out.gguf");
   std::vector<std::string> types;
-  const auto after = open_checkpoint(folder / "out.gguf", {.gguf_rank_max = 5});
+  const auto after = open_checkpoint(folder / "out.gguf");
   for (const TensorInfo& tensor : after->tensors()) {
     types.push_back(tensor.name + " " + std::string(tensor.encoding.name()));
   }

@@ -1,4 +1,6 @@
 // Tests GGUF files as output of conversions. Other files test the encodings.
+#include "formats/gguf.h"
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -198,9 +200,15 @@ TEST(ConvertGguf, FiveDimsAndLongNamesOnRequest) {
   ConvertOptions options = gguf_options();
   options.beyond_ggml = true;
   converted(source, folder / "out.gguf", options);
-  const auto after = open_checkpoint(folder / "out.gguf", {.gguf_rank_max = 5});
+  const auto after = open_checkpoint(folder / "out.gguf");
   EXPECT_TRUE(compare(*open_checkpoint(source), *after).ok());
-  EXPECT_THAT(code_of([&] { (void)open_checkpoint(folder / "out.gguf"); }), "gg.n_dims");
+  EXPECT_EQ(std::get<std::uint64_t>(after->metadata().at(gguf_rank_key).value), 5u);
+  options.format = FileFormat::safetensors;
+  converted(folder / "out.gguf", folder / "b.safetensors", options);
+  EXPECT_FALSE(open_checkpoint(folder / "b.safetensors")->metadata().contains(gguf_rank_key));
+  options.format = FileFormat::gguf;
+  options.metadata.emplace(gguf_rank_key, text_value("5"));
+  EXPECT_EQ(code_of([&] { converted(source, folder / "c.gguf", options); }), "plan.options");
 }
 
 TEST(ConvertGguf, AnArchitectureIsNeeded) {

@@ -387,6 +387,32 @@ TEST(Gguf, UnusualFilesAreToldAndRead) {
   }
 }
 
+// Only a valid key raises the limit, and it never lowers the caller's.
+TEST(Gguf, AFileDeclaresItsNumberOfDims) {
+  const auto file = [](std::uint32_t type, auto value, std::size_t rank) {
+    Writer writer = begun().entry_number(gguf_rank_key, type, value);
+    writer.tensor("video", std::vector<std::uint64_t>(rank, 1), type_f32, "1234");
+    return writer.bytes();
+  };
+  const auto code = [](const std::string& bytes) { return code_of([&] { (void)read(bytes); }); };
+  EXPECT_EQ(read(file(Writer::u32, 5u, 5)).tensors.at(0).shape.rank(), 5u);
+  EXPECT_EQ(read(file(Writer::u32, 8u, 8)).tensors.at(0).shape.rank(), 8u);
+  EXPECT_EQ(read(file(Writer::u32, 1u, 4)).tensors.at(0).shape.rank(), 4u);
+  EXPECT_EQ(code(file(Writer::u32, 5u, 6)), "gg.n_dims");
+  for (const std::uint32_t value : {0u, 9u, 1u << 31, UINT32_MAX}) {
+    EXPECT_EQ(code(file(Writer::u32, value, 4)), "gg.n_dims") << value;
+  }
+  EXPECT_EQ(code(file(Writer::i32, std::int32_t{5}, 4)), "gg.kv_type");
+  EXPECT_EQ(code(file(Writer::u64, std::uint64_t{5}, 4)), "gg.kv_type");
+  EXPECT_EQ(code(begun().entry_text(gguf_rank_key, "5").bytes()), "gg.kv_type");
+  const auto error = error_of([&] {
+    (void)read(begun().tensor("video", {1, 1, 1, 1, 1}, type_f32, "1234"));
+  });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "gg.n_dims");
+  EXPECT_THAT(error->what(), HasSubstr("--gguf-rank-max 5"));
+}
+
 TEST(Gguf, TheTailNeedsNoPadding) {
   Writer writer = begun();
   writer.tensor("a", {3}, type_f32, "123456789012");

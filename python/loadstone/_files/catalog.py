@@ -145,7 +145,8 @@ def inspect(
         allow_links: follow links that leave the folder (loadstone always follows links into the
             ``blobs`` folder of a hub cache).
         gguf_rank_max: maximal rank of a GGUF tensor. ggml allows 4; files of video models have
-            tensors of rank 5, which loadstone rejects by default.
+            tensors of rank 5, which loadstone rejects by default, unless ``loadstone convert``
+            wrote the file.
 
     Returns:
         The tensors and the metadata of all files.

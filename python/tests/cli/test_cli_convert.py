@@ -189,8 +189,41 @@ def test_five_dims(run, tmp_path):
     """`convert` accepts the five dims of video models; `inspect` needs an option for them."""
     file = HOSTILE / "gguf/gg_dims_five.gguf"
     run("convert", file, tmp_path / "out.safetensors", status=0)
-    run("inspect", file, status=3)
     run("inspect", file, "--gguf-rank-max", "5", status=0)
+    assert "--gguf-rank-max 5" in run("inspect", file, status=3).stderr
+
+
+def test_five_dims_that_we_wrote(run, tmp_path):
+    """The file declares its number of dims, so every command opens it without an option."""
+    source, file = HOSTILE / "gguf/gg_dims_five.gguf", tmp_path / "out.gguf"
+    run("convert", source, file, "--beyond-ggml", status=0)
+    for command in ("inspect", "plan", "load", "verify"):
+        run(command, file, status=0)
+        json.loads(run(command, file, "--json", status=0).stdout)
+    run("verify", file, file, status=0)
+    back = tmp_path / "back.safetensors"
+    run("convert", file, back, status=0)
+    metadata = json.loads(run("inspect", back, "--json", status=0).stdout)["metadata"]
+    assert "loadstone.rank_max" not in metadata
+
+
+def test_nine_dims_are_too_many(run, tmp_path):
+    """loadstone writes no file that it cannot read, even if ggml's limit is lifted."""
+    for rank, status in ((8, 0), (9, 3)):
+        header = {"x": {"dtype": "F32", "shape": [1] * rank, "data_offsets": [0, 4]}}
+        raw = json.dumps(header).encode()
+        raw += b" " * (-len(raw) % 8)
+        source, file = tmp_path / f"{rank}.safetensors", tmp_path / f"{rank}.gguf"
+        source.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(4))
+        metadata = tmp_path / "metadata.json"
+        metadata.write_text(
+            json.dumps({"general.architecture": {"type": "string", "value": "wan"}})
+        )
+        options = ["--beyond-ggml", "--metadata", metadata]
+        done = run("convert", source, file, *options, status=status)
+        assert file.exists() == (status == 0)
+    assert_said_on_stderr(done, "convert.dims")
+    assert "at most 8" in done.stderr
 
 
 def test_strict(run, tmp_path):

@@ -106,13 +106,13 @@ def test_blocks_that_stay_are_folded_where_rows_cut_them(
     assert {key for key in reader.fields if key.startswith(PREFIX)} == {
         PREFIX + name for name in folded
     }
-    with loadstone.open(target, gguf_rank_max=5) as opened:
+    with loadstone.open(target) as opened:
         expect({name: opened[name][...] for name in SHAPES}, expected)
     if size is not None:
         loadstone.convert(source, tmp_path / "part.gguf", beyond_ggml=True, shard_size=size)
         parts = sorted(tmp_path.glob("part-*.gguf"))
         assert len(parts) > 1
-        with loadstone.open(parts[0], gguf_rank_max=5) as opened:
+        with loadstone.open(parts[0]) as opened:
             expect({name: opened[name][...] for name in SHAPES}, expected)
 
 

@@ -32,9 +32,9 @@ void report_left_out(std::vector<std::string> keys, std::string_view reason,
                      std::vector<Finding>& findings) {
   if (keys.empty()) return;
   std::ranges::stable_partition(keys, is_of_model);
-  std::string message = fmt::format("{} of metadata {} and {} omitted from the output: {}",
-                                    counted(keys.size(), "value"), reason,
-                                    keys.size() == 1 ? "is" : "are", name_list(keys));
+  std::string message =
+      fmt::format("the output omits {}, because {}: {}", counted(keys.size(), "metadata value"),
+                  reason, name_list(keys));
   const Severity severity = is_of_model(keys.front()) ? Severity::warning : Severity::info;
   findings.push_back({.severity = severity,
                       .code = "convert.metadata",

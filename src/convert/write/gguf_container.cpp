@@ -22,6 +22,7 @@
 #include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
+#include "loadstone/defaults.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -51,9 +52,21 @@ bool has_llama_cpp_names(const Catalog& catalog) {
 // Returns true for keys that describe one part of a split file.
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
 
+// Returns true for keys that describe the file as it is written.
+bool is_set_here(std::string_view key) noexcept { return is_of_part(key) || key == gguf_rank_key; }
+
+// Returns the most dims of a tensor in the output.
+std::uint64_t rank_of(const Conversion& conversion) {
+  std::size_t rank = 0;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) rank = std::max(rank, tensor.shape.rank());
+  }
+  return rank;
+}
+
 // Returns true for keys that describe the source but not the output.
 bool is_of_source(std::string_view key) noexcept {
-  return is_of_part(key) || key == "format" || key == types_key ||
+  return is_set_here(key) || key == "format" || key == types_key ||
          key.starts_with(gguf_shape_prefix);
 }
 
@@ -216,10 +229,9 @@ class GgufContainer final : public Container {
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
     const Metadata& given = options.metadata;
-    const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
+    const auto of_file = std::ranges::find_if(given, is_set_here, &Metadata::value_type::first);
     if (of_file != given.end()) {
-      throw Error("plan.options",
-                  "this key numbers the parts of a split file, so only loadstone can set it",
+      throw Error("plan.options", "loadstone sets this key itself; remove it from the metadata",
                   {.tensor = of_file->first, .field = "metadata"});
     }
     check_key_types(given);
@@ -233,7 +245,7 @@ class GgufContainer final : public Container {
       }
       metadata.emplace(key, item);
     }
-    report_left_out(left_out, "have keys that GGUF does not allow", findings);
+    report_left_out(left_out, "GGUF does not allow such keys", findings);
     add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
     if (names_are_given(options) || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
@@ -259,7 +271,18 @@ class GgufContainer final : public Container {
                   : "if it is quantized, decode it (--dequantize); if not, drop it with a rule",
           .found = std::string(tensor.encoding.name())};
     }
-    if (tensor.shape.rank() <= ggml_rank_max || options.beyond_ggml) return std::nullopt;
+    const std::size_t rank_max = options.beyond_ggml ? defaults::gguf_rank_most : ggml_rank_max;
+    if (tensor.shape.rank() <= rank_max) return std::nullopt;
+    if (options.beyond_ggml) {
+      return Finding{.severity = Severity::error,
+                     .code = "convert.dims",
+                     .target = tensor.name,
+                     .message = fmt::format("'{}' has {} dims, and loadstone reads at most {}",
+                                            printable(tensor.name), tensor.shape.rank(), rank_max),
+                     .suggestion = "reshape it with a rule",
+                     .found = tensor.shape.text(),
+                     .expected = fmt::format("at most {} dims", rank_max)};
+    }
     return Finding{
         .severity = Severity::error,
         .code = "convert.dims",
@@ -307,10 +330,17 @@ class GgufContainer final : public Container {
       tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
     }
     const std::uint64_t alignment = alignment_of(conversion.metadata);
-    if (count == 1) return gguf_header(conversion.metadata, tensors, alignment);
     Metadata metadata;
+    // Each part has the same limit, because each part is opened before the parts are joined.
+    if (const std::uint64_t rank = rank_of(conversion); rank > ggml_rank_max) {
+      metadata.emplace(gguf_rank_key, MetadataValue{.value = rank, .type = MetadataType::u32});
+    }
+    if (count == 1) {
+      metadata.insert(conversion.metadata.begin(), conversion.metadata.end());
+      return gguf_header(metadata, tensors, alignment);
+    }
     if (file == 0) {
-      metadata = conversion.metadata;
+      metadata.insert(conversion.metadata.begin(), conversion.metadata.end());
     } else if (const auto own = conversion.metadata.find(alignment_key);
                own != conversion.metadata.end()) {
       metadata.insert(*own);
@@ -334,7 +364,7 @@ class GgufContainer final : public Container {
     const std::string* const text = find_text(catalog.metadata(), types_key);
     const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
     for (const std::string& key : failed) metadata.erase(key);
-    report_left_out(failed, "do not fit in their types", findings);
+    report_left_out(failed, "the values do not fit in their GGUF types", findings);
   }
 
   // Sets the architecture of image and video models by their tensors, if the metadata does not

@@ -9,6 +9,7 @@
 #include "catalog/expert_series.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/write/container.h"
+#include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "formats/safetensors.h"
@@ -44,8 +45,10 @@ class SafetensorsContainer final : public Container {
       return true;
     };
     for (const auto& [key, item] : catalog.metadata()) {
-      // Skip original shapes, because tensors have them again, and keys about the source's parts.
-      if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.")) continue;
+      // Skip original shapes, because tensors have them again, and keys about the source's files.
+      if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.") || key == gguf_rank_key) {
+        continue;
+      }
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }
     const std::string types = types_text(catalog.metadata(), metadata);
@@ -57,7 +60,7 @@ class SafetensorsContainer final : public Container {
                   {.tensor = printable(key), .field = "metadata", .found = type_name(item)});
     }
     metadata.try_emplace("format", MetadataValue{.value = "pt"});
-    report_left_out(left_out, "are not short texts", findings);
+    report_left_out(left_out, "safetensors metadata can contain only short texts", findings);
     return metadata;
   }
 

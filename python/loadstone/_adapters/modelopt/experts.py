@@ -28,8 +28,8 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
             is_number = index.dim() == 0 and index.dtype is not torch.bool
         if not is_number:
             raise TypeError(
-                "packed experts must be indexed one at a time: ModelOpt's quantizers have no "
-                "effect with another experts_implementation than 'eager'"
+                "packed experts must be indexed one at a time. Set experts_implementation='eager': "
+                "ModelOpt's quantizers have no effect with any other implementation"
             )
         metadata: dict[str, Any] = self.metadata
         return QTensorWrapper(
