@@ -26,8 +26,8 @@ struct Extent {
 [[nodiscard]] double seconds_to_copy(std::uint64_t bytes, unsigned threads);
 
 enum class ReadInto { memory_at_hand, new_memory };
-// Reads with pread(), 4 MiB at a time, each byte to a separate place in memory. The caller
-// determines whether the page cache contains the bytes.
+// Reads with pread(), 4 MiB at a time, and never reuses a destination buffer. The caller determines
+// whether the page cache contains the bytes.
 [[nodiscard]] double seconds_to_read(const std::vector<Extent>& extents, unsigned threads,
                                      ReadInto into);
 // Reads the same bytes without the page cache (O_DIRECT), into one buffer per thread. Returns

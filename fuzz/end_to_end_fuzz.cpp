@@ -25,7 +25,7 @@ namespace loadstone::fuzz {
 
 namespace {
 
-// Limit of memory and disk for a run; larger plans are not executed.
+// Limit on the memory and disk space of a run. Larger plans are not executed.
 constexpr std::uint64_t bytes_max = 8 << 20;
 
 // Returns the target folder of conversions and offloads, which is emptied for each input.

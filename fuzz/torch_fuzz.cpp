@@ -1,4 +1,5 @@
-// Reads any bytes as a torch file: expects an Error, or a catalog within the bytes.
+// Reads arbitrary bytes as a torch file: expects an Error, or a catalog whose tensors are inside
+// the bytes.
 #include "fuzz/catalog_fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

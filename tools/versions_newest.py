@@ -58,7 +58,7 @@ def install(target: Path, requirement: str) -> None:
 
 
 def is_met(requirement: Requirement) -> bool:
-    """Return whether a requirement is installed or not needed on this machine; torch always is."""
+    """Return true for torch, and for a requirement that is installed or not needed here."""
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return True
     try:

@@ -97,7 +97,7 @@ def doors(
     use: Any = None,
     table: str = "",
 ) -> dict[str, str]:
-    """Try both entry points; `table` names the library with the table of sites, if it differs."""
+    """Try both entry points. `table` is the library whose sites apply, if it is not `library`."""
 
     def patched() -> Any:
         with loadstone.patch(library):

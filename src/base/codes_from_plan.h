@@ -67,7 +67,7 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
      "Make the plan again."},
     {"plan.no_initialiser",
      "A missing tensor cannot be initialised: its module has no function that initialises it.",
-     "Set missing to zeros, or add the tensor to the checkpoint."},
+     "Pass missing=\"zeros\" (--missing zeros), or add the tensor to the checkpoint."},
     {"plan.no_value",
      "A target has no value to keep, and its constructor's value cannot be computed again.",
      "Build the model under loadstone.skeleton()."},

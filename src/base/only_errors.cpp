@@ -44,7 +44,7 @@ void throw_as_error() {
   } catch (const std::length_error&) {  // a size larger than any container
     std::rethrow_exception(out_of_memory());
   } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(code_of(error.code()), "the system rejects a path",
+    throw Error(code_of(error.code()), "the system rejected the path",
                 {.path = error.path1().string(), .system_error = error.code().value()});
   } catch (const std::system_error& error) {
     throw Error("internal", error.what(), {.system_error = error.code().value()});

@@ -15,9 +15,9 @@
 namespace loadstone {
 
 // Follows PEFT's rule: the first key for which Python's `re.match(rf"(.*\.)?({key})$", module)`
-// matches, otherwise the key that equals the module's name. Looks up keys that are names, in which
-// "." may match any character, and tries all other keys in order. Not thread-safe, because it
-// counts comparisons.
+// matches, otherwise the key that equals the module's name. Finds keys that are plain names by a
+// lookup (their "." still matches any character), and tries all other keys in order. Not thread-
+// safe, because it counts comparisons.
 class ModulePatterns {
  public:
   static constexpr std::size_t keys_max = 100'000;

@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t digits_max = 18;
 constexpr std::uint64_t wish_max = std::uint64_t{1} << 31;  // times partners fits 64 bits
 
-// Checks a complete series whose members are in order, as in nearly every file, without allocating
-// memory. A result of false is inconclusive.
+// Fast path without allocations: returns true if the series is complete and its members are in
+// order, as in nearly every file. False is inconclusive.
 bool is_plainly_whole(std::span<const SeriesMember> members, std::uint32_t partners,
                       const SeriesWish& wish, SeriesCheck& check) {
   if (partners == 0 || members.size() % partners != 0) return false;

@@ -1,5 +1,5 @@
-// Decodes the components of a quantized tensor to values with the same bits as the library that
-// wrote them. docs/plan-json.md specifies each kernel's tensors and order of rounding.
+// Decodes the components of a quantized tensor. The values are bit-equal to those of the library
+// that wrote the tensor. docs/plan-json.md specifies each kernel's tensors and order of rounding.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@ static void decode_floats(Encoding encoding, std::span<const std::byte> bytes,
                           std::span<float> floats) {
   const auto expected = encoding.byte_count(floats.size());
   if (expected != bytes.size()) {
-    throw Error("usage", "the number of bytes does not fit the number of values",
+    throw Error("usage", "the number of bytes does not match the number of values",
                 {.found = fmt::format("{} bytes", bytes.size()),
                  .expected = fmt::format("{} values of {}", floats.size(), encoding.name())});
   }

@@ -19,7 +19,7 @@ namespace loadstone {
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;
-  // Upper bound of the size of a state or a table of codes.
+  // Upper limit of the bytes of a quantization state or a code table.
   static constexpr std::uint64_t small_bytes_max = 4096;
 
   TensorTable() = default;

@@ -59,8 +59,8 @@ void check_repack(const ConvertOptions& options) {
   refuse_first({
       {options.dequantize || options.merge, "style",
        "a style was passed, but no tensor of the output is quantized", style},
-      {options.format != FileFormat::safetensors, "style", "a GGUF file has a fixed style: omit it",
-       style},
+      {options.format != FileFormat::safetensors, "style",
+       "GGUF files have a fixed style: omit this option", style},
       {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
        "one conversion can change either the style of codes or their names and layouts: convert "
        "twice",
@@ -306,9 +306,10 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
   }
   if (!options.quantize.formats.empty() && names_are_given(options) &&
       !catalog.quantized().empty()) {
-    refuse_option("quantize",
-                  "the checkpoint is quantized, and rules need the names of its stored tensors: "
-                  "convert twice");
+    refuse_option(
+        "quantize",
+        "the checkpoint is already quantized. One conversion cannot both rename its stored "
+        "tensors by rules and quantize: convert twice");
   }
 }
 

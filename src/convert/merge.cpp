@@ -111,8 +111,7 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   std::vector<float> chosen;
   std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
   if (chosen.size() > choices_max) {
-    refuse_option("normalise",
-                  "there are too many weights to divide by their sum, because some are negative",
+    refuse_option("normalise", "too many weights to normalise, because some are negative",
                   std::to_string(chosen.size()), fmt::format("at most {}", choices_max));
   }
   for (std::uint32_t bits = 1; bits < 1u << chosen.size(); ++bits) {

@@ -187,7 +187,8 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // Returns true if readers find markers, tables and scales of activations next to the codes.
+  // Returns true if the markers, tables and activation scales are next to the moved codes, where
+  // readers expect them.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {

@@ -417,7 +417,7 @@ bool are_alike(const ExtraFile& ours, const ExtraFile& theirs, WritableStorage& 
   return ours.name.ends_with(".json") && fields_of(ours, storage) == fields_of(theirs, storage);
 }
 
-// Warns of modules that differ from the first model's modules, which the output has.
+// Warns about modules that differ from the first model's. The output has the first model's modules.
 void tell_modules(const DescribedModel& first, const DescribedModel& other,
                   std::vector<Finding>& findings) {
   const ExtraFile* const list = other.file(modules_name);

@@ -180,7 +180,7 @@ class OutputPlanner {
         }
       }
     }
-    warn_of_rules("these patterns of rules match no tensor of the checkpoint: ", idle, {});
+    warn_of_rules("these rules match no tensor of the checkpoint: ", idle, {});
     if (passed.empty()) return;
     const auto& [weight, stored] = passed_.begin()->second;
     warn_of_rules(

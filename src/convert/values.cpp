@@ -189,11 +189,10 @@ class ValueDecoder {
       const std::uint32_t data = quantized.data;
       const std::string& source =
           data == QuantizedTensor::none ? quantized.name : catalog_.tensors()[data].name;
-      fail(
-          *block, "plan.encoding",
-          fmt::format("the experts are stored as codes, '{}', whose layout loadstone cannot change",
-                      printable(source)),
-          {source});
+      fail(*block, "plan.encoding",
+           fmt::format("loadstone cannot change the layout of the quantized experts in '{}'",
+                       printable(source)),
+           {source});
       findings_.back().suggestion = "decode them with --dequantize";
     }
   }

@@ -24,7 +24,8 @@ constexpr std::uint64_t straight_window_bytes = 2 << 20;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Values that are encoded together should stay in the L1 and L2 caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
-// Upper bound for a copy of a box with its dimensions, and for a window's walk over the box.
+// Upper limit of the memory for one copy of a box, with its dimensions and the state of an
+// iteration over it.
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 

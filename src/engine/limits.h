@@ -48,7 +48,8 @@ struct WindowLimits {
 [[nodiscard]] constexpr std::uint64_t aligned_part(std::uint64_t bytes) noexcept {
   return round_up(bytes, 64);
 }
-// Returns how many elements fit into `bytes`: whole steps, at least one, and at most all elements.
+// Returns how many elements fit into `bytes`, in whole steps of the layout: at least one step, and
+// at most all elements.
 [[nodiscard]] std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noexcept;
 
 // Maximum bytes of small values per copy call to a device. Above this size, the copy takes longer

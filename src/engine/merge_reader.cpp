@@ -41,8 +41,7 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
 void MergeReader::open(const Value& value) {
   const std::uint64_t elements = value.elements();
   const Merge& merge = *value.merge;
-  // The plan was already checked. This last check before memory is written protects against
-  // unchecked plans.
+  // Callers check plans. This check protects memory if a caller did not.
   if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
     throw_problem("plan.box", *found, {.tensor = std::string(value.name)});
   }

@@ -31,7 +31,7 @@ struct Run {
   // By value: host memory of values that are read in the order of the files. Null if the value is
   // not in this run.
   std::span<std::byte* const> whole{};
-  std::span<const PreparedDecoder> forms{};  // by decoding; for values in `whole`
+  std::span<const PreparedDecoder> forms{};  // index: decoding; for values in `whole`
   // Values that are made window by window, and their destinations.
   const GroupList& groups;
   ValueSink& sink;

@@ -322,7 +322,7 @@ class SafetensorsReader {
     if (!bytes)
       bad("st.overflow", "the tensor's size does not fit in 64 bits", bytes_text(declared));
     bad("st.size_mismatch",
-        fmt::format("the shape needs {}, but data_offsets contain {}", bytes_text(*bytes),
+        fmt::format("the shape needs {}, but data_offsets span {}", bytes_text(*bytes),
                     bytes_text(declared)),
         bytes_text(declared));
   }

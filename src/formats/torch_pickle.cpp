@@ -10,7 +10,7 @@ namespace loadstone {
 void CopyBudget::take(const std::string& path, std::uint64_t bytes, std::uint64_t pickle_bytes) {
   spent_ += bytes;  // each call adds at most 2^32, so the error comes before an overflow
   if (spent_ <= bytes_per_pickle_byte * pickle_bytes + bytes_least) return;
-  refuse(path, {"pt.budget", "the pickle repeats the same texts and lists too often", "data.pkl",
+  refuse(path, {"pt.budget", "the pickle repeats strings and lists too often", "data.pkl",
                 fmt::format("more than {} copied bytes for each of its {}", bytes_per_pickle_byte,
                             bytes_text(pickle_bytes)),
                 "names, shapes and pairs that are stored where they are used"});

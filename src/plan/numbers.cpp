@@ -138,7 +138,7 @@ bool Planner::decode_boxes(std::size_t root) {
     if (!problem) continue;
     Finding finding = {.code = "plan.encoding", .sources = {source.name}};
     finding.message =
-        fmt::format("'{}' of encoding {} cannot be decoded for '{}'", printable(source.name),
+        fmt::format("'{}' (encoding {}) cannot be decoded into '{}'", printable(source.name),
                     source.encoding.name(), printable(planned.name));
     return fail(root, with_problem(std::move(finding), *problem));
   }

@@ -72,7 +72,7 @@ class ShardFinder {
  private:
   void check_names() const {
     if (saved_.shards.empty()) {
-      throw Error("plan.json", "the plan has no shard", {.field = "shards"});
+      throw Error("plan.json", "the plan has no shards", {.field = "shards"});
     }
     for (std::size_t i = 0; i < saved_.shards.size(); ++i) {
       const std::string& path = saved_.shards[i].path;

@@ -11,7 +11,8 @@ namespace loadstone {
 inline constexpr std::string_view receipt_file_name = "receipt.json";
 inline constexpr std::string_view receipt_suffix = ".receipt.json";
 
-// A larger receipt is rejected before it is read. A receipt of a million tensors has about 700 MB.
+// A larger receipt is rejected before it is read. A receipt for a million tensors takes about 700
+// MB.
 inline constexpr std::uint64_t receipt_json_bytes_max = std::uint64_t{1} << 30;
 
 // Returns true for a relative path that stays in its folder. loadstone opens the paths of a

@@ -8,9 +8,9 @@
 
 namespace loadstone {
 
-// For each target the index of its root, itself if it is not a tie. A tie of a tie has the root of
-// that one. Names are unique. Throws Error "skeleton.json" for a tie of an unknown target, and for
-// ties that lead back to themselves.
+// Returns the index of each target's root. A target that is not tied is its own root. Chains of
+// ties are followed to the end. Names are unique. Throws Error "skeleton.json" for a tie to an
+// unknown target, and for cycles.
 [[nodiscard]] std::vector<std::size_t> tie_roots(const std::vector<Target>& targets);
 
 }  // namespace loadstone

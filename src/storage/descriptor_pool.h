@@ -51,7 +51,7 @@ class DescriptorPool {
   DescriptorPool(const DescriptorPool&) = delete;
   DescriptorPool& operator=(const DescriptorPool&) = delete;
 
-  // Calls open(2) for reading, and closes idle descriptors if the process has none left. Returns -1
+  // Calls open(2) for reading. If the process has too many open files, closes idle ones. Returns -1
   // and sets errno on failure.
   [[nodiscard]] int open_file(const char* path, int flags = 0) noexcept;
 

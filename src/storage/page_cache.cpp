@@ -31,10 +31,11 @@ struct CachePages {
   std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
 };
 
-// Returns true if the byte is cached or being read; nullopt if unknown. cachestat() exists since
-// Linux 6.5 and works for files that the user may write. preadv2() works for all files, but starts
-// to read the page, which a fast device may deliver before the call returns. mincore() is not used,
-// because it reports pages as cached if the file belongs to another user and is not writable.
+// Returns true if the byte is cached or being read; nullopt if unknown. Linux 6.5 and later have
+// cachestat(). It works for files that the user may write. preadv2() works for all files, but
+// starts to read the page, which a fast device may deliver before the call returns. mincore() is
+// not used, because it reports pages as cached if the file belongs to another user and is not
+// writable.
 std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
   const CacheRange range = {offset, 1};
   CachePages pages = {};

@@ -47,7 +47,8 @@ bool mentions_quantization(std::string_view config) {
   });
 }
 
-// Returns true for files in which older tools and other programs declare quantization.
+// Returns true if the folder has a file in which older tools or other programs declare
+// quantization.
 bool has_other_config(const FileOpener& opener, const std::string& folder) {
   const auto has_file = [&](std::string_view name) {
     return !config_text(opener, folder, name).empty();
@@ -55,8 +56,8 @@ bool has_other_config(const FileOpener& opener, const std::string& folder) {
   return has_file("params.json") || std::ranges::any_of(own_configs, has_file, &OwnConfig::name);
 }
 
-// Returns true if config.json may not match the catalog: a single shard lacks some tensors, and a
-// GGUF file does not depend on a config.
+// Returns true if config.json need not describe the catalog: for a single shard, which lacks some
+// tensors, and for a GGUF file, which has no config.
 bool is_described_elsewhere(const Catalog& catalog) {
   const std::string_view path = catalog.shards().front().path;
   const std::string_view name = path.substr(path.find_last_of('/') + 1);

@@ -46,7 +46,7 @@ class ElementReader {
   std::atomic<bool>& stop_;
   const TensorInfo* tensor_ = nullptr;
   std::uint64_t size_;
-  std::uint64_t element_bytes_ = 0;  // 0: in file order
+  std::uint64_t element_bytes_ = 0;  // chooses the order of bytes; 0: as in the file
   TensorRecipe value_;
   std::unique_ptr<ValueReader> reader_;
 };

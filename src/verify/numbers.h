@@ -42,7 +42,8 @@ class Numbers {
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Returns the tolerance of each value in [begin, end). Reads only scales.
   std::vector<double> tolerance(std::uint64_t begin, std::uint64_t end);
-  // Returns the largest tolerance that is possible if the scales fit values of these magnitudes.
+  // Returns an upper limit of the tolerance, if the scales were chosen for values of these
+  // magnitudes.
   [[nodiscard]] double tolerance_max(double of_group, double of_tensor) const noexcept;
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }

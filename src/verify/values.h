@@ -22,7 +22,7 @@ struct ValueCounts {
   ValueCounts& operator-=(const ValueCounts& other) noexcept;
 };
 
-// The least bytes that can be looked at by themselves: an element or a block.
+// Bytes of the smallest part that can be examined alone: an element or a block.
 [[nodiscard]] std::size_t unit_bytes(Encoding encoding) noexcept;
 
 // `bytes` must be whole units.

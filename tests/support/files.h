@@ -37,7 +37,7 @@ struct FileTensor {
 [[nodiscard]] std::string safetensors_bytes(
     const std::vector<FileTensor>& tensors,
     const std::map<std::string, std::string>& metadata = {});
-// Returns a file with any header, preceded by the header's true length.
+// Returns a safetensors file with this header, valid or not, and the correct length field.
 [[nodiscard]] std::string safetensors_raw(std::string_view header, std::string_view data = {});
 // Returns an entry of a header: "name":{"dtype":...}
 [[nodiscard]] std::string safetensors_entry(std::string_view name, std::string_view dtype,

@@ -65,7 +65,7 @@ def has_name(dtype: torch.dtype) -> bool:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the safetensors name of a torch dtype; ``plan.dtype`` if it has none."""
+    """Return the safetensors name of a torch dtype; raise ``plan.dtype`` if it has none."""
     try:
         return _by_dtype()[dtype]
     except KeyError:

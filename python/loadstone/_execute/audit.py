@@ -295,7 +295,7 @@ def _warn_of_holders(result: Audit) -> None:
         "tensors of the model are",
     )
     warn(
-        f"{count} also used by objects that lack the loaded value: {named}. {_AFTER_THE_LOAD}",
+        f"{count} also used by objects that still have the old value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )

@@ -47,7 +47,7 @@ def held_bytes(
 
 
 def reused_bytes(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> int:
-    """Return the bytes of host memory that a load writes to if it is in place."""
+    """Return how many bytes of host memory a load in place writes to."""
     by_name = {slot.name: slot for slot in slots}
     written = [target for target in targets if target.device == "cpu" and is_written(target)]
     pairs = [(by_name[target.name], target) for target in written if target.name in by_name]

@@ -1,4 +1,4 @@
-"""Tests that an adapter's load whose installation fails leaves the model unchanged."""
+"""Tests that a failed load through an adapter leaves the model unchanged."""
 
 from __future__ import annotations
 

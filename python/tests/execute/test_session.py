@@ -1,4 +1,4 @@
-"""A library adapter's load session: tensors appear only when complete, and it ends once."""
+"""A library adapter's load session: a tensor appears only when it is complete."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_every_door(door: str, stored: str, tmp_path: Path) -> None:
     assert same(found, wanted)
     if door in PLAIN:
         assert bool(found.warned) == bool(wanted.warned)
-    # Control: the comparison would detect the outcome of each other file.
+    # Control: the outcomes of all other files differ.
     for other in STORED.keys() - {stored}:
         changed = {EMBEDDING: llama(seed=4).state_dict()[EMBEDDING], HEAD: torch.zeros(40, 16)}
         assert not same(found, expected(other, changed, door in LIBRARY)) or stored == other

@@ -37,7 +37,7 @@ def follows(model, value, saved):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
 def test_each_load_computes_what_follows_from_parameters(dtype, in_place, tmp_path):
-    """Later loads recompute them too, but no load changes a value from the checkpoint."""
+    """Each load computes derived tensors, but no load changes a value from the checkpoint."""
     model = build(Follows)
     for value in (1.0, 5.0, 8.0):
         state = {"w": torch.full((3,), value), "saved": torch.full((3,), 64.0)}

@@ -33,7 +33,7 @@ RANKS = 4
 
 
 class Net(nn.Module):
-    """A model with numbers of rows that four does not divide, two dtypes, and a tied weight."""
+    """A model with row counts that are not multiples of 4, two dtypes, and a tied weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ BLOCK_CASES = [
         {"attention_head_dim": 64, "joint_attention_dim": 256, "axes_dims_rope": [16, 24, 24]},
     ),
 ]  # fmt: skip
-# Further classes of ``CASES``, which only the sweep tests.
+# Cases in addition to ``CASES``. Only the sweep runs them.
 MORE_BLOCK_CASES = [
     *(_wider(name, _WIDE_IMAGE) for name in ("wan_i2v", "wan_animate", "chrono_edit")),
     *(_wider(name, _WIDE_WAN) for name in ("wan_ti2v", "wan_vace", "skyreels_v2")),

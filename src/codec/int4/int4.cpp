@@ -73,7 +73,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// The shapes of the decoded tensor in both layouts; nullopt if weight and scales do not fit it.
+// Shape of the decoded tensor in each layout; nullopt if weight and scales do not fit that layout.
 struct Int4Shapes {
   std::optional<Shape> blocks;     // data, scales: [..., rows, columns / 2], [..., blocks, 1]
   std::optional<Shape> row_pairs;  // [..., rows / 2, columns], [..., rows, columns / 128]

@@ -371,9 +371,9 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
     if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
       refuse_option(
           "mode",
-          fmt::format("{} is {} own encoding, for which a mode with ModelOpt's exact bytes is not "
-                      "available",
-                      quantization.encoding, encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
+          fmt::format("{} is an encoding of {}, not of ModelOpt, so loadstone cannot write "
+                      "ModelOpt's exact bytes",
+                      quantization.encoding, encoding->is_gguf() ? "GGUF" : "bitsandbytes"),
           printable(name(mode)), "exact");
     }
     quantization.dialect = encoding->exported_dialect;

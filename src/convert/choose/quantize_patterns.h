@@ -1,7 +1,7 @@
-// Makes regular expressions for modules in configs that match the names a library gives the
-// modules. transformers renames `visual.blocks.0` to `model.visual.blocks.0` and `vit` to
-// `vision_tower`, so the names in the file would not match. The expressions are valid in Python's
-// re and in RE2, and match from the first character.
+// Makes the regular expressions by which a config selects modules. They match the names that the
+// library uses, which can differ from the names in the file: transformers renames `visual.blocks.0`
+// to `model.visual.blocks.0` and `vit` to `vision_tower`. The expressions are valid in Python's re
+// and in RE2, and match from the first character.
 #pragma once
 
 #include <string>

@@ -208,7 +208,7 @@ ModelFolder claims_beside(const Catalog& catalog) {
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
   const FileOpener opener{catalog.storage(), true};
-  // Otherwise a different program may have written the config.
+  // A config that does not describe this catalog may be unreadable.
   const bool must_read = may_hold_codes(catalog);
   const auto text = [&](std::string_view name) -> std::optional<std::string> {
     try {
@@ -325,7 +325,8 @@ void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied
       needs_code ? Severity::warning : Severity::info);
   std::vector<std::string> others = folder.others;
   add(take_adapters(others, catalog), "loadstone does not copy adapters in the model's folder",
-      "merge them (--lora, lora=), or copy their folders yourself if they fit the output");
+      "merge them (--lora, lora=), or copy their folders yourself if the adapters are compatible "
+      "with the output");
   add(others, "this conversion neither reads nor copies these weights",
       "if the model needs them, convert or copy them into the output", Severity::info);
 }

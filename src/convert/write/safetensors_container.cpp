@@ -56,11 +56,11 @@ class SafetensorsContainer final : public Container {
     for (const auto& [key, item] : given) {
       if (add(key, item)) continue;
       throw Error("plan.options",
-                  "safetensors metadata can contain only short texts, no arrays or long texts",
+                  "safetensors metadata can contain only short strings, not arrays or long strings",
                   {.tensor = printable(key), .field = "metadata", .found = type_name(item)});
     }
     metadata.try_emplace("format", MetadataValue{.value = "pt"});
-    report_left_out(left_out, "safetensors metadata can contain only short texts", findings);
+    report_left_out(left_out, "safetensors metadata can contain only short strings", findings);
     return metadata;
   }
 

@@ -230,7 +230,7 @@ HWY_INLINE void try_parting(const LaneRows<32>& numbers, const LaneRows<32>& wei
   const auto weight_sum = [&](std::size_t i) {
     return row_at(sums.weights.data() + i * lane_count);
   };
-  // Contributions of the third part, for each second split and each shift.
+  // Contributions of the third part, for each position of the second split and each shift.
   std::array<PrefixSums<run>, 2> lasts;
   for (int less = 0; less < 2; ++less) {
     const VF last = floats(first_coordinate(less != 0) + 2);

@@ -1,5 +1,5 @@
-// Searches the scale of a few values, such as a block's scales, as ggml does for blocks with an
-// importance. Sums follow the order of the values.
+// Finds the best scale for a few values (such as the scales of a block), as ggml does for blocks
+// with an importance. Sums follow the order of the values.
 #pragma once
 
 #include <algorithm>

@@ -33,7 +33,7 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 // Rounds `value` to `dtype`, and returns it as F32.
 [[nodiscard]] float rounded(Dtype dtype, float value) noexcept;
 
-// Returns amax / most: the scale of fp8, int8 and int4-awq.
+// Returns amax / most, the scale of fp8, int8 and int4-awq, where `most` is the largest code.
 [[nodiscard]] float scale_of(const QuantizedLayout& form, float amax, float most) noexcept;
 // Returns 7 / amax, the inverse scale of int4.
 [[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;

@@ -22,8 +22,8 @@ struct Block {
   }
 };
 
-// Caches the last block of each of the most recently read files. All files together have at most
-// `count_max` blocks, however many are open. Thread-safe.
+// Caches the block of each file that was read last. Contains at most `count_max` blocks in total,
+// however many files are open. Thread-safe.
 class Blocks {
  public:
   static constexpr std::size_t count_max = remote_blocks_max;

@@ -39,7 +39,7 @@ struct HttpRequest {
   std::string range;  // such as "0-99"; empty for the whole file
   Signing signing = Signing::none;
   bool may_be_private = true;  // false: direct connections to private networks are rejected
-  std::string path = {};       // the file that errors name
+  std::string path = {};       // the file to name in errors
 };
 
 // The result of one request, whatever the response's status.

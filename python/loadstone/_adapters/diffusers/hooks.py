@@ -138,7 +138,7 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
     refuses_unsupported = OPTIONS.get().refuses_unsupported
     if kwargs.get("device_map") is not None and not PLACES_FILES and refuses_unsupported:
-        message = "this release of diffusers has no device map for single files"
+        message = "this release of diffusers does not support device_map for single files"
         raise new_error(
             "plan.options", message, field="device_map", expected="diffusers 0.36 or later"
         )

@@ -37,8 +37,8 @@ class ModelLoad:
 
     Args:
         dtype: safetensors name of the dtype of decoded values.
-        is_proved: :meth:`run` consumes the tensors. Otherwise the server consumes them, and gets
-            each tensor with its values.
+        is_proved: true if :meth:`run` consumes the tensors. If false, the server consumes them, and
+            each tensor has its values before the server gets it.
     """
 
     def __init__(self, options: Options, dtype: str, is_proved: bool = True) -> None:

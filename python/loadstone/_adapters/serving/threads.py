@@ -1,4 +1,4 @@
-"""Record the threads that a model's loading code starts like the thread that began the load.
+"""Apply a load's torch modes to the threads that the model's loading code starts.
 
 torch's modes are per thread. During a load, hooks on ``threading.Thread`` and
 ``ThreadPoolExecutor`` pass the modes from a recorded thread to the threads that it starts.
