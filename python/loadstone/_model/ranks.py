@@ -90,7 +90,7 @@ class LocalShard:
             return ""
         position = _even_groups(self.shape, mesh.shape, placements, mesh.get_coordinate(), begin)
         if position is None:
-            return "this rank's part is neither one slice nor one slice of each of several equal groups"
+            return "this rank's part is neither one slice nor one slice of each of equal groups"
         self.groups, self.begin = position
         return ""
 
