@@ -40,23 +40,25 @@ SLOWEST = LC_ALL=C sort -k3,3 -gr build/release/Testing/Temporary/CTestCostData.
 
 help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
-	@echo 'make test      all tests but the long ones'
-	@echo 'make test-fast what is quick of them, in a minute after a build'
-	@echo 'make test-all  those too: whole matrices, kills in a loop, sweeps over model classes,'
-	@echo '               measurements (gigabytes, an hour), and the C++ tests under sanitizers'
-	@echo 'make test-llama-cpp  builds llama.cpp, and runs the tests that compare with it'
-	@echo 'make test-page the page of a plan in a browser, which it installs'
-	@echo 'make screenshots  pictures of it for docs/images'
-	@echo 'make wheel     the source archive and the wheel, with all it links, in build/dist'
-	@echo 'make docs      the documentation as a site: build/docs/html'
-	@echo 'make bench     speed and memory beside other loaders'
-	@echo 'make bench-table  the same for the tables of the documentation'
-	@echo 'make versions  which releases of other libraries load: docs/versions.md'
-	@echo 'make newest    their newest pre-releases: what changed, in build/newest/report.md'
-	@echo 'make format    what clang-format and ruff can put right themselves'
-	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
-	@echo 'make asan | tsan | asan-hostile | fuzz   the C++ tests under sanitizers, those of malformed'
-	@echo '               files and faults only; a short fuzzing run'
+	@echo 'make tutorials write tiny models for the tutorials, in build/tutorials'
+	@echo 'make test      run all tests except the long ones'
+	@echo 'make test-fast run the quick tests: a minute after a build'
+	@echo 'make test-all  run all tests: also whole matrices, repeated kills, sweeps over model'
+	@echo '               classes, measurements (gigabytes, an hour), C++ tests under sanitizers'
+	@echo 'make test-llama-cpp  build llama.cpp, and run the tests that compare with it'
+	@echo 'make test-page test the page of a plan in a browser, which is installed first'
+	@echo 'make screenshots  make the pictures of the page for docs/images'
+	@echo 'make wheel     make the source archive and the wheel, in build/dist'
+	@echo 'make docs      make the documentation as a site, in build/docs/html'
+	@echo 'make bench     compare speed and memory with other loaders'
+	@echo 'make bench-table  measure the figures of the documentation'
+	@echo 'make versions  test releases of other libraries, and write docs/versions.md'
+	@echo 'make newest    test their pre-releases, and write build/newest/report.md'
+	@echo 'make format    format all code with clang-format and ruff'
+	@echo 'make lint      run clang-format, clang-tidy, ruff, mypy and tools/tidy.py'
+	@echo 'make asan | tsan   run the C++ tests under a sanitizer'
+	@echo 'make asan-hostile  run the tests of malformed files and faults under sanitizers'
+	@echo 'make fuzz      run the fuzz targets for a short time'
 	@echo 'make clean     remove build/ and .venv/'
 
 setup:
@@ -98,6 +100,10 @@ test-vllm: package
 .PHONY: test-llama-cpp
 test-llama-cpp: package
 	JOBS=$(JOBS) tools/llama_cpp.sh build/llama-cpp -n $(JOBS)
+
+.PHONY: tutorials
+tutorials: package
+	python tools/tutorial_models.py build/tutorials
 
 .PHONY: test-page screenshots
 screenshots: package

@@ -113,7 +113,7 @@ def conditions(runs: dict[str, Any]) -> str:
     return (
         f"`make bench-table` at commit `{on['commit']}`, {on['date']}, {on['cores']} cores of "
         f"{on['processor']}, {releases}. bf16 checkpoints of {size:.1f} GB, page cache warm, "
-        f"fresh processes, {repetitions} runs each in turns."
+        f"fresh processes, {repetitions} interleaved runs of each."
     )
 
 
@@ -132,7 +132,7 @@ def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
 
 def table(page: str, runs: dict[str, Any]) -> str:
     """Return the table of a page."""
-    head = "| | seconds: median (least) | times the limit | anonymous memory | mapped files |"
+    head = "| | seconds: median (minimum) | times the limit | anonymous memory | mapped files |"
     rows = [row(runs, *each) for each in ROWS[page]]
     return "\n".join(
         [

@@ -80,8 +80,7 @@ int run(int argc, const char* const* argv) {
   catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at any time
   Chosen chosen;
   Program program("loadstone",
-                  "Plans a load of model weights before it reads them, executes the plan, and "
-                  "checks the result.",
+                  "Plans, loads, converts, quantizes, merges and verifies model checkpoints.",
                   footer(), "loadstone " LOADSTONE_VERSION);
   add_inspect(program, chosen);
   add_plan(program, chosen);

@@ -115,7 +115,7 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
     // Without memory for a message, the exit status is the only report.
-    std::fputs("loadstone: an error occurred, but the memory does not suffice for its message\n",
+    std::fputs("loadstone: an error occurred, but there is not enough memory to describe it\n",
                stderr);
   }
 }
@@ -200,7 +200,8 @@ void print_warnings(const std::vector<Finding>& findings) {
                finding.code);
   }
   if (count > shown_max) {
-    fmt::print(stderr, "loadstone: {} more warnings; --verbose shows all\n", count - shown_max);
+    fmt::print(stderr, "loadstone: {}; --verbose shows all\n",
+               counted(count - shown_max, "more warning"));
   }
 }
 

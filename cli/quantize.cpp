@@ -40,7 +40,8 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
       .add_option("--style", args.style, "STYLE",
                   "Library whose names and configs to write (default: modelopt; encodings "
                   "of\nbitsandbytes: always its own). Without --quantize: repack existing codes")
-      .one_of(names_of<QuantizeStyle>());
+      .one_of({std::string(name(QuantizeStyle::unified)),
+               std::string(name(QuantizeStyle::compressed_tensors))});
   group.add_choice("--mode", args.mode, "MODE", "exact (default), or the same bytes as ModelOpt");
   group.add_option("--imatrix", args.imatrix, "FILE",
                    "GGUF: an importance matrix of llama-imatrix (.gguf or .dat)");

@@ -85,7 +85,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
                       human_bytes(report.bytes_written),
                       speed_text(report.bytes_written, report.seconds));
   if (report.sync_seconds > 0) {
-    text += fmt::format("; {:.3f} s of it to bring them to the disk", report.sync_seconds);
+    text += fmt::format(", of which {:.3f} s to sync the files to the disk", report.sync_seconds);
   }
   return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }

@@ -137,13 +137,16 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Check that the file is a checkpoint: loadstone recognises formats by their content and by "
      "the file's name."},
     {"gg.alignment", "general.alignment is not a power of two in the usual range.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.array_len", "An array in the metadata is longer than the file.",
      "Download the file again, or ask its author for a sound copy."},
     {"gg.block", "A tensor's first dimension is not a multiple of the block size of its type.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.bool", "A boolean in the metadata is neither 0 nor 1.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.count", "The header declares more tensors or metadata entries than fit in the file.",
      "Download the file again, or ask its author for a sound copy."},
     {"gg.dims", "A dimension of a tensor is negative or 0.",
@@ -158,9 +161,11 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "loadstone still loads the file, but ggml rejects it. For ggml, save it again with the "
      "program that wrote it."},
     {"gg.key", "A metadata key is empty, not ASCII, or longer than 65535 bytes.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.kv_type", "The type of a metadata value is unknown, or wrong for its key.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.legacy", "The file has a format that ggml used before GGUF.",
      "Convert the file with a version of llama.cpp that still reads the old format, or download a "
      "GGUF file of the model."},
@@ -172,7 +177,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "To load a tensor with more than 4 dimensions, raise --gguf-rank-max, or write the file with "
      "loadstone: it declares its number of dimensions. Tensors without dimensions are loaded."},
     {"gg.name", "A tensor's name contains a NUL, is empty, or is too long for ggml.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.nested_array", "The metadata contains an array of arrays.",
      "No action is needed for one level of nesting. If the file is rejected for deeper nesting, "
      "save it without such arrays."},
@@ -180,7 +186,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "The tensor has a type for activations (Q8_1, Q8_K), which cannot be dequantized.",
      "Quantize the tensor to a type for weights."},
     {"gg.offset", "A tensor's offset is not a multiple of the alignment.",
-     "Save the file again with the program that wrote it."},
+     "The program that wrote the file has a bug: use a newer version of it, or another copy of the "
+     "file."},
     {"gg.overflow", "A tensor's size in bytes does not fit in 63 bits.",
      "The shape in the header is wrong. Download the file again, or ask its author for a sound "
      "copy."},
@@ -201,8 +208,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"gg.type", "A tensor's type is unknown, or was removed from the format.",
      "Convert the file to a current type, with a version of llama.cpp that supports this one."},
     {"gg.utf8", "A text in the file is not UTF-8.",
-     "loadstone rejects a file with such a name of a tensor: save the file again with valid names. "
-     "loadstone still loads a file with such metadata."},
+     "loadstone rejects the file if the text is a tensor's name: save the file again with valid "
+     "names. loadstone still loads the file if the text is metadata."},
     {"gg.version", "The GGUF version of the file is neither 2 nor 3.",
      "Convert the model again with a current version of the program that wrote the file."},
     {"im.count", "A count in an importance matrix is negative, or too large for the file.",

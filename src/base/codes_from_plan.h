@@ -78,8 +78,10 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
     {"plan.over_budget",
      "A load or conversion needs more memory on a device than max_memory allows.",
      "Raise max_memory. For a load, you can also move modules to another device."},
-    {"plan.pattern", "This finding counts the names that each pattern of an option matches.",
-     "Correct patterns that match no name. A pattern must match the whole name."},
+    {"plan.pattern", "The number of names that each pattern of an option matches.",
+     "Correct patterns that match no name. Patterns of rules, missing= and quantize= must match "
+     "the "
+     "whole name; patterns of other options match any part of it."},
     {"plan.prefix",
      "Some names of the checkpoint begin with the prefix of a wrapper, such as module.",
      "Use the rule in the message to remove the prefix, or pass your own rules (--rules, rules=)."},

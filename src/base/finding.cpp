@@ -33,9 +33,9 @@ void require_no_errors(const std::vector<Finding>& findings) {
     const auto is_error = [](const Finding& f) { return f.severity == Severity::error; };
     const auto first = std::ranges::find_if(findings, is_error);
     if (first == findings.end()) return;
-    const auto more = std::ranges::count_if(findings, is_error) - 1;
+    const auto more = static_cast<std::uint64_t>(std::ranges::count_if(findings, is_error) - 1);
     std::string message = first->message;
-    if (more > 0) message += fmt::format(" (and {} more errors)", more);
+    if (more > 0) message += fmt::format(" (and {})", counted(more, "more error"));
     throw Error(first->code, message,
                 {.tensor = first->target, .found = first->found, .expected = first->expected});
   });

@@ -82,9 +82,9 @@ void warn_unlisted(const std::string& index_path, const NameSet& listed,
     findings.push_back(std::move(finding));
   }
   if (count > told_max) {
-    findings.push_back(
-        warning("ix.unlisted", fmt::format("{}: weight_map does not list {} more tensors",
-                                           printable(index_path, 400), count - told_max)));
+    findings.push_back(warning(
+        "ix.unlisted", fmt::format("{}: weight_map does not list {}", printable(index_path, 400),
+                                   counted(count - told_max, "more tensor"))));
   }
 }
 

@@ -54,9 +54,9 @@ std::string shard_lines(const Catalog& catalog) {
   std::string text;
   for (std::size_t i = 0; i < totals.size(); ++i) {
     const Shard& shard = catalog.shards()[i];
-    text +=
-        fmt::format("  {:<48} {:<11} {:>7} tensors {:>10}\n", printable(shard.relative_path, 120),
-                    name(shard.format), totals[i].tensors, human_bytes(totals[i].bytes));
+    text += fmt::format("  {:<48} {:<11} {:>15} {:>10}\n", printable(shard.relative_path, 120),
+                        name(shard.format), counted(totals[i].tensors, "tensor"),
+                        human_bytes(totals[i].bytes));
   }
   return text;
 }
@@ -68,7 +68,7 @@ std::string quantized_lines(const Catalog& catalog) {
   }
   std::string text = counts.empty() ? "" : "quantized\n";
   for (const auto& [encoding, count] : counts) {
-    text += fmt::format("  {:<12} {:>7} tensors\n", encoding, count);
+    text += fmt::format("  {:<12} {:>15}\n", encoding, counted(count, "tensor"));
   }
   return text;
 }
@@ -76,8 +76,8 @@ std::string quantized_lines(const Catalog& catalog) {
 std::string encoding_lines(const Catalog& catalog) {
   std::string text;
   for (const auto& [encoding, total] : encoding_totals(catalog)) {
-    text += fmt::format("  {:<12} {:>7} tensors {:>10} {:>16} elements\n", encoding, total.tensors,
-                        human_bytes(total.bytes), total.elements);
+    text += fmt::format("  {:<12} {:>15} {:>10} {:>16} elements\n", encoding,
+                        counted(total.tensors, "tensor"), human_bytes(total.bytes), total.elements);
   }
   return text;
 }
@@ -168,8 +168,9 @@ std::string to_json(const Catalog& catalog) {
 }
 
 static std::string table_of(const Catalog& catalog, bool with_tensors) {
-  std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.shown_path(), 400),
-                                 catalog.tensors().size(), human_bytes(catalog.total_bytes()));
+  std::string text =
+      fmt::format("{}: {}, {}\n", printable(catalog.shown_path(), 400),
+                  counted(catalog.tensors().size(), "tensor"), human_bytes(catalog.total_bytes()));
   text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog) +
           quantized_lines(catalog);
   if (!catalog.metadata().empty()) text += "metadata\n";

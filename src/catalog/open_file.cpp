@@ -38,7 +38,7 @@ std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
     if (!is_below(real, home) && !is_hub_blob(real, home)) {
       refuse(path, {"ix.path_escape",
                     "a link leads out of the checkpoint's folder (to follow it, pass "
-                    "allow_links=True or --allow-links)",
+                    "--allow-links, allow_links=True)",
                     "file", "'" + real + "'", "a file below '" + home + "'"});
     }
   }

@@ -91,7 +91,7 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   }
   const auto elements = shape.numel();
   if (!elements || !Encoding(dtype).byte_count(*elements)) {
-    return Problem{"the size does not fit 64 bits", shape.text()};
+    return Problem{"the size does not fit in 64 bits", shape.text()};
   }
   if (quantization.nested_offset && !quantization.nested) {
     return Problem{"an offset was passed, but the scales are not nested"};
@@ -116,7 +116,7 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   for (const QuantizedPart& part : form.parts) {
     const auto count = part.shape.numel();
     if (!count || !Encoding(part.dtype).byte_count(*count)) {
-      return Problem{"the size does not fit 64 bits", shape.text()};
+      return Problem{"the size does not fit in 64 bits", shape.text()};
     }
   }
   return std::nullopt;

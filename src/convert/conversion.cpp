@@ -94,7 +94,8 @@ void check_options(const ConvertOptions& options) {
        "twice"},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
-       "include and exclude select tensors to quantize, but quantize is missing"},
+       "--include and --exclude (include=, exclude=) have no effect without --quantize "
+       "(quantize=)"},
   });
   if (repacks(options)) check_repack(options);
   const bool has_importance = quantize.importance != nullptr;

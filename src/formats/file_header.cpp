@@ -95,8 +95,8 @@ std::vector<Finding> Warnings::take() {
     Finding finding;
     finding.severity = Severity::warning;
     finding.code = code;
-    finding.message = fmt::format("{}: the same warning occurs {} more times",
-                                  printable(path_, 400), counts_[code] - per_code_max);
+    finding.message = fmt::format("{}: the same warning occurs {}", printable(path_, 400),
+                                  counted(counts_[code] - per_code_max, "more time"));
     findings_.push_back(std::move(finding));
   }
   counts_.clear();

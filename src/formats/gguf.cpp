@@ -90,7 +90,8 @@ class GgufReader {
         {legacy                              ? "gg.legacy"
          : kind == FileKind::git_lfs_pointer ? "gg.lfs_pointer"
                                              : "gg.magic",
-         legacy ? "a file from before GGUF; convert it with the tools of its time"
+         legacy ? "a file from before GGUF; convert it with a llama.cpp of 2023, or download a "
+                  "GGUF file"
                 : "the file is not in the GGUF format",
          kind == FileKind::git_lfs_pointer ? "file" : "magic",
          kind == FileKind::unknown ? "'" + printable(magic) + "'" : std::string(describe(kind)),
@@ -142,13 +143,14 @@ class GgufReader {
     cursor_.culprit = gguf_rank_key;
     const MetadataValue& value = found->second;
     if (value.type != MetadataType::u32) {
-      cursor_.refuse({"gg.kv_type", "the maximum number of dims is not a number of 32 bits",
-                      gguf_rank_key, type_name(value), "u32"});
+      cursor_.refuse({"gg.kv_type", "the maximum number of dimensions is not a u32", gguf_rank_key,
+                      type_name(value), "u32"});
     }
     const auto declared = std::get<std::uint64_t>(value.value);
     if (declared == 0 || declared > defaults::gguf_rank_most) {
-      cursor_.refuse({"gg.n_dims", "the file declares an unsupported number of dims", gguf_rank_key,
-                      std::to_string(declared), fmt::format("1 to {}", defaults::gguf_rank_most)});
+      cursor_.refuse({"gg.n_dims", "the file declares an unsupported number of dimensions",
+                      gguf_rank_key, std::to_string(declared),
+                      fmt::format("1 to {}", defaults::gguf_rank_most)});
     }
     rank_max_ = std::max(rank_max_, static_cast<std::uint32_t>(declared));
     cursor_.culprit.clear();

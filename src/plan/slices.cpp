@@ -91,9 +91,9 @@ void Planner::take_slices() {
   if (count == 0) return;
   add({.severity = Severity::info,
        .code = "plan.slice",
-       .message = fmt::format(
-           "{} targets are parts of tensors that are distributed over ranks: {} of their {}", count,
-           human_bytes(bytes), human_bytes(whole_bytes))});
+       .message = fmt::format("this rank loads its part of {}: {} of {}",
+                              counted(count, "distributed tensor"), human_bytes(bytes),
+                              human_bytes(whole_bytes))});
 }
 
 }  // namespace loadstone

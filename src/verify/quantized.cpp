@@ -127,8 +127,8 @@ class ScaleCheck {
     for (const auto& [tolerance, largest] : largest_) {
       if (tolerance <= quantized.tolerance_max(largest.number, of_tensor)) continue;
       return fmt::format(
-          "codes that lose most of the magnitude of their values, of which the largest is {:.3g} "
-          "(element {}), because their scale is for larger values",
+          "codes whose scale is too large: the value {:.3g} of element {} loses most of its "
+          "magnitude",
           largest.number, largest.element);
     }
     return {};

@@ -269,7 +269,7 @@ TEST(Windows, AFailureWhileOthersMeasureEndsAll) {
   }
 }
 
-// Even if a matrix has no values, its scales must be zeros and not uninitialized memory.
+// Even if a matrix has no values, its scales must be zeros and not uninitialised memory.
 TEST(Windows, NoPartOfAnEmptyValueIsLeftAsItWas) {
   for (const Quantization& quantization : quantizations()) {
     QuantizedLayout form;

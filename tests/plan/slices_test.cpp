@@ -34,7 +34,7 @@ TEST(Slices, ReadTheirShareOfASource) {
   const auto said = found(plan, "plan.slice");
   ASSERT_THAT(said, SizeIs(1));
   EXPECT_EQ(said[0].severity, Severity::info);
-  EXPECT_THAT(said[0].message, HasSubstr("1 targets are parts"));
+  EXPECT_THAT(said[0].message, HasSubstr("its part of 1 distributed tensor: "));
 }
 
 TEST(Slices, ArePushedThroughStacksAndTranspositions) {

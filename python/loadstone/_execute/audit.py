@@ -75,7 +75,7 @@ class Audit:
                 named = listed(names, 5, self._named, more=", ...")
                 is_held = any(name in self.held_elsewhere for name in names)
                 advice = f". {_AFTER_THE_LOAD}" if is_held else ""
-                message = f"{len(names)} tensors {defect}: {named}{advice}"
+                message = f"{counted(len(names), 'tensor', 'tensors')} {defect}: {named}{advice}"
                 raise new_error(code, message, tensor=names[0])
 
     def _named(self, name: str) -> str:
@@ -95,7 +95,9 @@ class Audit:
         if self.held_elsewhere:
             since += "; other objects refer to: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
-            return f"ok: all {len(self.provenance)} tensors have a known origin ({origins}){since}"
+            count = len(self.provenance)
+            every = "the only tensor has" if count == 1 else f"all {count} tensors have"
+            return f"ok: {every} a known origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
             f"({origins}): " + ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))

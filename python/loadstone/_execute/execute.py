@@ -429,10 +429,9 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
     named = listed(
         targets, format_item=lambda target: f"{target.name} ({human_bytes(target.nbytes)})"
     )
-    size = human_bytes(sum(target.nbytes for target in targets))
     count = counted(len(targets), "tensor of the model is", "tensors of the model are")
     warn(
-        f"{count} not in the checkpoint and got values of another origin ({origins}; {size}): "
+        f"{count} not in the checkpoint and got values of another origin ({origins}): "
         f"{named}. For the complete list see loadstone.audit(model) or the report",
         FilledWarning,
         stacklevel=users_level(),

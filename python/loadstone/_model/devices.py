@@ -41,7 +41,7 @@ def memory_for(name: str, device: str) -> Iterator[None]:
 
 
 def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
-    """Return uninitialized memory for a target; raise ``memory.device`` if the device is full."""
+    """Return uninitialised memory for a target; raise ``memory.device`` if the device is full."""
     try:  # like memory_for(), which costs as much as the allocation itself
         return torch.empty(shape, dtype=element_dtype(dtype), device=device)
     except RuntimeError as error:

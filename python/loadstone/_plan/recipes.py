@@ -106,6 +106,6 @@ def shape_mismatch(
     severity: str = "error",
     suggestion: str = "",
 ) -> _core.Finding:
-    message = f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}"
+    message = f"'{name}' is {list(found)} in the checkpoint, but {list(expected)} in the model"
     advice = _core.shape_advice(list(found)) or suggestion
     return _core.Finding(severity, "plan.shape", name, list(sources), message, advice)

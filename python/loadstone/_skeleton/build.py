@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 # Factory results of at least this size stay on meta until their content is needed.
 DEFERRED_BYTES_MIN = 1 << 20
-# The limit for uninitialized memory is lower, because it has no content to record.
+# The limit for uninitialised memory is lower, because it has no content to record.
 UNINITIALIZED_BYTES_MIN = 64 << 10
 # The log copies real operands up to this size; an operation with larger operands runs immediately.
 SNAPSHOT_BYTES_MAX = 64 << 10
@@ -61,7 +61,7 @@ class Build:
         self.born: dict[int, StorageWeakRef] = {}  # real storages made in this build, by key
         self._born_limit = 1000
         self.random: dict[int, StorageWeakRef] = {}  # storages in `born` with random content
-        self.uninitialized: dict[int, StorageWeakRef] = {}  # storages in `born`, never written to
+        self.uninitialised: dict[int, StorageWeakRef] = {}  # storages in `born`, never written to
         self.former: dict[int, tuple[StorageWeakRef, StorageHistory]] = {}  # by real storage's key
         self.used_generators: list[torch.Generator] = []  # generators with skipped draws
         self.failures: dict[StorageHistory, str] = {}
@@ -146,7 +146,7 @@ class Build:
             result = func(*args, **{**kwargs, "device": META})
             size = result.untyped_storage().nbytes()
             if schema.name in UNINITIALIZED and size >= UNINITIALIZED_BYTES_MIN:
-                self.log.new_history(result, wanted).uninitialized = True
+                self.log.new_history(result, wanted).uninitialised = True
                 self.tracker.add_constructing_modules()
                 return result
             if size >= DEFERRED_BYTES_MIN:
@@ -162,7 +162,7 @@ class Build:
         result = func(*args, **kwargs)
         self._note_results(schema, args, kwargs, [], result)
         if schema.name in UNINITIALIZED and not result.is_meta and result.numel():
-            self.uninitialized[result.untyped_storage()._cdata] = weak_storage(result)
+            self.uninitialised[result.untyped_storage()._cdata] = weak_storage(result)
         return result
 
     def _defer(
@@ -298,7 +298,7 @@ class Build:
             key = storage_key(tensor)
             if key is None:
                 continue
-            self.uninitialized.pop(key, None)
+            self.uninitialised.pop(key, None)
             if random:
                 self.random[key] = weak_storage(tensor)
             elif schema.overwrites and _is_whole(tensor):
@@ -320,7 +320,7 @@ class Build:
             for expired in [key for key, weak in self.born.items() if is_expired(weak)]:
                 del self.born[expired]
                 self.random.pop(expired, None)
-                self.uninitialized.pop(expired, None)
+                self.uninitialised.pop(expired, None)
             self._born_limit = 2 * len(self.born) + 1000
 
     def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
@@ -354,7 +354,7 @@ class Build:
             for place, value in enumerate(args):
                 if not isinstance(value, torch.Tensor):
                     continue
-                self.uninitialized.pop(storage_key(value) or 0, None)
+                self.uninitialised.pop(storage_key(value) or 0, None)
                 history = self.log.history(value)
                 if history is None:
                     continue
@@ -422,7 +422,7 @@ class Build:
         """Drop all references, because a task may keep this context alive."""
         self.busy = True
         self.log, self.tracker = OpLog(), ObjectTracker()
-        for table in (self.born, self.random, self.uninitialized, self.former, self.failures):
+        for table in (self.born, self.random, self.uninitialised, self.former, self.failures):
             table.clear()
         self.used_generators.clear()
 
@@ -451,8 +451,8 @@ class Build:
         history = self.log.new_history(empty, tensor.device)
         history.tainted = storage._cdata in self.random
         self.former[storage._cdata] = (weak_storage(tensor), history)
-        if storage._cdata in self.uninitialized:
-            history.uninitialized = True
+        if storage._cdata in self.uninitialised:
+            history.uninitialised = True
         else:
             self.log.set_initial(history, storage)
         return history

@@ -164,7 +164,7 @@ class FactRegistry:
     ) -> None:
         with self.lock:
             self.purge()
-            for key, weak in build.uninitialized.items():
+            for key, weak in build.uninitialised.items():
                 self.by_storage[key] = Fact(weak, "uninitialised")
             for key, weak in build.random.items():
                 self.by_storage[key] = Fact(weak, "random")
@@ -350,8 +350,8 @@ def _install(build: Build, history: StorageHistory, tensors: list[torch.Tensor])
     key = int(history.real._cdata)
     if history.tainted:
         build.random[key] = weak_storage(tensors[0])
-    if history.uninitialized and not history.written:
-        build.uninitialized[key] = weak_storage(tensors[0])
+    if history.uninitialised and not history.written:
+        build.uninitialised[key] = weak_storage(tensors[0])
 
 
 def _place_parameters(derivation: TensorDerivation, scan: _Scan) -> None:

@@ -37,7 +37,7 @@ class StorageHistory:
     device: torch.device  # device that the constructor requested
     real: Any = None  # the real storage, if an operation needed the content
     initial: Any = None  # content before the first operation, if it was in memory
-    uninitialized: bool = False  # True: fresh memory before the first operation
+    uninitialised: bool = False  # True: fresh memory before the first operation
     written: bool = False  # True: an operation wrote to the storage
     is_parameter: bool = False
     lost: bool = False  # True: the content before the first operation is unknown
@@ -201,7 +201,7 @@ class OpLog:
             return
         history.ops.clear()
         if history.real is None:
-            history.uninitialized, history.lost, history.initial = True, False, None
+            history.uninitialised, history.lost, history.initial = True, False, None
             self._initial_bytes -= self._initials.pop(history, 0)
 
     # --- making real -----------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class OpLog:
 
 def content_before(history: StorageHistory) -> Any:
     """Return a storage with the content before the first operation."""
-    if history.lost or not history.uninitialized:
+    if history.lost or not history.uninitialised:
         raise UnreplayableError("its content was never recorded")
     return allocate(history.nbytes, history.device)
 

@@ -23,7 +23,7 @@ LIKE = _names(
     """empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like
     rand_like randint_like randn_like zeros_like"""
 )
-# Factories that return uninitialized memory.
+# Factories that return uninitialised memory.
 UNINITIALIZED = _names("empty empty_permuted empty_strided empty_like new_empty new_empty_strided")
 # Operators that overwrite their whole first argument.
 _OVERWRITES = _names(

@@ -115,7 +115,7 @@ _FACTS = {
     ),
     "uninitialised": (
         "warning",
-        "the constructor left this memory uninitialized, so the tensor has no value",
+        "the constructor left this memory uninitialised, so the tensor has no value",
     ),
 }
 

@@ -59,9 +59,7 @@ LIBRARIES = {
 def test_words_are_those_of_the_command(run, subcommand: str, option: str, words: Any) -> None:
     text = run(subcommand, "--help", status=0).stdout
     (listed,) = re.findall(rf"^ +{option} \S+?:\{{(.*?)\}}", text, re.MULTILINE)
-    # The command also accepts "gguf", which is the style of every GGUF file.
-    known = {*listed.split(",")} - ({"gguf"} if words is vocabulary.Style else set())
-    assert known == set(get_args(words))
+    assert {*listed.split(",")} == set(get_args(words))
 
 
 def test_words_are_those_of_the_core() -> None:

@@ -175,7 +175,7 @@ def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_p
     found = served(folders["llama"], load_format="loadstone", **options)
     expected = served(folders["llama"], **options)
     for each in (found, expected):
-        del each.held[1]["model.embed_tokens.weight"]  # uninitialized and unused
+        del each.held[1]["model.embed_tokens.weight"]  # uninitialised and unused
     assert_same(found, expected)
     del state["fc.weight"]
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
@@ -430,7 +430,7 @@ def test_a_missing_expert_is_named(folders: dict[str, Path], tmp_path: Path) -> 
     folder = changed(folders["qwen3_moe"], tmp_path, lambda state: state.pop(name))
     text = failed(folder)
     assert "[audit.unaccounted]" in text and "layers.1" in text and "expert 2" in text
-    # Control: vLLM's own loader does not check, and serves uninitialized memory.
+    # Control: vLLM's own loader does not check, and serves uninitialised memory.
     assert serve(folder).returncode == 0
 
 

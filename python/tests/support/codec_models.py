@@ -54,7 +54,7 @@ class Model(torch.nn.Module):
 def model_of(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None, on_meta: bool = True
 ) -> Model:
-    """Return a model with uninitialized tensors of the same shapes.
+    """Return a model with uninitialised tensors of the same shapes.
 
     Args:
         dtype: the dtype of floats; None keeps each tensor's dtype.

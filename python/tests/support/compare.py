@@ -20,7 +20,7 @@ class Loaded:
 
     Attributes:
         info: transformers' loading information.
-        uninitialised: names of tensors that have uninitialized memory.
+        uninitialised: names of tensors that have uninitialised memory.
     """
 
     model: Any
@@ -35,7 +35,7 @@ class Loaded:
 
 @contextlib.contextmanager
 def filled_memory() -> Iterator[None]:
-    """Fill uninitialized memory from torch with NaN or the largest integer."""
+    """Fill uninitialised memory from torch with NaN or the largest integer."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
@@ -49,7 +49,7 @@ def filled_memory() -> Iterator[None]:
 
 
 def library_load(cls: Any, folder: Any, **options: Any) -> Loaded:
-    """Call ``cls.from_pretrained(folder, **options)`` with uninitialized memory made visible."""
+    """Call ``cls.from_pretrained(folder, **options)`` with uninitialised memory made visible."""
     with filled_memory():
         model, info = cls.from_pretrained(folder, output_loading_info=True, **options)
     return Loaded(model, info, uninitialised_names(model))
@@ -119,7 +119,7 @@ def differences(
     Args:
         random_names: tensors that an initialiser drew; their values are compared only if
             transformers' value is constant (zeros, ones).
-        uninitialised: tensors that transformers leaves uninitialized; ours must be finite.
+        uninitialised: tensors that transformers leaves uninitialised; ours must be finite.
     """
     return [
         *_tensors(ours, library, set(random_names), set(uninitialised)),

@@ -48,7 +48,7 @@ std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t par
                    std::string(codes.encoding.name()), expected};
   }
   const auto made = widened(codes.shape, per_byte, from_end);
-  if (!made) return Problem{"the size does not fit 64 bits", codes.shape.text()};
+  if (!made) return Problem{"the size does not fit in 64 bits", codes.shape.text()};
   if (*made == request.shape) return std::nullopt;
   return Problem{"the decoded values have a different shape", request.shape.text(), made->text()};
 }

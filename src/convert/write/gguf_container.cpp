@@ -274,14 +274,15 @@ class GgufContainer final : public Container {
     const std::size_t rank_max = options.beyond_ggml ? defaults::gguf_rank_most : ggml_rank_max;
     if (tensor.shape.rank() <= rank_max) return std::nullopt;
     if (options.beyond_ggml) {
-      return Finding{.severity = Severity::error,
-                     .code = "convert.dims",
-                     .target = tensor.name,
-                     .message = fmt::format("'{}' has {} dims, and loadstone reads at most {}",
-                                            printable(tensor.name), tensor.shape.rank(), rank_max),
-                     .suggestion = "reshape it with a rule",
-                     .found = tensor.shape.text(),
-                     .expected = fmt::format("at most {} dims", rank_max)};
+      return Finding{
+          .severity = Severity::error,
+          .code = "convert.dims",
+          .target = tensor.name,
+          .message = fmt::format("'{}' has {} dimensions, and loadstone reads at most {}",
+                                 printable(tensor.name), tensor.shape.rank(), rank_max),
+          .suggestion = "reshape it with a rule",
+          .found = tensor.shape.text(),
+          .expected = fmt::format("at most {} dimensions", rank_max)};
     }
     return Finding{
         .severity = Severity::error,

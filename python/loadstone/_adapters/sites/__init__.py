@@ -204,16 +204,15 @@ def is_supported_or_warn(library: str) -> bool:
 
 @functools.cache
 def _warn_once(sites: Sites) -> None:
-    warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
+    warn(f"{sites.refusal()}, so loadstone does not patch it", UserWarning, stacklevel=5)
 
 
 @functools.cache
 def _warn_of_untried(library: str, version: str, newest: Release) -> None:
     warn(
-        f"unsupported version of {library}: {version} is newer than "
-        f"{'.'.join(map(str, newest))}, the newest release that this version of loadstone was "
-        "tested with; if a load fails or its result looks wrong, install a tested release or a "
-        "newer loadstone",
+        f"{library} {version} has not been tested with this version of loadstone: the newest "
+        f"tested release is {'.'.join(map(str, newest))}; if a load fails or its result looks "
+        "wrong, install a tested release or a newer loadstone",
         UserWarning,
         stacklevel=4,
     )

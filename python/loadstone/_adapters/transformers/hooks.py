@@ -2,7 +2,7 @@
 
 The hooks replace the construction of the model (by a skeleton with real buffers), the reading of
 the checkpoint, and the allocation of missing tensors (the library's allocation overwrites every
-non-persistent buffer with uninitialized memory). The library's code does everything else.
+non-persistent buffer with uninitialised memory). The library's code does everything else.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
         catalog = try_inspect(files, allow_links=True)[0] if files else None
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
-        return f"quantization_config ({method}: the library's quantizer reads it on its own{hint})"
+        return f"quantization_config ({method}: the library's quantizer loads it{hint})"
     if method == "bitsandbytes" and not is_supported_or_warn("bitsandbytes"):
         sites = sites_of("bitsandbytes")
         return f"quantization_config (bitsandbytes {sites.version()}; known: {sites.tested})"

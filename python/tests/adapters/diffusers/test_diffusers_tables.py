@@ -153,7 +153,7 @@ def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None
     assert on_meta == products
 
 
-# --- uninitialized memory -------------------------------------------------------------------------
+# --- uninitialised memory -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["loadstone", "control"])

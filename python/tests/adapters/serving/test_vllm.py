@@ -314,7 +314,7 @@ def test_what_is_left_is_seen() -> None:
 
 
 def test_what_a_model_keeps_counts_by_its_values() -> None:
-    """Parameters get the results of operations, of foreach operations, or uninitialized memory."""
+    """Parameters get the results of operations, of foreach operations, or uninitialised memory."""
     first, second, third, fourth = (torch.nn.Parameter(torch.empty(4, 6)) for _ in range(4))
     with WriteTracker() as writes:
         first.data = torch.ones(6, 4, dtype=torch.float64).t().to(torch.float32)

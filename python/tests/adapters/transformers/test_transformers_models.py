@@ -59,7 +59,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def ours_load(cls: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Load with uninitialized memory made visible, and fail if transformers' loader runs."""
+    """Load with uninitialised memory made visible, and fail if transformers' loader runs."""
     from transformers import core_model_loading, modeling_utils
 
     with filled_memory(), pytest.MonkeyPatch.context() as patch:
