@@ -144,7 +144,7 @@ struct RecipeBuilder::Impl {
     return keep({std::move(view), dtype, false, false, {}});
   }
 
-  // Returns a new value whose view `change` has modified.
+  // Returns a new value with the view modified by `change`.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
     return only_errors([&] {
