@@ -283,8 +283,8 @@ Fields settings_of(const ExtraFile& file, WritableStorage& storage) {
   return fields;
 }
 
-// Settings by file. All files of a tokenizer share one name, because versions divide settings
-// differently among them.
+// Settings by file. All files of a tokenizer share one name, because library versions divide
+// settings differently among them.
 using Settings = std::map<std::string, Fields, std::less<>>;
 
 bool has_settings(std::string_view name) {
@@ -347,8 +347,8 @@ void add_differences(const std::string& name, Fields ours, Fields theirs,
   }
 }
 
-// Warns of files that differ from the first model's files, which the output has. If versions write
-// a vocabulary into several files, the file that all versions read decides.
+// Warns of files that differ from the first model's files, which the output has. If library
+// versions write a vocabulary into several files, the file that all versions read decides.
 void tell_files(const DescribedModel& first, const Settings& settings, const DescribedModel& other,
                 std::vector<Finding>& findings) {
   if (other.is_gguf()) return;

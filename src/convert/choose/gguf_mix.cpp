@@ -81,7 +81,7 @@ constexpr std::string_view glm5_wide_parts = "attn_q_a attn_q_b nextn.eh_proj";
 
 // ---- Types
 
-// Roles of tensors. Attention values have the role attn_v, also if they are fused with other
+// Roles of tensors. Attention values have the role attn_v, even if they are fused with other
 // weights.
 enum class Role : std::uint8_t {
   token_embd,
