@@ -84,7 +84,7 @@ struct DecodeKernel {
   // Error bound of values that the encoder rounded to the nearest code. Does not apply with zero
   // points. Null if the bound is unknown.
   const ErrorBound* error = nullptr;
-  // Names of the components, the codes first. If empty, the others are "scale" and "scale_2".
+  // Names of the components, the codes first. If empty, the scales are "scale" and "scale_2".
   std::span<const std::string_view> components{};
   // True if the scale of a block of zeros is 0. Otherwise every scale is above zero.
   bool has_zero_scales = false;

@@ -32,7 +32,7 @@ struct HeaderProblem {
   std::string expected = {};
   std::optional<std::uint64_t> byte_offset = {};
 };
-// Throws the Error. `culprit`: name of the tensor or metadata key.
+// Throws an Error for the problem. `culprit`: name of the tensor or metadata key.
 [[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
                          std::string_view culprit = {});
 

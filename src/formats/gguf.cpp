@@ -246,7 +246,7 @@ class GgufReader {
     tensor.encoding = encoding;
     std::ranges::reverse(dims);  // the file stores the fastest-varying dimension first
     tensor.shape = Shape(std::move(dims));
-    // The offset in the data, and the size, until check_layout(), because their sums may overflow.
+    // Contain the offset in the data, and the size, until check_layout(): their sum may overflow.
     tensor.offset_begin = offset;
     tensor.offset_end = bytes;
     return tensor;

@@ -42,7 +42,7 @@ struct PickleNode {
 
 // Limits the bytes copied for strings, lists and tuples that a pickle refers to repeatedly, such as
 // parts of names and shapes. Each reference takes only two bytes, so a malicious pickle could ask
-// for any amount. torch's pickles repeat little and copy fewer bytes than they have. Value type.
+// for any amount. For torch's pickles, the copies are smaller than the pickle. Value type.
 class CopyBudget {
  public:
   static constexpr std::uint64_t bytes_per_pickle_byte = 16;

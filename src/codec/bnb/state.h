@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// A state has about 200 bytes. Tensors above this size are not parsed as a state.
+// A state takes about 200 bytes. Tensors above this size are not parsed as a state.
 inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
 
 struct BnbState {

@@ -109,7 +109,7 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 [[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,
                               std::initializer_list<std::uint64_t> others);
 
-// Returns the dtype of scales: in the dialect of compressed models that of the values, else F32.
+// Returns the dtype of scales: F32, or the dtype of the values in the dialect of compressed models.
 [[nodiscard]] Dtype scale_dtype(const QuantizedLayout& form) noexcept;
 
 // Returns the smallest window in elements: one block if rows are whole blocks, otherwise one row.
