@@ -58,7 +58,7 @@ class HeaderReader {
   ByteSource& source_;
   const GgufCursor& cursor_;
   std::uint64_t file_bytes_;
-  std::uint64_t offset_ = 0;  // of the next byte that take() copies
+  std::uint64_t offset_ = 0;  // file offset of the next byte that take() copies
   std::uint64_t ahead_ = 0;
   std::vector<std::byte> buffer_;
   std::size_t position_ = 0;  // index in `buffer_` of the byte at offset_

@@ -63,7 +63,7 @@ enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;
-  Dtype dtype = Dtype::f32;  // of the values before encoding
+  Dtype dtype = Dtype::f32;  // dtype of the values before encoding
   std::uint64_t elements = 0;
   std::uint64_t window_elements = 1;  // all windows except the last are multiples of this
   std::uint64_t columns = 1;          // columns of a row

@@ -45,7 +45,7 @@ struct AdapterProduct {
 
 // A product among the terms of a draft, and the adapter's tensors that are its factors.
 struct AddedProduct {
-  std::string name;  // of the module in the adapter
+  std::string name;  // name of the module in the adapter
   std::size_t term = 0;
   std::uint32_t left = 0;
   std::uint32_t right = 0;
@@ -54,7 +54,7 @@ struct AddedProduct {
 
 // A tensor of the output to which terms are being added.
 struct MergeDraft {
-  MergeSource source;  // from the first model
+  MergeSource source;  // source in the first model
   std::vector<Box> boxes;
   Merge merge;
   std::vector<AddedProduct> products;

@@ -22,7 +22,7 @@ namespace loadstone {
 // A source that a rule matched. The groups are views of its name.
 struct Member {
   std::uint32_t source = 0;
-  std::string_view name;  // of the tensor; for codes, of the quantized tensor
+  std::string_view name;  // name of the tensor; for codes, of the quantized tensor
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
   bool is_numbers = false;  // used as decoded values

@@ -80,7 +80,7 @@ struct RecipeBuilder::Impl {
   std::vector<Tensor> values;
   Recipes recipes;
   std::uint64_t constant_bytes = 0;
-  std::unordered_set<std::string, NameHash, std::equal_to<>> names;  // of the targets
+  std::unordered_set<std::string, NameHash, std::equal_to<>> names;  // names of the targets
 
   [[nodiscard]] Encoding encoding_of(const ViewPiece& piece) const {
     const auto& tensors = catalog->tensors();

@@ -17,7 +17,7 @@ namespace loadstone {
 inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
 
 struct BnbState {
-  Shape shape;  // of the decoded tensor
+  Shape shape;  // shape of the decoded tensor
   Dtype dtype = Dtype::bf16;
   std::uint64_t block_size = 64;
   std::optional<float> nested_offset;

@@ -33,7 +33,7 @@ struct Layout {
   Codes codes = Codes::bytes;
   Dtype weight = Dtype::f8_e4m3;
   Dtype scale = Dtype::f32;  // u8 if scales are bytes that mean powers of two
-  Dtype dtype = Dtype::f32;  // of the result
+  Dtype dtype = Dtype::f32;  // dtype of the result
   bool by_exponent = false;  // adds scales to exponents, because F32 cannot represent 2^128
   std::uint64_t elements = 0;
   std::uint64_t matrix_elements = 1;

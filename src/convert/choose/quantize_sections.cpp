@@ -96,8 +96,8 @@ std::vector<std::string> targets_of(const QuantizedModules& modules,
 
 // ---- ModelOpt
 
-// Version of ModelOpt that writes this layout. It is written with the producer's name, which
-// servers require.
+// Version of ModelOpt that writes this layout. Configs contain it next to the producer's name,
+// which servers require.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view mixed_precision = "MIXED_PRECISION";
 

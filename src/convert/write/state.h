@@ -23,7 +23,7 @@ struct SourceState {
   std::uint64_t bytes = 0;
   std::int64_t modified_ns = 0;
   std::uint64_t inode = 0;   // 0 if the file system has none
-  std::string version = {};  // of a remote file
+  std::string version = {};  // version of a remote file
   std::string header_digest;
 
   friend bool operator==(const SourceState&, const SourceState&) = default;
