@@ -118,7 +118,7 @@ std::string value_in(const Fields& fields, const std::string& name) {
   return field == fields.end() ? "absent" : field->second;
 }
 
-// Returns a text such as "rope_theta (500000.0, and 10000.0 in the output)" for each field that
+// Returns a string such as "rope_theta (500000.0, and 10000.0 in the output)" for each field that
 // differs.
 std::vector<std::string> differences(const Fields& first, const Fields& other) {
   Fields all = first;

@@ -39,7 +39,7 @@ struct HeaderProblem {
 // Returns the digest of all bytes before and after the data of a file.
 [[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
 
-// Returns text such as "16 bytes" or "1 byte".
+// Returns a string such as "16 bytes" or "1 byte".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 
 // Returns the index of a tensor whose name an earlier tensor has; nullopt if all names differ.

@@ -201,7 +201,7 @@ class GgufReader {
     }
   }
 
-  // `ahead`: the least number of bytes known to follow this info.
+  // `ahead`: minimum number of bytes that follow this info.
   TensorInfo read_info(std::uint64_t ahead) {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();

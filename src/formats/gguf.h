@@ -64,7 +64,7 @@ struct GgufTensor {
 
 // Position of a file in a split.
 struct GgufSplit {
-  std::uint64_t number = 0;  // from 0
+  std::uint64_t number = 0;  // counted from 0
   std::uint64_t count = 0;
   std::optional<std::uint64_t> tensors;  // number of tensors in all parts
 };

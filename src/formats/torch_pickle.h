@@ -37,7 +37,7 @@ struct PickleNode {
   bool from_stack = false;       // for a global: STACK_GLOBAL joined its name
   std::uint32_t text_bytes = 0;  // length of a text, bytes, big_integer or global
   std::uint32_t items = 0;       // index in Pickle::lists, for all kinds with items
-  std::int64_t number = 0;       // value of a boolean or integer; start in Pickle::texts
+  std::int64_t number = 0;       // value of a boolean or integer; offset of a text in Pickle::texts
 };
 
 // Limits the bytes copied for strings, lists and tuples that a pickle refers to repeatedly, such as

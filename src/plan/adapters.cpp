@@ -479,7 +479,7 @@ class Adder {
   MergeDrafts& drafts_;
   std::vector<Finding>& findings_;
   std::vector<AdapterConfig> configs_;
-  std::optional<bool> has_conv1d_;  // the base
+  std::optional<bool> has_conv1d_;  // for the base; nullopt: not yet known
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
   std::map<unsigned, std::vector<std::string>> encoders_;  // modules by AdapterPlace::encoder

@@ -31,7 +31,7 @@ class ModuleTree {
     std::vector<std::uint32_t> modules;  // child modules, in the order of their first tensors
     std::vector<std::uint32_t> tensors;  // tensors that belong directly to this module
     std::uint64_t bytes = 0;
-    std::uint64_t direct_bytes = 0;     // of `tensors`
+    std::uint64_t direct_bytes = 0;     // bytes of `tensors`
     std::uint32_t tensor = UINT32_MAX;  // index, if the node is a tensor
 
     [[nodiscard]] bool is_tensor() const noexcept { return tensor != UINT32_MAX; }

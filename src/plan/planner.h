@@ -77,7 +77,7 @@ class Planner {
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void leave_without_value(std::size_t target, std::string reason);
-  bool fail(std::size_t target, Finding finding);  // false
+  bool fail(std::size_t target, Finding finding);  // returns false
 
   // merge_adapters.cpp
   void keep_numbers(const TargetRecipe& recipe);

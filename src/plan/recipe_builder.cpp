@@ -342,7 +342,7 @@ Dtype RecipeBuilder::dtype(Value value) const {
 void RecipeBuilder::add(std::string target, Value value) {
   only_errors([&] {
     const Tensor& tensor = impl_->at("add", value);
-    if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
+    if (tensor.is_packed) (void)impl_->view_at("add", value);  // throws
     if (!impl_->names.insert(target).second) {
       refuse_operation("add", {"the target already has a recipe", printable(target)}, target);
     }

@@ -100,7 +100,7 @@ std::string size_text(const Shape& shape) {
   return fmt::format("{} columns of {} matrices", columns, matrices);
 }
 
-// Returns a text such as "'blk.0.attn_q.weight' and 6 others".
+// Returns a string such as "'blk.0.attn_q.weight' and 6 others".
 std::string others_of(const Alike& some) {
   const std::string name = fmt::format("'{}'", printable(some.first));
   return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));

@@ -129,7 +129,7 @@ enum Facts : unsigned {
   grouped = 64,        // at least four query heads share one head of keys and values
   four_experts = 128,  // at least four experts
   eight_experts = 256,
-  other_experts = 512,  // not eight
+  other_experts = 512,  // any number of experts except eight
   falcon = 1024,
   not_falcon = 2048,
   importance = 4096,

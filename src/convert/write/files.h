@@ -20,7 +20,7 @@ namespace loadstone {
 
 // ---- Subfolders of a model's folder that its configs name
 
-inline constexpr std::string_view modules_name = "modules.json";  // of sentence-transformers
+inline constexpr std::string_view modules_name = "modules.json";  // file of sentence-transformers
 inline constexpr std::string_view pipeline_name = "model_index.json";
 
 // Returns true for a relative path of plain names, which cannot leave its folder.

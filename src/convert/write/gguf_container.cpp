@@ -326,7 +326,7 @@ class GgufContainer final : public Container {
     const std::size_t count = conversion.files.size();
     std::vector<GgufTensor> tensors;
     for (const OutputTensor& tensor : conversion.files[file].tensors) {
-      if (!gguf_type_id(tensor.encoding)) continue;  // rejected before
+      if (!gguf_type_id(tensor.encoding)) continue;  // an error is already reported
       tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
     }
     const std::uint64_t alignment = alignment_of(conversion.metadata);
