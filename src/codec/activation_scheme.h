@@ -1,4 +1,4 @@
-// Quantization algorithms that configs name: how each quantizes activations, and its encodings.
+// Describes the quantization algorithms that configs name: their activations and encodings.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@ inline constexpr std::string_view no_scheme = "none";
 
 struct ActivationScheme {
   std::string_view algorithm;  // ModelOpt's or another method's name, in lower case
-  std::string_view numbers;    // activations: such as "8-bit float, static", or no_scheme
+  std::string_view numbers;    // format of activations: "8-bit float, static", or no_scheme
   std::string_view extent{};   // the values that share a scale, such as "token"
 };
 

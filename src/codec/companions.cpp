@@ -27,8 +27,8 @@ struct Row {
   Place place;
 };
 
-// First the names of modules' companions in ModelOpt, compressed-tensors, FBGEMM, Mistral, Gemma
-// and ComfyUI; then those of caches; then ComfyUI's older marker, which a model has only once.
+// The companions of modules in ModelOpt, compressed-tensors, FBGEMM, Mistral, Gemma and ComfyUI;
+// then the companions of caches; then ComfyUI's older marker, which a model has only once.
 constexpr std::array rows = {
     Row{"input_scale", Place::module},
     Row{"input_zero_point", Place::module},
@@ -102,8 +102,8 @@ class Owners {
     return name.substr(0, name.rfind('.') + 1);
   }
 
-  // Looks in the module and its parent, but not in the root, because it is a parent of every module
-  // and not an attention module. Other modules may have a learned scalar of the same name.
+  // Looks in the module and its parent. Skips the root, because the root is a parent of every
+  // module but not an attention module. Other modules may have a learned scalar of the same name.
   [[nodiscard]] std::optional<std::size_t> of_attention(std::string_view stem) const {
     for (const std::string_view module : {stem, around(stem)}) {
       if (module.empty() && !stem.empty()) break;

@@ -14,7 +14,7 @@ namespace loadstone {
 // to the tensors "module.comfy_quant", which contain the same markers.
 inline constexpr std::string_view layers_metadata_key = "_quantization_metadata";
 
-// Returns true if the last part of the name is that of a companion.
+// Returns true if the last part of the name identifies a companion.
 [[nodiscard]] bool is_companion_name(std::string_view name);
 // Returns true for a companion of a single module, such as "P.input_scale" of "P.weight".
 [[nodiscard]] bool is_module_companion(std::string_view name);

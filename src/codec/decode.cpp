@@ -17,7 +17,7 @@ const DecodeKernel* find_decode_kernel(std::string_view name) noexcept {
   return nullptr;
 }
 
-// Adds up the bytes that the first value needs. Overridden by layouts in which values differ.
+// Adds up the bytes that the first value needs. Layouts whose values differ in this override it.
 std::uint64_t Decoder::bytes_of_one() const noexcept {
   std::uint64_t bytes = 0;
   for (std::size_t part = 0; part < parts_max; ++part) bytes += part_bytes(part, 0, 1).size();

@@ -51,7 +51,7 @@ class Decoder {
 struct PreparedDecoder {
   using Range = ByteRange;
 
-  Dtype dtype = Dtype::f32;  // of the decoded tensor
+  Dtype dtype = Dtype::f32;  // dtype of the decoded tensor
   std::uint64_t elements = 0;
   std::shared_ptr<const Decoder> decoder;
 
@@ -67,8 +67,8 @@ struct PreparedDecoder {
 // The arguments of DecodeKernel::prepare: the components, and the tensor to decode to.
 struct DecodeRequest {
   std::span<const DecodePart> parts;
-  const Shape& shape;        // of the decoded tensor
-  Dtype dtype;               // of the decoded tensor
+  const Shape& shape;        // shape of the decoded tensor
+  Dtype dtype;               // dtype of the decoded tensor
   float offset;              // added to nested scales; 0 for kernels without nested scales
   std::uint64_t group_size;  // values per scale; 0 if the shapes determine it
 };
@@ -84,7 +84,7 @@ struct DecodeKernel {
   // Error bound of values that the encoder rounded to the nearest code. Does not apply with zero
   // points. Null if the bound is unknown.
   const ErrorBound* error = nullptr;
-  // Names of the components, the codes first. If empty, the others are "scale" and "scale_2".
+  // Names of the components, the codes first. If empty, the scales are "scale" and "scale_2".
   std::span<const std::string_view> components{};
   // True if the scale of a block of zeros is 0. Otherwise every scale is above zero.
   bool has_zero_scales = false;

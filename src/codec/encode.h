@@ -29,7 +29,7 @@ enum class NamingStyle : std::uint8_t {
   gguf  // GGUF: one tensor with its own name, and a block format as its encoding
 };
 
-// Change of the shape of a component from the encoder's shape to that in files.
+// Change from the shape that the encoder gives a component to the shape in files.
 enum class ComponentShape : std::uint8_t {
   same,      // unchanged
   flat,      // [rows] instead of [rows, 1]

@@ -94,7 +94,7 @@ constexpr ErrorBound clamped(ErrorBound bound, double over) noexcept {
 }
 
 // Extends a bound to quantized scales. A stored scale can differ by `off` times the largest scale
-// from the scale that divided the values, and their range by the same fraction of `outer`.
+// from the scale that divided the values. The range of the values then differs by `off` * `outer`.
 constexpr ErrorBound with_scale_codes(ErrorBound bound, double off, std::byte top_scale) noexcept {
   bound.of_outer = (1 + bound.of_reach) * off;
   bound.top_scale = top_scale;

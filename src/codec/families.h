@@ -1,5 +1,5 @@
-// The list of families of encodings. Each family has its own folder. No other code depends on the
-// name of an encoding, neither to read nor to write it.
+// Declares the families of encodings and their list. Each family has its own folder. No other code
+// depends on the name of an encoding, neither to read nor to write it.
 #pragma once
 
 #include <cstdint>

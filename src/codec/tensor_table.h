@@ -19,7 +19,7 @@ namespace loadstone {
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;
-  // Upper limit of the bytes of a quantization state or a code table.
+  // Upper limit on the bytes of a quantization state or a code table.
   static constexpr std::uint64_t small_bytes_max = 4096;
 
   TensorTable() = default;
@@ -37,9 +37,10 @@ class TensorTable {
   // Returns a string of the header's metadata, or an empty string.
   [[nodiscard]] virtual std::string_view metadata(std::string_view key) const = 0;
   // Returns the first bytes of a small tensor, such as a state, a table or an order of columns.
-  // They are read like headers, when a checkpoint is opened. Throws Error.
+  // This reads the file when a checkpoint is opened, as for headers. Throws Error.
   [[nodiscard]] virtual std::string read(std::uint32_t tensor, std::uint64_t bytes) const = 0;
-  // Adds a finding about the whole checkpoint. Ignores it if its code was added before.
+  // Adds a finding about the whole checkpoint, unless a finding with the same code was added
+  // before.
   virtual void note(Finding finding) const = 0;
 
   // Returns all bytes. Throws Error "q.quant_state" if there are more than `bytes_max`.

@@ -9,10 +9,10 @@
 
 namespace loadstone {
 
-// Warns ("convert.activations") of schemes and scales that an output with new configs loses. For a
-// cache: the scheme in the source's configs, and its scales. For activations: their scales, and for
-// `--style` without quantization also a scheme that differs from the source's. `source` has the
-// source's configs.
+// Warns ("convert.activations") of schemes and scales that an output with new configs loses: a
+// cache's scheme and scales, and the scales of activations. For `--style` without quantization,
+// also warns of a scheme of activations that differs from the source's. `source` has the source's
+// configs.
 void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
                   std::vector<Finding>& findings);
 // Warns ("convert.lists") of each list in the output's configs, such as "ignore", whose entries

@@ -130,7 +130,8 @@ std::string_view certain_claim(const Catalog& catalog, const ModelFolder& folder
   return is_certain ? file : std::string_view();
 }
 
-// Handles an encoding that a config declares but no tensor confirms: the tensors may be codes.
+// Adds an error if values are requested and a config declares an encoding that no tensor confirms,
+// because the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& all = *conversion.plan.catalog;
   const Catalog& catalog = all.checkpoints().empty() ? all : *all.checkpoints().front();
@@ -244,7 +245,7 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
     }
   }
   for (const auto& [key, encodings] : names) {
-    // Readers would reject metadata that names several encodings, so it names none.
+    // Readers would reject metadata that names several encodings, so none is recorded.
     if (encodings.size() != 1) continue;
     metadata.insert_or_assign(std::string(key),
                               MetadataValue{.value = std::string(*encodings.begin())});

@@ -203,7 +203,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   ConvertReport report;
   report.findings = conversion.plan.findings;
   std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
-    // The caller may have copied it into the plan.
+    // The caller may have copied the finding into the plan.
     return std::ranges::count(conversion.plan.findings, each) == 0;
   });
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();

@@ -103,8 +103,8 @@ Finding cannot_cut(const TargetRecipe& stack, const std::string& why, const char
           .found = stack.shape.text()};
 }
 
-// Returns the shapes of stacks of down projections, [experts, hidden, inner], by module. Only
-// together with them does the shape of "gate_up_proj" reveal the orientation of both.
+// Returns the shapes of stacks of down projections, [experts, hidden, inner], by module. The shape
+// of "gate_up_proj" alone does not reveal if a module's stacks are transposed.
 std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   static const re2::RE2 pattern(R"(^(.*\.experts)\.down_proj(?:\.weight)?$)");
   std::map<std::string, Shape> shapes;
@@ -117,7 +117,7 @@ std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   return shapes;
 }
 
-// Returns the rule for a recipe's stack, and sets its module; null if the stack cannot be cut.
+// Returns the rule for a recipe's stack and sets `module`; null if the stack cannot be cut.
 const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   if (recipe.shape.rank() != 3 || recipe.shape.numel().value_or(0) == 0) return nullptr;
   if (recipe.constant != nullptr) return nullptr;

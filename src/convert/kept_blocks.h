@@ -1,5 +1,5 @@
-// Keeps GGUF blocks of the source if the output's format can store them. The engine copies them as
-// bytes: each is a U8 target whose boxes copy whole blocks.
+// Keeps GGUF blocks of the source if the output's format can store them. Each tensor that is kept
+// becomes a U8 target whose boxes copy whole blocks as bytes.
 #pragma once
 
 #include <functional>

@@ -185,8 +185,8 @@ constexpr std::uint64_t thread_overhead = 256 << 10;
 // that does not fit is read again, so a small amount suffices if memory is short.
 constexpr std::uint64_t thread_digest_bytes = 1 << 20;
 constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
-// Factor for the memory above: its blocks have different sizes, so the allocator was measured to
-// hold about twice as much in addition.
+// Factor for the memory above. In addition to the blocks, the allocator holds about twice their
+// size (measured), because the blocks have different sizes.
 constexpr std::uint64_t kept_by_allocator = 3;
 
 // Estimated bytes of a tensor's entry in a header without its name: shape, dtype and offsets.

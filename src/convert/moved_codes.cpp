@@ -234,7 +234,7 @@ class Check {
   const Catalog& catalog_;
   const QuantizedTensors& before_;
   std::optional<QuantizedTensors> named_;  // like before_, but recognised by names alone
-  std::optional<std::uint32_t> lost_;      // missing component of the last codes
+  std::optional<std::uint32_t> lost_;      // missing component of the codes checked last
   // Index of the target that copies a source, by source.
   std::map<std::uint32_t, std::uint32_t> copies_;
 };

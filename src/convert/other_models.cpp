@@ -118,7 +118,7 @@ std::string value_in(const Fields& fields, const std::string& name) {
   return field == fields.end() ? "absent" : field->second;
 }
 
-// Returns a text such as "rope_theta (500000.0, and 10000.0 in the output)" for each field that
+// Returns a string such as "rope_theta (500000.0, and 10000.0 in the output)" for each field that
 // differs.
 std::vector<std::string> differences(const Fields& first, const Fields& other) {
   Fields all = first;
@@ -283,8 +283,8 @@ Fields settings_of(const ExtraFile& file, WritableStorage& storage) {
   return fields;
 }
 
-// Settings by file. All files of a tokenizer share one name, because versions divide settings
-// differently among them.
+// Settings by file. All files of a tokenizer share one name, because library versions divide
+// settings differently among them.
 using Settings = std::map<std::string, Fields, std::less<>>;
 
 bool has_settings(std::string_view name) {
@@ -347,8 +347,8 @@ void add_differences(const std::string& name, Fields ours, Fields theirs,
   }
 }
 
-// Warns of files that differ from the first model's files, which the output has. If versions write
-// a vocabulary into several files, the file that all versions read decides.
+// Warns of files that differ from the first model's files, which the output has. If library
+// versions write a vocabulary into several files, the file that all versions read decides.
 void tell_files(const DescribedModel& first, const Settings& settings, const DescribedModel& other,
                 std::vector<Finding>& findings) {
   if (other.is_gguf()) return;

@@ -42,8 +42,8 @@ bool are_same(float factor, float divisor) noexcept {
                              [&](float scale) { return scale * factor == scale / divisor; });
 }
 
-// Returns the reciprocal, or one of the two neighbouring floats, if `is_same` is true for it;
-// otherwise nullopt.
+// Returns the reciprocal, or one of the two neighbouring floats: the first for which `is_same`
+// returns true. Otherwise returns nullopt.
 template <typename IsSame>
 std::optional<float> inverse(float number, IsSame is_same) noexcept {
   constexpr float most = std::numeric_limits<float>::max();

@@ -60,8 +60,8 @@ constexpr std::string_view headed =
 constexpr std::string_view gguf_embedding = "token_embd.weight";
 
 // Architectures for which llama.cpp builds no head (`gguf_encoders`), or always uses the embedding
-// as the head (`gguf_always_tied`): it rejects files with a separate head for these. Source:
-// llama.cpp's models/*.cpp (llama-cpp-python 0.3.36).
+// as the head (`gguf_always_tied`). llama.cpp rejects their files if these have a separate head.
+// Source: llama.cpp's models/*.cpp (llama-cpp-python 0.3.36).
 constexpr std::string_view gguf_encoders =
     "bert modern-bert neo-bert eurobert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 "
     "gemma-embedding t5encoder wavtokenizer-dec clip";
@@ -99,8 +99,8 @@ constexpr auto other_heads = std::to_array<OtherHead>({
     {"ultrabert", "head.decoder"},
 });
 
-// Returns true for the embedding that encoder and decoder share under this name in all model
-// classes.
+// Returns true if the tensor is an embedding that encoder and decoder share. The name has this
+// meaning in all model classes.
 bool is_shared_embedding(std::string_view name) {
   return name == "shared.weight" || name.ends_with(".shared.weight");
 }

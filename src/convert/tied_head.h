@@ -53,7 +53,7 @@ class TiedHead {
   bool is_always_tied_ = false;  // true if the head cannot be a separate tensor
   // True for masked language models, whose heads have various names and biases.
   bool is_masked_ = false;
-  std::vector<std::uint64_t> rows_;  // of embeddings
+  std::vector<std::uint64_t> rows_;  // numbers of rows of embeddings
 };
 
 // Returns modules whose weights are tied and therefore missing from the output. These are usually

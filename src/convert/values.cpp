@@ -122,7 +122,7 @@ class ValueDecoder {
   struct Experts {
     std::map<std::uint64_t, std::array<std::string, 3>> names;
     ExpertWords words = ExpertWords::usual;
-    std::string first;  // first expert tensor of the layer that was found
+    std::string first;  // the first expert tensor found in the layer
     std::string other;  // first tensor that uses the other ExpertWords
   };
 

@@ -17,7 +17,6 @@ namespace loadstone {
 struct Values {
   Recipes recipes{};  // recipes of decoded, fused, separated, merged or repacked tensors
   std::vector<std::uint32_t> dropped{};  // sources that are deliberately unused
-  // True if the output has two values for names that the source's config ties.
   std::vector<RepackedTensor> repacked{};
   bool unties = false;  // the output has two values for names that the source's config ties
 };

@@ -25,7 +25,7 @@ constexpr std::string_view metadata_module = "torch.distributed.checkpoint.metad
 constexpr std::string_view storage_info = "torch.distributed.checkpoint.filesystem._StorageInfo";
 constexpr std::string_view megatron_metadata =
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
-// TensorProperties as torch before 2.3 names it.
+// Name of TensorProperties in torch before 2.3.
 constexpr std::string_view old_properties =
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties";
 constexpr std::string_view get_layout = "torch.serialization._get_layout";
@@ -69,7 +69,7 @@ std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 
-// Includes dtypes that loadstone cannot read, which it rejects only if a tensor has one.
+// Also accepts dtypes that loadstone cannot read. They are rejected only if a tensor has one.
 bool is_torch_dtype(std::string_view global) noexcept {
   constexpr auto beginnings = std::to_array<std::string_view>(
       {"torch.float", "torch.bfloat", "torch.int", "torch.uint", "torch.bool", "torch.complex",

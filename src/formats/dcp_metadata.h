@@ -18,7 +18,7 @@ inline constexpr std::string_view dcp_metadata_name = ".metadata";
 
 // A rectangular part of a tensor, stored as one item of a file.
 struct DcpChunk {
-  std::vector<std::uint64_t> offsets;  // of the chunk's first element in the tensor
+  std::vector<std::uint64_t> offsets;  // index of the chunk's first element in the tensor, by dim
   Shape sizes;
   std::uint32_t file = no_file;  // index into DcpMetadata::files
   std::uint64_t item_begin = 0;  // offset in the file

@@ -32,14 +32,14 @@ struct HeaderProblem {
   std::string expected = {};
   std::optional<std::uint64_t> byte_offset = {};
 };
-// Throws the Error. `culprit`: name of the tensor or metadata key.
+// Throws an Error for the problem. `culprit`: name of the tensor or metadata key.
 [[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
                          std::string_view culprit = {});
 
 // Returns the digest of all bytes before and after the data of a file.
 [[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
 
-// Returns text such as "16 bytes" or "1 byte".
+// Returns a string such as "16 bytes" or "1 byte".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 
 // Returns the index of a tensor whose name an earlier tensor has; nullopt if all names differ.

@@ -203,7 +203,7 @@ class GgufReader {
     }
   }
 
-  // `ahead`: the least number of bytes known to follow this info.
+  // `ahead`: minimum number of bytes that follow this info.
   TensorInfo read_info(std::uint64_t ahead) {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();
@@ -248,7 +248,7 @@ class GgufReader {
     tensor.encoding = encoding;
     std::ranges::reverse(dims);  // the file stores the fastest-varying dimension first
     tensor.shape = Shape(std::move(dims));
-    // The offset in the data, and the size, until check_layout(), because their sums may overflow.
+    // Contain the offset in the data, and the size, until check_layout(): their sum may overflow.
     tensor.offset_begin = offset;
     tensor.offset_end = bytes;
     return tensor;

@@ -14,7 +14,7 @@
 
 namespace loadstone {
 
-// Real metadata is far smaller; a larger item is rejected.
+// Size limit of a string or array. Real metadata is far smaller.
 inline constexpr std::uint64_t gguf_item_bytes_max = std::uint64_t{512} << 20;
 
 // Limits of ggml. loadstone reads longer keys and names with a warning, and more dims if the caller
@@ -22,7 +22,7 @@ inline constexpr std::uint64_t gguf_item_bytes_max = std::uint64_t{512} << 20;
 inline constexpr std::uint64_t gguf_key_bytes_max = 65535;
 inline constexpr std::uint64_t ggml_name_bytes_max = 63;  // ggml stores 64 bytes with the NUL
 inline constexpr std::uint32_t ggml_rank_max = 4;
-// A u32: the most dims of a tensor, in files that have more than ggml_rank_max.
+// Key of the largest number of dims, a u32, in files that exceed ggml_rank_max.
 inline constexpr const char* gguf_rank_key = "loadstone.rank_max";
 inline constexpr std::uint64_t gguf_alignment_usual = 32;
 
@@ -64,7 +64,7 @@ struct GgufTensor {
 
 // Position of a file in a split.
 struct GgufSplit {
-  std::uint64_t number = 0;  // from 0
+  std::uint64_t number = 0;  // counted from 0
   std::uint64_t count = 0;
   std::optional<std::uint64_t> tensors;  // number of tensors in all parts
 };

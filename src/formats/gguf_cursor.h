@@ -17,9 +17,9 @@ namespace loadstone {
 
 class GgufCursor;
 
-// Reads a header of unknown length from the start of a file that may have hundreds of gigabytes.
-// Reads sequentially through one small buffer, and computes a digest of the header. Never reads a
-// byte of the data, because it reads ahead only as far as set_ahead() allows. Not thread-safe.
+// Reads a header of unknown length from the start of a file of up to hundreds of gigabytes. Reads
+// sequentially through one small buffer, and computes a digest of the header. Never reads a byte of
+// the data, because it reads ahead only as far as set_ahead() allows. Not thread-safe.
 class HeaderReader {
  public:
   // If the file ends within a read, `cursor` throws the error.
@@ -58,10 +58,10 @@ class HeaderReader {
   ByteSource& source_;
   const GgufCursor& cursor_;
   std::uint64_t file_bytes_;
-  std::uint64_t offset_ = 0;  // of the next byte that take() copies
+  std::uint64_t offset_ = 0;  // file offset of the next byte that take() copies
   std::uint64_t ahead_ = 0;
   std::vector<std::byte> buffer_;
-  std::size_t position_ = 0;  // index of that byte in `buffer_`
+  std::size_t position_ = 0;  // index in `buffer_` of the byte at offset_
   Digest digest_;
 };
 

@@ -249,8 +249,8 @@ class PickleReader {
 
   // ---- the memo
 
-  // Writers number the entries of the memo consecutively, and each takes a byte, so an index above
-  // the bytes consumed is unusual. It goes into a map, because it would make the vector too large.
+  // Writers number the entries of the memo consecutively, and each entry takes at least a byte, so
+  // a larger index is unusual. A map stores it, because the vector would become too large.
   void remember(std::uint32_t index) {
     const std::uint32_t node = top();
     if (index > in_.consumed()) {

@@ -32,7 +32,7 @@ struct HeaderEntry {
   std::optional<Shape> shape;
   std::optional<std::array<std::uint64_t, 2>> offsets;
   std::set<std::string_view> others;
-  std::uint64_t position = 0;  // in the header
+  std::uint64_t position = 0;  // byte offset in the header
 };
 
 // Not thread-safe.
@@ -296,7 +296,7 @@ class SafetensorsReader {
     tensor.name = entry.name;
     tensor.encoding = *dtype;
     tensor.shape = *std::move(entry.shape);
-    // Relative to the data, because the sum could overflow before check_layout().
+    // Offsets are relative to the data until check_layout(), because the sums could overflow.
     tensor.offset_begin = (*entry.offsets)[0];
     tensor.offset_end = (*entry.offsets)[1];
     header_.tensors.push_back(std::move(tensor));
@@ -409,8 +409,8 @@ class SafetensorsReader {
   Warnings warnings_;
   FileHeader header_;
   Digest digest_;
-  std::vector<std::uint64_t> positions_;  // of the tensors' entries, in the header's order
-  std::vector<std::uint64_t> offsets_;    // reused, so that an entry allocates no memory for it
+  std::vector<std::uint64_t> positions_;  // positions of the entries, in the header's order
+  std::vector<std::uint64_t> offsets_;    // reused for all entries to avoid allocations
   bool has_metadata_ = false;
   std::uint64_t file_bytes_ = 0;
 };

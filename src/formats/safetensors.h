@@ -17,7 +17,7 @@ namespace loadstone {
 
 class JsonWriter;
 
-// The format's limit.
+// The format's limit on the size of a header.
 inline constexpr std::uint64_t safetensors_header_bytes_max = 100'000'000;
 
 // Reads the length and the header, but no data, and checks every rule. Throws Error "st.*", "io.*".

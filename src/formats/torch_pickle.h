@@ -37,12 +37,12 @@ struct PickleNode {
   bool from_stack = false;       // for a global: STACK_GLOBAL joined its name
   std::uint32_t text_bytes = 0;  // length of a text, bytes, big_integer or global
   std::uint32_t items = 0;       // index in Pickle::lists, for all kinds with items
-  std::int64_t number = 0;       // value of a boolean or integer; start in Pickle::texts
+  std::int64_t number = 0;       // value of a boolean or integer; offset of a text in Pickle::texts
 };
 
 // Limits the bytes copied for strings, lists and tuples that a pickle refers to repeatedly, such as
 // parts of names and shapes. Each reference takes only two bytes, so a malicious pickle could ask
-// for any amount. torch's pickles repeat little and copy fewer bytes than they have. Value type.
+// for any amount. For torch's pickles, the copies are smaller than the pickle. Value type.
 class CopyBudget {
  public:
   static constexpr std::uint64_t bytes_per_pickle_byte = 16;

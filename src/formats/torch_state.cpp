@@ -123,7 +123,7 @@ class StateReader {
     return holds;
   }
 
-  // Records the keys in `items`, except that of the state dict `inner`, for a finding.
+  // Records the keys in `items`, except the key of the state dict `inner`, for a finding.
   void ignore_others(const std::vector<std::uint32_t>& items, std::uint32_t inner) {
     NameSet own;
     static_cast<void>(finds_tensor(inner, [&](std::string_view key) {

@@ -12,7 +12,7 @@ namespace loadstone {
 
 struct TorchStorage {
   Dtype dtype = Dtype::u8;
-  bool is_untyped = false;  // the storage has bytes, and each tensor declares its dtype
+  bool is_untyped = false;  // the storage has no dtype; each tensor declares its own
   std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
   std::uint64_t file_begin = 0;  // set if is_found

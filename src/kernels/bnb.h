@@ -54,8 +54,8 @@ void decode_bnb4(const Bnb4& form, std::uint64_t begin, std::uint64_t end, const
 [[nodiscard]] float bnb_nested_offset(const std::byte* absmax, std::uint64_t count) noexcept;
 
 // Encodes scales to one byte each and one F32 of `nested_absmax` per 256 scales. The scales and
-// `offset` must be finite. `most`: the largest scale that is finite in the dtype of the values, at
-// least as large as each scale. No code decodes to more than `most`.
+// `offset` must be finite. `most`: the largest scale that is finite in the dtype of the values; no
+// scale may exceed it. No code decodes to more than `most`.
 void encode_bnb_nested(BnbDialect dialect, const std::byte* absmax, std::uint64_t count,
                        float offset, float most, std::byte* data,
                        std::byte* nested_absmax) noexcept;

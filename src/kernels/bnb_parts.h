@@ -43,7 +43,7 @@ enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
 
 // Number of elements of the weight and of each component.
 struct BnbSizes {
-  std::uint64_t elements = 0;  // of the weight
+  std::uint64_t elements = 0;  // elements of the weight
   std::uint64_t data = 0;
   std::uint64_t absmax = 0;
   std::uint64_t nested_absmax = 0;

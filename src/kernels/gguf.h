@@ -32,7 +32,7 @@ using DecodeBlocks = void (*)(const std::byte* blocks, std::uint64_t block_count
 // Weights of the values of one row, which the choice of scales takes into account.
 struct BlockImportance {
   const float* numbers = nullptr;  // a finite weight >= 0 for each encoded value
-  float mean_square = 0;           // of the row's values, if asks_for_row()
+  float mean_square = 0;           // mean square of the row's values, if asks_for_row()
 };
 
 // Encodes `block_count` consecutive blocks of finite values. `importance` may be null unless the

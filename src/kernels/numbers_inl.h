@@ -28,8 +28,8 @@ inline void store_number(std::byte* to, float value) noexcept {
   number::store<target>(to, value, number::bf16_nan_scalar);
 }
 
-// Calls `run` with the dtype of the plain values as a template argument. Other dtypes than F32, F16
-// and BF16 have been rejected before.
+// Calls `run` with the dtype of the plain values as a template argument. The dtype must be F32, F16
+// or BF16.
 template <class Run>
 inline auto with_numbers(Dtype dtype, Run run) {
   if (dtype == Dtype::f32) return run.template operator()<Dtype::f32>();

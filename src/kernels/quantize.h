@@ -63,7 +63,7 @@ enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;
-  Dtype dtype = Dtype::f32;  // of the values before encoding
+  Dtype dtype = Dtype::f32;  // dtype of the values before encoding
   std::uint64_t elements = 0;
   std::uint64_t window_elements = 1;  // all windows except the last are multiples of this
   std::uint64_t columns = 1;          // columns of a row
@@ -79,18 +79,18 @@ struct QuantizedLayout {
   Bnb4 bnb4;
   BlockFormat block = BlockFormat::q8_0;                 // if kind is gguf_blocks
   std::shared_ptr<const std::vector<float>> importance;  // see Quantization::importance
-  // Dtype to which the encoder casts values first. It treats values out of its range as infinite.
+  // Dtype to which the encoder first casts values. Values beyond its range count as infinite.
   std::optional<Dtype> computed_in;
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
 
-  // A multiple of window_elements, and if possible of the blocks of all source formats, because
-  // whole blocks are cheaper to read.
+  // Returns a multiple of window_elements, and if possible of the blocks of all source formats,
+  // because whole blocks are cheaper to read.
   [[nodiscard]] std::uint64_t step_elements() const noexcept {
     const std::uint64_t window = window_elements == 0 ? 1 : window_elements;
     return (whole_elements + window - 1) / window * window;
   }
-  // Size of a step in bytes, or of the whole tensor if it is smaller.
+  // Returns the size of a step in bytes, or of the whole tensor if it is smaller.
   [[nodiscard]] std::uint64_t step_bytes() const noexcept;
 };
 

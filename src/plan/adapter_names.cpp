@@ -46,7 +46,7 @@ constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lo
 struct Prefix {
   std::string_view text;
   unsigned encoder = 0;                        // the number of the pipeline's text encoder
-  std::array<std::string_view, 2> parts = {};  // prefixes in a pipeline's single file
+  std::array<std::string_view, 2> parts = {};  // the base's prefixes if the pipeline is one file
 };
 
 // The first prefix whose removal leaves the name of a base tensor is used.
@@ -185,7 +185,7 @@ std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
     place->encoder = prefix.encoder;
     return place;
   }
-  // ComfyUI's name for a module of a pipeline's single file.
+  // ComfyUI's name for a module of a single-file pipeline.
   if (module.starts_with("diffusion_model.")) {
     if (auto place = find_exact("model." + module)) return place;
   }

@@ -31,7 +31,7 @@ struct AdapterName {
 // Parses names such as "x.lora_A.weight", "x.lora.down.weight" and "lora_unet_x.lora_down.weight".
 [[nodiscard]] AdapterName adapter_name(std::string_view tensor);
 
-// Returns true if the name is that of a matrix that is a factor of a low-rank product.
+// Returns true if the tensor is a factor of a low-rank product.
 [[nodiscard]] bool is_factor_of_adapter(std::string_view tensor);
 
 // The destination of a module's product: a tensor of the base, or a part of that tensor.
@@ -44,10 +44,10 @@ struct AdapterPlace {
     expert,  // one matrix of a stack
   };
 
-  std::string name;  // of the tensor in the base
+  std::string name;  // name of the base tensor
   Part part = Part::all;
   std::uint64_t expert = 0;
-  std::uint64_t share = 0;   // index of the equal part of the expert's rows
+  std::uint64_t share = 0;   // index of the product's part if the expert's rows have equal parts
   std::uint64_t shares = 1;  // number of equal parts
   // Number of the pipeline's text encoder that contains the module. 0 if the base is the whole
   // pipeline, or the module is not in a text encoder.
@@ -72,7 +72,7 @@ class AdapterPlaces {
 
   std::map<std::string, bool, std::less<>> names_;
   // Base tensors by module name with underscores instead of dots, with and without the prefix that
-  // a pipeline's single file adds.
+  // a single-file pipeline adds.
   std::map<std::string, std::vector<std::string>, std::less<>> underscored_;
 };
 

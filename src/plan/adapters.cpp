@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* unfit = "merge.adapter";       // the adapter does not fit the base
 constexpr const char* malformed = "format.adapter";  // the adapter is inconsistent
-// peft's prefix of tensor names. The scale of such an adapter is only in its configuration.
+// PEFT's prefix for tensor names. An adapter with this prefix has its scale only in its config.
 constexpr std::string_view peft_prefix = "base_model.model.";
 
 // Not thread-safe.
@@ -69,8 +69,8 @@ class Adder {
   }
 
  private:
-  // Requires the modules that the adapter's configuration declares as trained in full. peft lists
-  // every usual name of a head, of which the base has only one.
+  // Requires tensors for the modules that the adapter's configuration declares as trained in full.
+  // Ignores modules that the base lacks, because PEFT lists several usual names for the head.
   void require_saved_modules(const AdapterConfig& config) {
     for (const std::string& module : config.saved_modules()) {
       const auto is_inside = [&](const std::string& name) {
@@ -357,7 +357,7 @@ class Adder {
     return product;
   }
 
-  // Returns the number of columns of the base's tensor as a matrix.
+  // Returns the number of columns of the base's tensor when viewed as a matrix.
   [[nodiscard]] static std::uint64_t row_elements(const AdapterPlace& place, const Shape& shape) {
     if (place.part == AdapterPlace::Part::expert) return shape.rank() == 3 ? shape[2] : 0;
     return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
@@ -472,14 +472,14 @@ class Adder {
   const Catalog& catalog_;
   std::shared_ptr<const Catalog> adapter_;
   std::uint32_t checkpoint_;
-  std::uint32_t first_tensor_;  // index in the joined catalog of the adapter's first tensor
+  std::uint32_t first_tensor_;  // index of the adapter's first tensor in the joined catalog
   const MergeAdapter& options_;
   const AdapterPlaces& places_;
   MergeNumbers& numbers_;
   MergeDrafts& drafts_;
   std::vector<Finding>& findings_;
   std::vector<AdapterConfig> configs_;
-  std::optional<bool> has_conv1d_;  // the base
+  std::optional<bool> has_conv1d_;  // for the base; nullopt: not yet known
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
   std::map<unsigned, std::vector<std::string>> encoders_;  // modules by AdapterPlace::encoder

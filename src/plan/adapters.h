@@ -1,4 +1,4 @@
-// Adds adapters to merges as terms.
+// Declares the drafts of a merge's tensors, and adds the products of adapters to the drafts.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ struct AdapterProduct {
 
 // A product among the terms of a draft, and the adapter's tensors that are its factors.
 struct AddedProduct {
-  std::string name;  // of the module in the adapter
+  std::string name;  // name of the module in the adapter
   std::size_t term = 0;
   std::uint32_t left = 0;
   std::uint32_t right = 0;
@@ -54,7 +54,7 @@ struct AddedProduct {
 
 // A tensor of the output to which terms are being added.
 struct MergeDraft {
-  MergeSource source;  // from the first model
+  MergeSource source;  // source in the first model
   std::vector<Box> boxes;
   Merge merge;
   std::vector<AddedProduct> products;
@@ -67,12 +67,12 @@ struct MergeDraft {
   std::string obstacle{};
 
   [[nodiscard]] bool is_adapted() const noexcept { return is_replaced || !products.empty(); }
-  // Adds the tensors of `other`, whose value was compared with this one and is equal.
+  // Adds the adapter tensors of `other`, a draft with an equal value, to `decided_by`.
   void add_same(const MergeDraft& other);
 };
 
-// The drafts for the tensors of a base. An adapter may also refer to a tensor by the name of a tie,
-// or by its name in the checkpoint. Not thread-safe.
+// The drafts for the tensors of a base. An adapter may also refer to a tensor by a tied name or by
+// its name in the checkpoint. Not thread-safe.
 struct MergeDrafts {
   std::map<std::string, MergeDraft, std::less<>> items;
   std::map<std::string, std::string, std::less<>> other_names;  // other name -> name in `items`
@@ -95,8 +95,8 @@ struct MergeDrafts {
   }
 };
 
-// Adds the adapter, which is the catalog's checkpoint `checkpoint`, to the drafts that it changes.
-// Adds an error to the findings for each unused tensor of the adapter.
+// Adds the adapter, which has the index `checkpoint` among the catalog's checkpoints, to the drafts
+// that it changes. Adds an error to the findings for each unused tensor of the adapter.
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
@@ -108,7 +108,7 @@ void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAd
                                       const AddedProduct& b);
 
 // Warns about the adapter's modules for a text encoder of a pipeline if the base's folder is not
-// the folder of that encoder. `modules` has the names of modules by encoder number.
+// the folder of that encoder. `modules` maps encoder numbers to module names.
 void report_other_encoders(const Catalog& base, const Catalog& adapter,
                            const std::map<unsigned, std::vector<std::string>>& modules,
                            std::vector<Finding>& findings);

@@ -237,8 +237,8 @@ std::vector<std::string> balanced_devices(const std::vector<Placeable>& tensors,
 std::vector<std::pair<std::string, std::string>> device_map_entries(
     const std::vector<Placeable>& tensors, const std::vector<std::string>& devices) {
   const ModuleTree tree(tensors);
-  // Children come after their parents, so a backward pass finds for each node its only device, or
-  // that it has several devices.
+  // Children come after their parents, so a backward pass finds the only device of each node, or
+  // finds that the node has several devices.
   std::vector<const std::string*> one(tree.size(), nullptr);
   std::vector<bool> several(tree.size(), false);
   for (auto i = static_cast<std::uint32_t>(tree.size()); i-- > 0;) {

@@ -1,7 +1,7 @@
 // Computes a device for each module from sizes and capacities, with the same results as
 // accelerate's infer_auto_device_map: modules are placed in order and split if they do not fit,
-// modules that share a tensor stay together, and the first accelerator and the host reserve room
-// for the largest layer that may be brought back from a slower place.
+// modules that share a tensor stay together, and the first accelerator and the host reserve space
+// for the largest layer that may be loaded from a slower device.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace loadstone {
 struct Placeable {
   std::string_view name;
   std::uint64_t bytes = 0;
-  std::size_t root = 0;  // index of the tensor that this one is tied to, or its own
+  std::size_t root = 0;  // index of the tensor to which this one is tied, or its own index
 };
 
 // The tree of a model's modules, derived from the dots in tensor names. Immutable after
@@ -31,7 +31,7 @@ class ModuleTree {
     std::vector<std::uint32_t> modules;  // child modules, in the order of their first tensors
     std::vector<std::uint32_t> tensors;  // tensors that belong directly to this module
     std::uint64_t bytes = 0;
-    std::uint64_t direct_bytes = 0;     // of `tensors`
+    std::uint64_t direct_bytes = 0;     // bytes of `tensors`
     std::uint32_t tensor = UINT32_MAX;  // index, if the node is a tensor
 
     [[nodiscard]] bool is_tensor() const noexcept { return tensor != UINT32_MAX; }

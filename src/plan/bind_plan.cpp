@@ -36,7 +36,7 @@ namespace {
                .expected = std::move(expected)});
 }
 
-// A warning, because copying a checkpoint also changes its modification time.
+// Returns a warning, not an error, because copying a checkpoint also changes modification times.
 Finding other_times(const std::vector<const Shard*>& shards) {
   std::string message = fmt::format(
       "'{}' has a different modification time than when the plan was made; its size and header are "
@@ -66,7 +66,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
     if (now.bytes != then.bytes) {
       changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
     }
-    // A copy of the shard, remote or local, may have a different version or no version.
+    // A copy of the shard, remote or local, may have no version.
     if (!now.version.empty() && !then.version.empty() && now.version != then.version) {
       changed(shards[i], "version", version_text(now.version), version_text(then.version));
     }
@@ -297,7 +297,7 @@ class Binder {
                   {.tensor = plan_.targets[target].name, .field = std::move(place)});
   }
 
-  // Converts the file's source numbers to indices of the catalog.
+  // Converts the file's source numbers to catalog indices.
   void bind_boxes(std::size_t i, std::string_view field, std::vector<Box>& boxes) const {
     for (std::size_t b = 0; b < boxes.size(); ++b) {
       Box& box = boxes[b];

@@ -42,9 +42,9 @@ class Codes {
   // Returns the error for a target that can use neither a component nor decoded values.
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
-  // The first tensor that the target gets undecoded although the tensor's codes have a dtype other
-  // than the target's, or their scales are unused. `delivered[i]` is true if the plan delivers
-  // tensor i of the catalog undecoded.
+  // The first tensor whose codes the target gets undecoded although they are useless to the target:
+  // their dtype is not the target's, or their scales are unused. `delivered[i]` is true if the plan
+  // delivers tensor i of the catalog undecoded.
   struct Lone {
     std::uint32_t tensor;
     Finding error;

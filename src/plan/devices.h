@@ -18,7 +18,7 @@ inline constexpr std::array<std::string_view, 9> counted_devices = {
 // Returns true for "cpu", "disk", "meta", and the types in counted_devices with or without ":N".
 [[nodiscard]] bool is_device_name(std::string_view text) noexcept;
 
-// Returns a message such as "unknown device 'tpu'; did you mean 'cpu'?". `others` has further
+// Returns a message such as "unknown device 'tpu'; did you mean 'cpu'?". `others` lists further
 // accepted words.
 [[nodiscard]] std::string unknown_device(std::string_view text,
                                          std::vector<std::string> others = {});

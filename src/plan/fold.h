@@ -33,7 +33,7 @@ struct PlanRow {
 // Returns the rows in the order of their first targets.
 [[nodiscard]] std::vector<PlanRow> fold_targets(const Plan& plan);
 
-// Returns a text such as "103 targets: 101 checkpoint, 2 constructor".
+// Returns a string such as "103 targets: 101 checkpoint, 2 constructor".
 [[nodiscard]] std::string counts_text(const Plan& plan);
 
 }  // namespace loadstone

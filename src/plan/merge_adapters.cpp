@@ -36,8 +36,8 @@ void move_decodings(Merge& merge, std::uint32_t by) {
 
 }  // namespace
 
-// Returns the reason why an adapter cannot change the target. A failed target already has a
-// finding.
+// Returns the reason why an adapter cannot change the target; empty if it can. Also empty for a
+// target without a value, which already has a finding.
 std::string Planner::obstacle_of(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   const Origin origin = planned.recipe.origin;

@@ -16,8 +16,7 @@
 
 namespace loadstone {
 
-// Numbers of sources and decodings in the JSON text, in order of use. A reader keeps the numbers of
-// the text.
+// The numbers of sources and decodings in the JSON text, assigned in the order of their first use.
 struct PlanNumbers {
   std::vector<std::uint32_t> sources;  // by index into the catalog
   std::vector<std::uint32_t> decodings;

@@ -19,7 +19,7 @@ namespace loadstone {
 struct MergeSource {
   std::uint32_t tensor = 0;  // the codes, if the tensor is quantized
   Shape shape;
-  Dtype dtype = Dtype::f32;  // in the file; F32 if decoded, BF16 for FP8 without scales
+  Dtype dtype = Dtype::f32;  // dtype in the file; F32 if decoded, BF16 for FP8 without scales
   bool is_decoded = false;
   bool is_number = false;  // is floating-point, or decoded to floats
 };

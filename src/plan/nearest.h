@@ -13,17 +13,17 @@
 
 namespace loadstone {
 
-// Candidate names with their shapes. Ranks similar names before equal shapes: first names with the
-// same ending (because a prefix is the most frequent difference), then names with few edits. Not
-// thread-safe, because it limits its total work.
+// Candidate names with their shapes. The candidates are names with the same ending, because a
+// prefix is the most frequent difference. If none of these has the wanted shape, names of that
+// shape with few edits are added. Not thread-safe, because it limits its total work.
 class NearestNames {
  public:
   // `name` and `shape` must outlive this object. `shape` is null if it is unknown.
   void add(std::string_view name, const Shape* shape);
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
 
-  // Returns at most `count_max` indices in the order of add(), best candidate first. Names of the
-  // same shape are preferred.
+  // Returns at most `count_max` indices in the order of add(), best candidate first. Candidates of
+  // the given shape come before all others.
   [[nodiscard]] std::vector<std::size_t> nearest(std::string_view name, const Shape& shape,
                                                  std::size_t count_max);
 
@@ -37,7 +37,7 @@ class NearestNames {
   void collect_by_edits(std::string_view name, const Shape& shape, std::vector<std::size_t>& found);
 
   std::vector<Entry> names_;
-  // The whole name and each part after a dot, with the first few names that end with it.
+  // Maps each whole name, and each part after a dot, to the first few names that end with it.
   NameMap<std::vector<std::uint32_t>> endings_;
   std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
   std::uint64_t comparisons_ = 0;

@@ -13,8 +13,8 @@
 
 namespace loadstone {
 
-// Marks the tensors that have targets before any use is decided, because the use of a component
-// depends on the targets of its scales.
+// Marks all tensors that have targets. Runs before the use of any component is decided, because the
+// use depends on the targets of the component's scales.
 void Planner::mark_taken_codes() {
   if (plan_.catalog->quantized().empty()) return;
   for (const std::string& name : options_.caller.known_sources) {
@@ -66,7 +66,7 @@ SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
     if (!is_source || box.decoding != no_decoding) continue;
     SourceUse one = codes_.source_use(box.source, target.dtype, nullptr);
     const bool has_blocks = !plan_.catalog->tensors()[box.source].encoding.is_dtype();
-    if (has_blocks && one == SourceUse::component) one = SourceUse::neither;  // boxes count values
+    if (has_blocks && one == SourceUse::component) one = SourceUse::neither;  // not for boxes
     join(one, box.source);
   }
   return all;
@@ -78,7 +78,7 @@ bool Planner::refuse_codes(std::size_t root, const Produced& produced, SourceUse
                            std::uint32_t culprit) {
   const Target& target = skeleton_.targets[root];
   if (taking == SourceUse::neither) {
-    // The caller reports this target itself.
+    // The caller reports this target.
     if (options_.caller.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
@@ -120,7 +120,7 @@ std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   return found->second;
 }
 
-// Makes the boxes of decoded values and of blocks read from decodings. Returns false if the target
+// Makes the boxes of decoded values and of blocks refer to decodings. Returns false if the target
 // has failed.
 bool Planner::decode_boxes(std::size_t root) {
   PlannedTarget& planned = plan_.targets[root];

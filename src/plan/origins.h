@@ -68,7 +68,7 @@ struct OriginRow {
 
 struct MissingRow {
   std::string_view name{};
-  std::optional<Origin> gives{};  // for a target without a value; nullopt: an error
+  std::optional<Origin> gives{};  // origin of a target without a source; nullopt: an error
   bool needs_model = false;       // requires a live model, which the command does not have
 };
 

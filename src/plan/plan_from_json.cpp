@@ -35,7 +35,7 @@ bool is_inside(std::string_view path) {
   return true;
 }
 
-// Returns the folder of a root, which may itself be the path of the only shard.
+// Returns the folder of a root. The root may be a folder or the path of the only shard.
 std::string folder_of(const std::string& root, Storage& storage) {
   if (is_remote(root)) return find_remote(storage, root).folder;
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
@@ -96,7 +96,7 @@ class ShardFinder {
     }
   }
 
-  // Returns the root that the plan names. Throws if its files are not those of the plan.
+  // Returns the folder that the plan specifies. Throws if its files are not those of the plan.
   std::string same_folder() const {
     std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
@@ -168,8 +168,8 @@ class ShardFinder {
   FileOpener opener_;
 };
 
-// Sets the caller's offload folder. The folder that the plan names is only used in the error for a
-// missing one.
+// Sets the caller's offload folder. The folder in the saved plan is used only in the error that is
+// thrown if the caller passed none.
 void take_offload_folder(Plan& plan, const std::string& folder) {
   require_local(folder);
   const bool needs_one = std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {

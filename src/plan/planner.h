@@ -77,7 +77,7 @@ class Planner {
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void leave_without_value(std::size_t target, std::string reason);
-  bool fail(std::size_t target, Finding finding);  // false
+  bool fail(std::size_t target, Finding finding);  // returns false
 
   // merge_adapters.cpp
   void keep_numbers(const TargetRecipe& recipe);
@@ -142,20 +142,20 @@ class Planner {
   // Components of decoded or rejected tensors, which are not reported as unused.
   std::vector<bool> accounted_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
-  // Decodings in a different dtype, by the index of the recipe's decoding.
+  // Variants of recipes' decodings in other dtypes, by the index of the original decoding.
   std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
   // F32 variants, by the index of the original decoding
   std::map<std::uint32_t, std::uint32_t> f32_decodings_;
   Plan plan_;
   NameMap<std::size_t> index_;      // target name -> index in the skeleton
-  std::vector<std::size_t> roots_;  // by target: the root of its tie, or itself
+  std::vector<std::size_t> roots_;  // index of the root of each target's tie; else its own index
   // Root -> names that are tied to it.
   std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;
   std::vector<Gap> gaps_;
   LackingSeries lacking_;
   std::vector<std::string> kept_names_;
   std::vector<std::string> unexpected_names_;  // in the order of their findings
-  std::size_t unexpected_begin_ = 0;           // index of the first such finding in plan_.findings
+  std::size_t unexpected_begin_ = 0;           // index of their first finding in plan_.findings
   std::map<std::pair<Dtype, Dtype>, Finding> casts_;
   std::map<std::string, std::uint64_t> group_stacks_;  // by scale group: number of stacked matrices
 };

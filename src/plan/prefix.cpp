@@ -97,7 +97,7 @@ Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
   const std::vector<std::string> chains = common_prefixes(names, wanted);
   if (!chains.empty() && fitting(names, known, 0) == 0) {
     const auto fits = [&](const std::string& chain) { return fitting(names, known, chain.size()); };
-    // The shortest prefix is found if several fit equally.
+    // If several prefixes fit equally, max_element() returns the first, which is the shortest.
     const auto best = std::ranges::max_element(chains, {}, fits);
     const std::string& common = fits(*best) > 0 ? *best : chains.back();
     result.rules.push_back(prefix_rule(common, ""));

@@ -21,8 +21,8 @@ struct Stripping {
 };
 
 // Strips a prefix, or a sequence of prefixes, only if all names have it and no name matches the
-// model unchanged. Of several candidates, the shortest with the most matches is stripped. If only
-// some names have a prefix, a finding suggests a rule. `rules` take precedence.
+// model unchanged. Strips the candidate that gives the most matches, or the shortest one of several
+// such. If only some names have a prefix, a finding suggests a rule. `rules` take precedence.
 [[nodiscard]] Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
                                      const std::vector<std::string>& prefixes, const Rules& rules);
 

@@ -22,7 +22,7 @@ namespace loadstone {
 // A source that a rule matched. The groups are views of its name.
 struct Member {
   std::uint32_t source = 0;
-  std::string_view name;  // of the tensor; for codes, of the quantized tensor
+  std::string_view name;  // name of the tensor; for codes, of the quantized tensor
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
   bool is_numbers = false;  // used as decoded values
@@ -40,13 +40,13 @@ struct Produced {
   bool is_claimed = false;      // used by a target
 };
 
-// Several sources that provide one name.
+// Several sources that provide the same name.
 struct Contest {
-  std::size_t winner = 0;             // indices of the sources
+  std::size_t winner = 0;             // index of the item that is used
   std::vector<std::uint32_t> losers;  // sources
 };
 
-// Not thread-safe while changed.
+// The tensors that the checkpoint provides. Not thread-safe while changed.
 class Production {
  public:
   Production(const Catalog& catalog, const CompiledRules& rules, const PlanOptions& options);
@@ -57,12 +57,12 @@ class Production {
   // Returns the number of matched names for each pattern of each rule, in the order of the rules.
   [[nodiscard]] std::vector<std::size_t> matches() const;
 
-  // Returns the view that a rule, or no rule, makes. Not for recipes. Decoded values of a quantized
-  // source have indices from numbers_begin(). Undecoded blocks are viewed as bytes.
+  // Returns the view of the item's sources after its rule, if it has one. Not for recipes. Indices
+  // from numbers_begin() refer to decoded values of sources. Undecoded blocks are viewed as bytes.
   [[nodiscard]] std::optional<Problem> view_of(const Produced& item, View& view) const;
   // Returns true if the item is an unchanged source, possibly under a new name.
   [[nodiscard]] bool is_whole(const Produced& item) const;
-  // Returns the missing and stray sources because of which a joining rule cannot make its target.
+  // Returns the missing and stray sources that prevent a joining rule from making its target.
   // `shape` is the shape that the model expects.
   [[nodiscard]] SeriesGaps source_gaps(const Produced& item, const Shape& shape) const;
   [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;

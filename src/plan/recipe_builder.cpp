@@ -80,7 +80,7 @@ struct RecipeBuilder::Impl {
   std::vector<Tensor> values;
   Recipes recipes;
   std::uint64_t constant_bytes = 0;
-  std::unordered_set<std::string, NameHash, std::equal_to<>> names;  // of the targets
+  std::unordered_set<std::string, NameHash, std::equal_to<>> names;  // names of the targets
 
   [[nodiscard]] Encoding encoding_of(const ViewPiece& piece) const {
     const auto& tensors = catalog->tensors();
@@ -144,7 +144,7 @@ struct RecipeBuilder::Impl {
     return keep({std::move(view), dtype, false, false, {}});
   }
 
-  // Returns a new value whose view `change` has modified.
+  // Returns a new value with the view modified by `change`.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
     return only_errors([&] {
@@ -342,7 +342,7 @@ Dtype RecipeBuilder::dtype(Value value) const {
 void RecipeBuilder::add(std::string target, Value value) {
   only_errors([&] {
     const Tensor& tensor = impl_->at("add", value);
-    if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
+    if (tensor.is_packed) (void)impl_->view_at("add", value);  // throws
     if (!impl_->names.insert(target).second) {
       refuse_operation("add", {"the target already has a recipe", printable(target)}, target);
     }

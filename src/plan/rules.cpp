@@ -243,7 +243,7 @@ std::optional<Problem> apply_step(const RuleStep& step, View& view) {
     case RuleOp::concat:
     case RuleOp::stack_concat:
     case RuleOp::split:
-      break;  // no views
+      break;  // handled elsewhere
   }
   return std::nullopt;
 }

@@ -244,8 +244,7 @@ void Planner::split_ties(const TieRoots& roots) {
   for (const std::size_t root : fresh) take_own_value(root);
 }
 
-// Gives a name that is now a separate tensor the checkpoint's value under that name, if there is
-// one.
+// Resolves a name that is now a separate tensor again if the checkpoint has a tensor for that name.
 void Planner::take_own_value(std::size_t root) {
   if (production_.find(skeleton_.targets[root].name) == nullptr) return;
   forget_check(root);

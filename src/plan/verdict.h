@@ -14,7 +14,7 @@ namespace loadstone {
 
 struct Verdict {
   Severity severity = Severity::info;  // worst severity of the findings; info: no problem
-  std::string first;                   // can the plan be executed, or was it executed
+  std::string first;                   // states if the plan can be executed, or was executed
   std::string next;                    // the suggested action
 };
 

@@ -107,7 +107,7 @@ std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
     }
     checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
-  // The request itself contains the nested offset, which is not a component here.
+  // The nested offset is a field of the request, not a part.
   if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
   const auto problem = check_bnb_parts(encoding, request.shape, block_size, checked);
   if (!problem) return std::nullopt;
@@ -157,7 +157,7 @@ constexpr ErrorBound with_nested_scales(ErrorBound bound) noexcept {
   return error_bound::with_scale_codes(bound, gap / 2, std::byte{0xff});
 }
 
-// The encoder casts values to F16 first, whose smallest subnormal is 2^-24.
+// The encoder first casts values to F16, whose smallest subnormal is 2^-24.
 constexpr ErrorBound by_way_of_f16(ErrorBound bound) noexcept {
   bound.constant = 0x1p-25;
   return bound;

@@ -78,7 +78,7 @@ std::vector<ConstantComponent> state(const Quantization& quantization, const Sha
            bytes_of(std::as_bytes(std::span(text)))}};
 }
 
-// Returns the tensor for the order of the bytes: 0 means row-major.
+// Returns the tensor that declares the order of the data's bytes: 0 means row-major.
 std::vector<ConstantComponent> weight_format(const Quantization& /*quantization*/,
                                              const Shape& /*shape*/, Dtype /*dtype*/) {
   static const Bytes rows = bytes_of(std::array{std::byte{0}});

@@ -13,11 +13,11 @@
 
 namespace loadstone {
 
-// A state has about 200 bytes. Tensors above this size are not parsed as a state.
+// A state takes about 200 bytes. Tensors above this size are not parsed as a state.
 inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
 
 struct BnbState {
-  Shape shape;  // of the decoded tensor
+  Shape shape;  // shape of the decoded tensor
   Dtype dtype = Dtype::bf16;
   std::uint64_t block_size = 64;
   std::optional<float> nested_offset;

@@ -172,7 +172,7 @@ std::optional<Decoding> mxfp4_blocks_of(const Decoding& numbers,
   const auto& extents = numbers.shape.extents();
   if (numbers.sources.size() != 2 || extents.empty()) return std::nullopt;
   const TensorInfo& scales = tensors[numbers.sources[1]];
-  // Blocks of different sizes, or in two dimensions, have a different number of scales.
+  // Blocks of a different size, or with two dimensions, have a different number of scales.
   const auto& groups = scales.shape.extents();
   if (extents.back() % block_elements != 0 || !is_byte(scales.encoding) || groups.empty() ||
       groups.back() != extents.back() / block_elements ||

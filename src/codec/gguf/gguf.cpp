@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// Upper bound of the decoded size of one block, in any format.
+// Upper limit on the decoded bytes of one block, in any format.
 constexpr std::size_t block_result_bytes_max = 256 * sizeof(float);
 
 class BlockDecoder final : public Decoder {
@@ -188,8 +188,8 @@ constexpr std::array kernels = {
 };
 
 // In these encodings, llama.cpp multiplies "P.weight" by "P.scale", which is ModelOpt's
-// weight_scale_2 or BitNet's weight_scale. In others, "P.scale" may be a weight: Gemma's experts
-// have one.
+// weight_scale_2 or BitNet's weight_scale. In other encodings, "P.scale" may be a weight, as in
+// Gemma's experts.
 std::string_view scaled_encoding(Encoding encoding) noexcept {
   if (encoding == Encoding(BlockFormat::nvfp4)) return "nvfp4-gguf";
   if (encoding == Encoding(BlockFormat::tq1_0)) return "tq1_0";

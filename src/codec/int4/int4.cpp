@@ -162,7 +162,7 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
   return std::nullopt;
 }
 
-// True if data and scales fit both layouts, which is so for this number of columns.
+// Returns true if data and scales fit both layouts, which depends only on the number of columns.
 template <std::uint64_t columns>
 bool is_ambiguous(const Shape& shape) noexcept {
   return shape.rank() > 1 && shape[shape.rank() - 1] == columns;

@@ -201,7 +201,7 @@ class Recogniser {
     return true;
   }
 
-  // The library writes an order only for reordered groups. If all elements are -1, it is unset.
+  // The library writes an order only for reordered groups. An order of only -1 means no order.
   bool find_order() {
     if (order_ == none) {
       if (table_.claim().is_reordered != true) return true;

@@ -10,7 +10,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// Multiplies dimension `from_end`, counted from the end. Returns nullopt on overflow.
+// Multiplies the extent of dimension `from_end`, counted from the end. Returns nullopt on overflow.
 std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size_t from_end) {
   auto extents = shape.extents();
   if (extents.size() < from_end) return std::nullopt;

@@ -33,7 +33,7 @@ struct Layout {
   Codes codes = Codes::bytes;
   Dtype weight = Dtype::f8_e4m3;
   Dtype scale = Dtype::f32;  // u8 if scales are bytes that mean powers of two
-  Dtype dtype = Dtype::f32;  // of the result
+  Dtype dtype = Dtype::f32;  // dtype of the result
   bool by_exponent = false;  // adds scales to exponents, because F32 cannot represent 2^128
   std::uint64_t elements = 0;
   std::uint64_t matrix_elements = 1;
@@ -109,7 +109,7 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 [[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,
                               std::initializer_list<std::uint64_t> others);
 
-// Returns the dtype of scales: in the dialect of compressed models that of the values, else F32.
+// Returns the dtype of scales: F32, or the dtype of the values in the dialect of compressed models.
 [[nodiscard]] Dtype scale_dtype(const QuantizedLayout& form) noexcept;
 
 // Returns the smallest window in elements: one block if rows are whole blocks, otherwise one row.

@@ -45,7 +45,7 @@ struct Packing {
   // True if the last component contains the group of each row (if `across`, of each column).
   // Otherwise groups are consecutive.
   bool has_order = false;
-  Dtype dtype = Dtype::f32;  // of the decoded tensor
+  Dtype dtype = Dtype::f32;  // dtype of the decoded tensor
 };
 
 // Creates the decoder. Its components are codes, scales, then zero points and the order of groups

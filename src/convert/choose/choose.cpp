@@ -28,8 +28,8 @@ namespace loadstone {
 
 namespace {
 
-// Tensors that share a scale have the same dtype, encoding and number of matrices. A tensor without
-// partners leaves its group.
+// Divides the groups of tensors that share a scale by dtype, encoding and number of matrices. A
+// tensor without partners leaves its group.
 void part_groups(const Recipes& recipes, Choices& choices) {
   std::map<std::string, std::size_t, std::less<>> members;
   for (const TargetRecipe& recipe : recipes.targets) {
@@ -115,8 +115,8 @@ bool transpose_recipe(TargetRecipe& recipe) {
   return true;
 }
 
-// Transposes the weight of a Conv1D layer, as bitsandbytes stores it. Reports an error for a weight
-// that cannot be transposed during the conversion.
+// Transposes the weight of a Conv1D layer, because bitsandbytes stores it transposed. Reports an
+// error for a weight that cannot be transposed during the conversion.
 void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
                       std::vector<Finding>& findings) {
   if (transpose_recipe(recipe)) return;
@@ -149,8 +149,8 @@ class MixedExperts {
     return all;
   }
 
-  // Returns true if transformers cannot join the layer's experts. It joins each role alone, but
-  // only FP8 can be decoded without knowing the encodings of the other roles.
+  // Returns true if transformers cannot join the layer's experts. transformers joins each role
+  // separately, but can decode only FP8 without knowing the encodings of the other roles.
   [[nodiscard]] bool is_mixed() const {
     const auto is_apart = [](const std::string& kind) {
       const WrittenEncoding* const written = find_written_encoding(kind);
@@ -337,8 +337,8 @@ class Choosing {
         .add(recipe.target);
   }
 
-  // Sets `unread` to the reason why readers of the style take the codes for values, if there is
-  // one.
+  // Sets `unread` to the reason why readers of the style would misread the codes as values, if
+  // there is one.
   void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
     if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {

@@ -44,7 +44,7 @@ struct Alike {
   void add(const std::string& name) {
     if (count++ == 0) first = name;
   }
-  // Returns a text such as "'a.0.b' and 3 like it".
+  // Returns a string such as "'a.0.b' and 3 like it".
   [[nodiscard]] std::string text() const;
 };
 

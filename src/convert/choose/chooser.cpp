@@ -155,7 +155,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
   if (format.made > 0 || (encoding == no_encoding && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
-  // True if earlier formats took all tensors of this format.
+  // True if earlier formats took all tensors that match this format.
   const bool is_left_out =
       format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());

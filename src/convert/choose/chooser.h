@@ -1,4 +1,4 @@
-// Matches the caller's patterns and the rules of quantize_rules.h with names of tensors.
+// Matches tensor names against the caller's patterns and the rules of quantize_rules.h.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ class Chooser {
  private:
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
-  // Returns true if the tensor belongs to a layer after the model's last one: such layers are for
+  // Returns true if the tensor belongs to a layer after the model's last one. Such layers are for
   // multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 

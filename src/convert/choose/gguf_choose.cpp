@@ -100,7 +100,7 @@ std::string size_text(const Shape& shape) {
   return fmt::format("{} columns of {} matrices", columns, matrices);
 }
 
-// Returns a text such as "'blk.0.attn_q.weight' and 6 others".
+// Returns a string such as "'blk.0.attn_q.weight' and 6 others".
 std::string others_of(const Alike& some) {
   const std::string name = fmt::format("'{}'", printable(some.first));
   return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
@@ -183,11 +183,11 @@ class Importances {
   }
 
  private:
-  // Number of values in an entry, and a text with the size that its tensor needs.
+  // Number of values in an entry, and a text with the size that the entry's tensor needs.
   using Sizes = std::pair<std::size_t, std::string>;
 
   // Warns of entries that match no tensor, because the matrix may belong to a different model.
-  // Entries of tensors that stay unchanged are expected.
+  // Does not warn of entries for tensors that stay unchanged.
   void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
     std::set<std::string_view> names;
     for (const TargetRecipe& recipe : recipes.targets) names.insert(recipe.target);

@@ -28,8 +28,8 @@ struct ImageModel {
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
 // Recognises the model by the tensor names of its original checkpoint; null if it is unknown.
 [[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
-// Returns true if the tensors have diffusers' names for one of these models, which ComfyUI-GGUF
-// does not read.
+// Returns true if the tensors of one of these models have diffusers' names, because ComfyUI-GGUF
+// does not read such tensors.
 [[nodiscard]] bool has_unfused_names(const Catalog& catalog);
 
 // Returns true if the tensor becomes blocks: a matrix that is not an embedding or an output layer.

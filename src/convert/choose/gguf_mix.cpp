@@ -81,7 +81,7 @@ constexpr std::string_view glm5_wide_parts = "attn_q_a attn_q_b nextn.eh_proj";
 
 // ---- Types
 
-// Roles of tensors. Attention values have the role attn_v, also if they are fused with other
+// Roles of tensors. Attention values have the role attn_v, even if they are fused with other
 // weights.
 enum class Role : std::uint8_t {
   token_embd,
@@ -129,7 +129,7 @@ enum Facts : unsigned {
   grouped = 64,        // at least four query heads share one head of keys and values
   four_experts = 128,  // at least four experts
   eight_experts = 256,
-  other_experts = 512,  // not eight
+  other_experts = 512,  // any number of experts except eight
   falcon = 1024,
   not_falcon = 2048,
   importance = 4096,

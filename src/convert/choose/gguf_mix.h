@@ -35,7 +35,7 @@ struct MixModel {
   std::uint64_t heads = 0;     // number of the first layer's attention heads
   std::uint64_t kv_heads = 0;  // number of the first layer's key and value heads
 };
-// Reads GGUF metadata; nullopt if they do not describe a language model (no number of layers).
+// Reads GGUF metadata; nullopt without a number of layers, as only language models have one.
 [[nodiscard]] std::optional<MixModel> mix_model(const Metadata& metadata);
 
 struct MixTensor {

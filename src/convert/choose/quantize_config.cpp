@@ -55,7 +55,7 @@ std::optional<std::string> stack_module(const PlannedTarget& target) {
   return target.name.substr(0, at + infix.size() - 1);
 }
 
-// Returns true if `sums` contains a pattern with * that covers the name.
+// Returns true if a pattern in `sums` that ends with * matches the name.
 bool is_covered(const std::set<std::string>& sums, std::string_view name) {
   if (name.ends_with('*')) return false;
   for (std::size_t size = name.size(); size > 0; --size) {
@@ -119,7 +119,7 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
 // parts.
 std::string with_section(const std::string& config, const std::string& section) {
   constexpr std::string_view ours = "quantization_config";
-  // the first one is kept, so that the section replaces it in place
+  // Keep the first one, so that the section replaces it in place.
   bool is_kept = !section.empty();
   const auto drops = [&](std::string_view key, unsigned level) {
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;

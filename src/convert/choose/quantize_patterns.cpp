@@ -92,7 +92,7 @@ std::vector<std::string_view> parts_of(std::string_view before) {
   return parts;
 }
 
-// Adds patterns for modules, each the shortest that matches no other module.
+// Collects patterns for modules. Each is the shortest that matches no other module.
 class Patterns {
  public:
   explicit Patterns(const std::vector<std::string>& others) : others_(others) {
@@ -174,8 +174,8 @@ class Patterns {
     return true;
   }
 
-  // Adds a pattern with one component of the prefix, or with all of them, and any names between
-  // them.
+  // Adds a pattern that requires one component of the prefix, or all of them, with any names after
+  // each required component.
   bool push_by_part(std::string_view before, std::string_view pattern) {
     constexpr std::string_view between = R"(\.(.*\.)?)";
     std::string all;

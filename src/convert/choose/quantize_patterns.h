@@ -19,8 +19,8 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::string> patterns_of_stacks(
     const std::vector<std::string>& stacks, const std::vector<std::string>& quantized);
 
-// Returns expressions for modules that no default rule chooses. They match no other module: each is
-// for all layers at once, or for single layers.
+// Returns expressions for modules that no default rule chooses, and for no other modules. Each
+// expression covers all layers at once or a single layer.
 [[nodiscard]] std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
                                                           const std::vector<std::string>& others);
 

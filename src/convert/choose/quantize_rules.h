@@ -52,10 +52,10 @@ inline constexpr std::string_view partner_patterns[] = {
     R"(^(.*)\.(?:w1|w3)\.weight$)",
 };
 
-// Cuts a tensor [experts, rows, columns] into the weights of single experts.
+// Rule that cuts a tensor [experts, rows, columns] into the weights of single experts.
 struct StackRule {
-  std::string_view pattern;          // role of an expert's first half of rows, or of all rows
-  ExpertRole first;                  // role of the second half; nullopt if all rows are one weight
+  std::string_view pattern;          // matches the stack's name; group 1 is the module
+  ExpertRole first;                  // role of an expert's first half of rows, or of all rows
   std::optional<ExpertRole> second;  // role of the second half; nullopt: all rows are one weight
 };
 inline constexpr StackRule stack_rules[] = {

@@ -96,8 +96,8 @@ std::vector<std::string> targets_of(const QuantizedModules& modules,
 
 // ---- ModelOpt
 
-// Version of ModelOpt that writes this layout. It is written with the producer's name, which
-// servers require.
+// Version of ModelOpt that writes this layout. Configs contain it next to the producer's name,
+// which servers require.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view mixed_precision = "MIXED_PRECISION";
 
@@ -188,7 +188,7 @@ Members compressed_groups(const QuantizedModules& modules) {
   return groups;
 }
 
-// Returns the plain modules, and patterns (Python's re) that match the names a library gives them.
+// Returns the plain modules' names in the file, and patterns (Python's re) for their loaded names.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
   const auto quantized = modules.quantized_names();
@@ -205,13 +205,13 @@ std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
 
 // Returns the plain modules in the form that transformers matches: a suffix of a module's name, or
 // a pattern for its prefix up to a dot. If a quantized module matches such a name, a pattern for
-// the full name replaces it. Additional patterns match the names that the library gives the
-// modules.
+// the full name replaces it. Additional patterns match the names that the modules have after
+// loading.
 //
-// Adds the outermost module around each plain module that contains no quantized module, because the
-// library may rename submodules (Mimi's "decoder_transformer" becomes a part of its "decoder").
-// Readers search for the added name anywhere in a module's name, so no quantized module may contain
-// it.
+// For each plain module, also adds the outermost enclosing module without a quantized module,
+// because the library may rename submodules (Mimi's "decoder_transformer" becomes a part of its
+// "decoder"). Readers search for the added name anywhere in a module's name, so no quantized module
+// may contain it.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
   const std::vector<std::string> quantized = modules.quantized_names();
   std::map<std::string, bool> is_plain;

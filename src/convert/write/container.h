@@ -59,7 +59,7 @@ class Container {
   // Returns the text of the file that lists shards.
   [[nodiscard]] virtual std::string index(const Conversion&) const { return {}; }
 
-  // Returns true if the name is that of a shard or an index of any model.
+  // Returns true if a shard or an index of any model could have this name.
   [[nodiscard]] bool is_model_name(std::string_view name) const noexcept;
   // Returns true if a conversion with this stem may write a file of this name: the only file, a
   // shard or the index.

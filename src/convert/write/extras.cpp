@@ -208,7 +208,7 @@ ModelFolder claims_beside(const Catalog& catalog) {
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
   const FileOpener opener{catalog.storage(), true};
-  // A config that does not describe this catalog may be unreadable.
+  // Errors in configs are ignored if the catalog has no codes that they could describe.
   const bool must_read = may_hold_codes(catalog);
   const auto text = [&](std::string_view name) -> std::optional<std::string> {
     try {

@@ -23,7 +23,7 @@ void for_each_folder(const std::string& name, const Visit& visit) {
   }
 }
 
-// The largest tokenizers have some hundred megabytes; a larger file contains weights.
+// The largest tokenizers take a few hundred megabytes; a larger file contains weights.
 inline constexpr std::uint64_t extra_bytes_max = 1u << 30;
 
 // Throws Error "convert.extra" for a companion file with an invalid or repeated name, for a link or

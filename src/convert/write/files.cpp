@@ -47,7 +47,7 @@ constexpr std::string_view usual_companion_names =
     "feature_extractor_config.json audio_tokenizer_config.json modules.json "
     "sentence_bert_config.json config_sentence_transformers.json scheduler_config.json dtypes.json "
     "hf_quant_config.json quantize_config.json quant_config.json";
-// Endings and beginnings of the names of files that are copied without being JSON.
+// Suffixes and prefixes of the names of files that are copied although they are not JSON.
 constexpr std::string_view usual_endings = ".model .tiktoken .codes .jinja";
 constexpr std::string_view usual_texts = "README LICENSE LICENCE NOTICE USE_POLICY MODEL_CARD";
 

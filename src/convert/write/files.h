@@ -14,20 +14,20 @@ namespace loadstone {
 // Returns true if both paths exist and are the same file.
 [[nodiscard]] bool same_file(WritableStorage& storage, const std::string& a, const std::string& b);
 [[nodiscard]] bool is_plain_folder(WritableStorage& storage, const std::string& path);
-// Returns true if a conversion wrote the file, because other programs also write files with this
-// name.
+// Returns true if a conversion wrote the file. Reads the file, because other programs also write
+// files with the name of a receipt.
 [[nodiscard]] bool is_receipt_file(WritableStorage& storage, const std::string& path);
 
 // ---- Subfolders of a model's folder that its configs name
 
-inline constexpr std::string_view modules_name = "modules.json";  // of sentence-transformers
+inline constexpr std::string_view modules_name = "modules.json";  // file of sentence-transformers
 inline constexpr std::string_view pipeline_name = "model_index.json";
 
 // Returns true for a relative path of plain names, which cannot leave its folder.
 [[nodiscard]] bool is_path_below(std::string_view path);
 // Returns paths of the modules in modules.json except the model's own folder; empty for other text.
 [[nodiscard]] std::vector<std::string> module_folders(std::string_view modules);
-// Names of the components in model_index.json.
+// Returns the names of the components in model_index.json.
 [[nodiscard]] std::vector<std::string> component_folders(std::string_view pipeline);
 // Returns the sorted relative paths of everything in a folder except subfolders. Does not follow
 // links, and lists folders below the eighth level like files.
@@ -53,7 +53,7 @@ enum class FileRole : std::uint8_t {
 [[nodiscard]] bool is_usual_companion(std::string_view name);
 // Returns true for files with a tokenizer's vocabulary.
 [[nodiscard]] bool is_vocabulary(std::string_view name);
-// Names of companions to request from a host that cannot list a folder.
+// Returns the names of companions to request from a host that cannot list a folder.
 [[nodiscard]] std::vector<std::string> usual_companions();
 
 }  // namespace loadstone

@@ -121,7 +121,7 @@ static void add_module(Storage& storage, ModelFolder& folder, const std::string&
                        const std::string& path, bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
   if (has_link(storage, root, path)) return folder.links.push_back(path);
-  // Modules without files have no folder in a repository.
+  // The folder may be missing, because repositories store no folder for a module without files.
   for (const std::string& name : paths_below(storage.writable(), path_in(root, path))) {
     const std::string below = path + "/" + name;
     if (is_of_module(file_name(name), with_code)) {

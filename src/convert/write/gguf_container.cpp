@@ -40,7 +40,7 @@ bool is_gguf(const Catalog& catalog) noexcept {
                              [](const Shard& shard) { return shard.format == FileFormat::gguf; });
 }
 
-// Returns true if at least one tensor has a name of llama.cpp's: "blk.0.attn_q.weight".
+// Returns true if at least one tensor has a name that llama.cpp uses: "blk.0.attn_q.weight".
 bool has_llama_cpp_names(const Catalog& catalog) {
   return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
     const std::string_view name = tensor.name;
@@ -55,7 +55,7 @@ bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."
 // Returns true for keys that describe the file as it is written.
 bool is_set_here(std::string_view key) noexcept { return is_of_part(key) || key == gguf_rank_key; }
 
-// Returns the most dims of a tensor in the output.
+// Returns the largest number of dims of a tensor in the output.
 std::uint64_t rank_of(const Conversion& conversion) {
   std::size_t rank = 0;
   for (const OutputFile& file : conversion.files) {
@@ -327,7 +327,7 @@ class GgufContainer final : public Container {
     const std::size_t count = conversion.files.size();
     std::vector<GgufTensor> tensors;
     for (const OutputTensor& tensor : conversion.files[file].tensors) {
-      if (!gguf_type_id(tensor.encoding)) continue;  // rejected before
+      if (!gguf_type_id(tensor.encoding)) continue;  // an error is already reported
       tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
     }
     const std::uint64_t alignment = alignment_of(conversion.metadata);

@@ -350,7 +350,7 @@ std::vector<std::string> Output::commit(const std::string& target,
   return paths;
 }
 
-// Called first, so that on a file system without links the conversion fails before its work.
+// Called before the conversion does any work, because it fails on a file system without links.
 void Output::check_links(const TargetPlace& place) const {
   if (!place.is_exchangeable) return;
   for (const std::string& name : place.others) {

@@ -138,7 +138,7 @@ class Output final : public OutputFiles {
   WritableStorage& storage_;
   FileReceipts* recorder_ = nullptr;
   bool releases_cache_ = false;
-  // By file; each is used by the thread that finishes the file until all are finished.
+  // By file. Until all files are finished, only the thread that finishes a file uses its receipt.
   std::vector<Receipt> receipts_;
   const std::function<void()> check_sources_;
   std::mutex mutex_;

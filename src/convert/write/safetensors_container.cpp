@@ -45,7 +45,7 @@ class SafetensorsContainer final : public Container {
       return true;
     };
     for (const auto& [key, item] : catalog.metadata()) {
-      // Skip original shapes, because tensors have them again, and keys about the source's files.
+      // Skip original shapes, which the tensors have again, and keys about the source's files.
       if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.") || key == gguf_rank_key) {
         continue;
       }

@@ -23,7 +23,7 @@ struct SourceState {
   std::uint64_t bytes = 0;
   std::int64_t modified_ns = 0;
   std::uint64_t inode = 0;   // 0 if the file system has none
-  std::string version = {};  // of a remote file
+  std::string version = {};  // version of a remote file
   std::string header_digest;
 
   friend bool operator==(const SourceState&, const SourceState&) = default;
@@ -35,10 +35,10 @@ struct WorkState {
   std::string stem;
   std::vector<SourceState> sources;
   bool has_copies = false;  // a copy with another time, inode or version replaced a source
-  // Digests.
+  // Digests of parts of the conversion.
   std::string metadata;
-  std::string tensors;  // sources and operations of the tensors' values
-  std::string values;   // their sources and operations
+  std::string tensors;  // names, dtypes, shapes and encodings of the output's tensors
+  std::string values;   // sources and operations of the tensors' values
   std::string files;    // the tensors of each file, and the headers
   std::string extras;
   std::vector<std::string> extra_names;

@@ -397,8 +397,8 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
   }
 }
 
-// Removes folders of modules that contain only files of the output. Others stay with all their
-// files. Returns false if a file could not be removed.
+// Removes folders of modules that contain only files of the output. Keeps other folders with all
+// their files. Returns false if a file could not be removed.
 bool WorkFolder::remove_modules(const WorkState& known) {
   bool all_went = true;
   for (const std::string& folder : storage_.list(files_)) {

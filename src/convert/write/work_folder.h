@@ -44,7 +44,7 @@ class WorkFolder {
              WritableStorage& storage);
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
-  // Removes a new run that did not finish.
+  // Removes the folder, unless finished shards must be kept for a later run.
   ~WorkFolder();
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -107,7 +107,7 @@ class WorkFolder {
   WritableStorage& storage_;
   const std::string path_;
   WorkLocks locks_;
-  // Path of a file; allocated early, so that noexcept functions need no memory.
+  // Path of the file "exchange". Stored early, so that noexcept functions allocate no memory.
   const std::string exchange_;
   const std::string files_;
   const std::string old_;

@@ -1,5 +1,5 @@
 // Encodes nested scales: subtracts the mean of all block scales, then stores 8-bit codes with one
-// scale per 256 of them.
+// scale per 256 codes.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -109,7 +109,7 @@ HWY_INLINE void take_all_signs(CodesOf<Format>& codes) {
 
 // ---- points
 
-// A search for points. One run per lane.
+// Searches for the grid points that fit the values best. One run per lane.
 template <class Format>
 struct GridSearch {
   using L = typename Format::L;
@@ -200,7 +200,7 @@ HWY_INLINE VF try_scales(const GridSearch<Format>& search, VF first, VF scale, s
   return scale;
 }
 
-// Chooses points again for the best scale, and returns their least-squares scale.
+// Chooses points again for the best scale, and returns the least-squares scale of these points.
 template <class Format>
 HWY_INLINE VF refit(GridSearch<Format>& search, VF scale, VI off_grid, std::int32_t* points) {
   using Search = GridSearch<Format>;

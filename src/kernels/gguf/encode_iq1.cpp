@@ -28,8 +28,8 @@
 
 namespace loadstone::simd {
 
-// Results for 16 runs, one per lane. Each run has one or more parts that store the sign of the
-// eighth. Bit `parts - 1 - i` of `shifts` is set if part i subtracts the eighth.
+// Results for 16 runs, one per lane. Each part of a run adds or subtracts an eighth. Bit
+// `parts - 1 - i` of `shifts` is set if part i subtracts it.
 template <std::size_t numbers_of_run, std::size_t parts_of_run>
 struct Iq1Codes {
   static constexpr std::size_t run = numbers_of_run;
@@ -52,7 +52,7 @@ struct Iq1Codes {
 
 constexpr float first_coordinate(bool is_less) noexcept { return is_less ? -1.125f : -0.875f; }
 
-// Computes the codes of scales, 0 to 7. Code k means the factor 2 * k + 1 of `scale`.
+// Computes the codes of scales, 0 to 7. Code k represents the scale (2 * k + 1) * `scale`.
 template <std::size_t count>
 inline void odd_scale_codes(const float* scales, float scale, int* codes) noexcept {
   const float inverse = 1 / scale;

@@ -1,5 +1,5 @@
-// Encodes Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: searches the scale of each run, then encodes the scales
-// of a block's runs.
+// Encodes Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: finds the best scale of each run, then encodes the
+// scales of a block's runs.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -28,8 +28,8 @@ constexpr float middle_above(std::size_t code) noexcept {
 }
 
 // Returns the E8M0 byte that ggml computes from the largest magnitude of a block: the base-2
-// logarithm is rounded to F32, then down, minus 2. Below 2^-125 the exponent is out of range and
-// wraps, because ggml stores the low byte of a negative integer.
+// logarithm is rounded to F32, then rounded down and reduced by 2. Below 2^-125 the exponent is out
+// of range and wraps, because ggml stores the low byte of a negative integer.
 inline std::uint8_t mxfp4_exponent(float most) noexcept {
   if (!(most > 0)) return 0;
   const auto bits = std::bit_cast<std::uint32_t>(most);
@@ -81,7 +81,7 @@ HWY_INLINE void table_sums(const float* numbers, const float* weights, VF invers
   }
 }
 
-// Searches the scale of each run. Candidates are the scales with which the extreme value becomes
+// Finds the best scale of each run. Candidates are the scales with which the extreme value becomes
 // the first value of the table plus an integer from -7 to 7.
 template <std::size_t run>
 HWY_INLINE void fit_table(const LaneRows<run>& rows, const LaneRows<run>& row_weights,

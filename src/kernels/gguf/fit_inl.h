@@ -32,7 +32,7 @@ HWY_INLINE VF square(VF value) { return hn::Mul(value, value); }
 
 // ---- values = scale * code + minimum, codes from 0 to `top`
 
-// Vectors are not members of structs, because on some instruction sets they have no size.
+// Structs contain no vectors, because vectors of some instruction sets have no compile-time size.
 HWY_INLINE VI affine_code(VF number, VF inverse, VF minimum, int top) {
   return clamped(nearest_integers(hn::Mul(inverse, hn::Sub(number, minimum))), 0, top);
 }

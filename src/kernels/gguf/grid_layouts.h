@@ -112,7 +112,7 @@ struct Iq3SFormat : Iq3Format {
   static GridMap<L> map() noexcept { return iq3_s_map(); }
 };
 
-// ---- Packing. All bytes of a block are 0 before
+// ---- Packing. All bytes of a block must be 0 before
 
 template <class Codes>
 inline std::uint32_t index_at(const Codes& codes, std::size_t run, std::size_t group) noexcept {

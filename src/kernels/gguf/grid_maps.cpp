@@ -9,8 +9,8 @@ namespace loadstone::simd {
 
 namespace {
 
-// For each byte, the squared distance of its coordinates from those in the byte `half`. Coordinates
-// are measured in codes.
+// For each byte, the squared distance of its coordinates from the coordinates in the byte `half`.
+// Coordinates are measured in codes.
 template <class L>
 std::array<std::uint8_t, 256> distances_of_bytes(std::uint32_t half) noexcept {
   std::array<std::uint8_t, 256> all{};
@@ -88,8 +88,8 @@ class MapMemory {
 
 }  // namespace
 
-// The second argument is the number of distances that ggml searches. The template argument `room`
-// follows from the grid.
+// The second argument of a constructor is the number of distances that ggml searches. The template
+// argument `room` follows from the grid.
 
 GridMap<Lattice8> iq2_xxs_map() noexcept {
   static const MapMemory<Lattice8, 256, 135360> memory(iq2_xxs_points, 2);

@@ -137,7 +137,7 @@ struct Q5_KLayout : SixBitLayout {
 
 // ---- Q2_K, Q3_K, Q6_K: fields of two bits
 
-// Stores two-bit codes, four per byte: those of runs k, k + 2, k + 4 and k + 6 of a half block.
+// Stores two-bit codes, four per byte: the codes of runs k, k + 2, k + 4 and k + 6 of a half block.
 inline void store_two_bits(std::uint64_t low, std::uint64_t high, std::size_t i,
                            std::byte* to) noexcept {
   const std::uint64_t pairs = low | high << 4;

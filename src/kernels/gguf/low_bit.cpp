@@ -23,8 +23,8 @@ HWY_INLINE void same_scales(const std::byte* half, std::size_t runs, float* scal
   std::fill_n(scales, runs, load_f16(half));
 }
 
-// Unpacks `count` bytes, each a fraction of 256 with base-3 digits: first digit 1 of all bytes,
-// then digit 2 of all bytes, and so on.
+// Unpacks the base-3 digits of `count` bytes, each of which is a fraction in units of 1/256. Writes
+// digit 1 of all bytes, then digit 2 of all bytes, and so on.
 template <std::size_t count, std::size_t digits>
 HWY_INLINE void unpack_digits(const std::byte* from, std::int8_t* codes) {
   const hn::CappedTag<std::uint8_t, count> d;

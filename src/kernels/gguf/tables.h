@@ -1,4 +1,4 @@
-// Tables of codes for decoders and encoders.
+// Tables of the values of 4-bit codes, for decoders and encoders of GGUF formats.
 #pragma once
 
 #include <array>

@@ -76,7 +76,7 @@ class Pieces {
   alignas(64) Piece piece_;
 };
 
-// Returns the importance of the value at index `at`, followed by the importance of its row's end.
+// Returns a pointer to the importance of value `at`. The rest of the row's importance follows.
 const float* importance_at(const QuantizedLayout& form, std::uint64_t at) noexcept {
   const bool is_one = form.importance->size() == form.columns;
   const std::uint64_t matrix = is_one ? 0 : at / form.matrix_elements();

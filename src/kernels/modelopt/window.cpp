@@ -118,7 +118,7 @@ float load_scale(Dtype dtype, const std::byte* from) noexcept {
   }
 }
 
-// Returns the index in the data of element `at`. Each element of the data is one byte.
+// Returns the index of element `at` in the data. Each element of the data is one byte.
 std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexcept {
   switch (form.kind) {
     case QuantizeKind::int4:
