@@ -35,7 +35,7 @@ struct Finding {
 
 // Sorts findings for display: most severe first, then by code, target and sources.
 LOADSTONE_API void sort_findings(std::vector<Finding>& findings);
-// Throws the first error among the findings, with their number.
+// Throws the first error among the findings, with the number of other errors in the message.
 LOADSTONE_API void require_no_errors(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

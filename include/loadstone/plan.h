@@ -127,7 +127,7 @@ enum class Delivery : std::uint8_t {
   memory,      // written into the destination
   file_view,   // a view of the shard (PlanOptions::mmap)
   disk_write,  // offloaded: written to the offload folder
-  disk_keep,   // offloaded: stays in the shard, in this dtype or one that its reader casts
+  disk_keep,   // offloaded: stays in the shard; its reader casts a different dtype
 };
 
 [[nodiscard]] LOADSTONE_API std::string_view name(Delivery delivery) noexcept;
@@ -168,15 +168,16 @@ struct Plan {
   std::vector<TieCheck> tie_checks;
   std::vector<Finding> findings;  // sorted, including the catalog's
   std::string offload_folder;
-  bool allow_non_finite = false;  // accept such values in tensors to quantize
+  bool allow_non_finite = false;  // accept non-finite values in tensors to quantize
   std::uint64_t staging_bytes_max = 0;
   unsigned threads = 1;
   unsigned local_ranks = 1;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;  // to the offload folder
   // Memory of the loaded model per device, including constructor and initialiser values.
-  // (Constructor values may exist before the load, but a load also creates tables of a hundred
-  // megabytes.) "cpu" includes the staging that the load needs; "disk" is the bytes written.
+  // (Constructor values may exist before the load, but the load creates some of them, such as
+  // tables of a hundred megabytes.) "cpu" includes the staging that the load needs; "disk" is the
+  // bytes written.
   std::map<std::string, std::uint64_t> peak_bytes;
   // Modules with their devices, as given or computed. Empty: everything is on "cpu".
   std::vector<std::pair<std::string, std::string>> device_map;

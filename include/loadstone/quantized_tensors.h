@@ -17,8 +17,8 @@ namespace loadstone {
 class LOADSTONE_API QuantizedTensors {
  public:
   QuantizedTensors() = default;
-  // `count`: number of tensors in the catalog. `companions`: true at the index of each further
-  // tensor that belongs to codes.
+  // `count`: number of tensors in the catalog. `companions`: true at the index of each tensor that
+  // belongs to codes in another tensor.
   QuantizedTensors(std::vector<QuantizedTensor> tensors, std::vector<Finding> warnings,
                    std::vector<bool> companions, std::size_t count);
 

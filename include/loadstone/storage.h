@@ -46,7 +46,7 @@ class LOADSTONE_API ByteSource {
   // Returns true if the bytes come from another machine; such a file is never mapped.
   [[nodiscard]] virtual bool is_on_network() const { return false; }
   // Fills the pieces in order from consecutive bytes at `offset`, completely or not at all. Throws
-  // Error "io.read", or "io.short_read" if the file ends before.
+  // Error "io.read", or "io.short_read" if the file is too short.
   virtual void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) = 0;
 
   void read(std::uint64_t offset, std::span<std::byte> piece) { read(offset, {&piece, 1}); }
@@ -91,7 +91,7 @@ class LOADSTONE_API FileSink {
   virtual int try_reserve(std::uint64_t byte_count, Reserve how) = 0;
   // Returns the number of bytes written, at least one, or a negated error number.
   virtual std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // Maps the whole file as memory that lives as long as the sink. Reserve the file before.
+  // Maps the whole file as memory that lives as long as the sink. Call reserve() first.
   virtual int try_map(std::uint64_t byte_count, std::byte*& memory) = 0;
   // Flushes everything written to disk, including writes to the mapped memory.
   virtual int try_sync() = 0;
