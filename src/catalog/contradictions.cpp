@@ -140,7 +140,7 @@ class Judge {
   }
 
   // Returns true if a tensor confirms the config's method: by the method's own layouts, or by
-  // shared layouts if the method has no own ones.
+  // shared layouts if the method has only those.
   [[nodiscard]] bool is_method() const {
     return std::ranges::any_of(methods_, [&](std::string_view each) { return is_of_claim(each); });
   }

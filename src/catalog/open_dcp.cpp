@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-// Reads a byte range of a file as a file. Thread-safe if the file is.
+// Presents a byte range of a file as a separate file. Thread-safe if the file is thread-safe.
 class FilePart final : public ByteSource {
  public:
   FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
@@ -127,8 +127,8 @@ class DcpFolder {
     }
   }
 
-  // Requires that no items overlap, because many tensors that refer to one item could ask for any
-  // amount of memory.
+  // Requires that no items overlap, because many tensors that refer to one item could require an
+  // arbitrary amount of memory.
   void require_apart() const {
     using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
     std::vector<Range> ranges;

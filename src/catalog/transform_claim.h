@@ -1,8 +1,8 @@
 // Finds transforms that a checkpoint's config applies to activations.
 //
 // A rotation of weights that another weight undoes is part of the stored values. A rotation that
-// the library applies while the model runs is not part of them, so the weights belong to no plain
-// model.
+// the library applies while the model runs is not part of them, so a model without the rotation
+// cannot use the weights.
 #pragma once
 
 #include <optional>

@@ -59,7 +59,7 @@ inline constexpr std::uint64_t batch_bytes = 256 << 10;
 // Memory and threads of a run. The run uses fewer threads if each would get too little memory.
 struct LimitOptions {
   unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // of all threads, without the state of values
+  std::uint64_t bytes_max = 0;  // of all threads, without held bytes
   std::uint64_t held_bytes_max = UINT64_MAX;
   std::uint64_t thread_bytes_wanted = 64 << 10;
   std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
@@ -125,7 +125,7 @@ class Limits {
   struct Group {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t step_bytes = 0;    // of the largest step of windows
+    std::uint64_t step_bytes = 0;    // of the largest step of a layout
     bool has_large_windows = false;  // as large as memory allows
   };
   // A byte range of a shard, with the totals that it belongs to.
