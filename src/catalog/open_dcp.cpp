@@ -133,7 +133,7 @@ class DcpFolder {
     using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
     std::vector<Range> ranges;
     for (const DcpTensor& tensor : metadata_.tensors) {
-      std::set<std::uint32_t> named;  // files; a safetensors file has one chunk per name
+      std::set<std::uint32_t> named;  // safetensors files, each with one chunk of the tensor
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {

@@ -114,7 +114,7 @@ class Limits {
     std::uint64_t bytes_least = 0;  // minimum slot: an element with its components
     std::uint64_t parts_bytes = 0;  // maximum bytes of components
     bool is_mixed = false;          // some bytes are read directly into their destination
-    bool is_cast = false;           // or scattered
+    bool is_cast = false;           // some pieces are cast or scattered
     bool is_transposed = false;
     bool is_repeated = false;  // a source is read again for other windows
 
