@@ -85,8 +85,8 @@ std::string receipt_of_folder(const std::string& folder) {
   return found.size() == 1 ? found.front() : usual;
 }
 
-// Returns the path of the receipt: the typed path, or the path next to the output that conversions
-// use.
+// Returns the path of the receipt: the typed path, or the path next to the output to which
+// conversions write it.
 std::string receipt_path(const VerifyArgs& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
   if (is_remote(args.first)) {
