@@ -100,8 +100,8 @@ std::string receipt_path(const VerifyArgs& args) {
                                                : receipt_of_file(args.first);
 }
 
-// Returns the path of the output A. If A is the name that a conversion to a split GGUF was given,
-// no file has this name, so the result is the first part.
+// Returns the path of the output A. If A is the target name of a conversion to a split GGUF, no
+// file has this name, so the result is the first part.
 std::string output_path(const VerifyArgs& args, const Receipt& receipt) {
   const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
   std::error_code problem;

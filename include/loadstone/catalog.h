@@ -224,7 +224,7 @@ class LOADSTONE_API Catalog {
 };
 
 struct OpenOptions {
-  // Follow links out of the checkpoint's folder. By default loadstone follows only those into the
+  // Follow links out of the checkpoint's folder. By default loadstone follows only links into the
   // blobs/ folder of a Hugging Face cache.
   bool allow_links = false;
   std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // most dims of a GGUF tensor

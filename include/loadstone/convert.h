@@ -76,8 +76,8 @@ struct QuantizeOptions {
   std::vector<QuantizeFormat> formats;
   std::vector<std::string> include;  // RE2 patterns for a part of the name
   std::vector<std::string> exclude;
-  // Must be nullopt for the encodings of bitsandbytes, which have one style. For others nullopt
-  // means `unified`. A style without formats re-packs quantized tensors; no value changes.
+  // Must be nullopt for the encodings of bitsandbytes, which have one style. For other encodings
+  // nullopt means `unified`. A style without formats re-packs quantized tensors; no value changes.
   std::optional<QuantizeStyle> style;
   // Report non-finite values as findings instead of Error "q.nan", and finite values that overflow
   // their new dtype, quantized or not, instead of Error "convert.overflow".
@@ -170,7 +170,7 @@ struct ConvertOptions {
   bool is_split = false;
   // Prefix of file names in a folder: STEM.safetensors, STEM-00001-of-00002.safetensors ... Empty:
   // the name that the library of the config expects: "diffusion_pytorch_model" for diffusers
-  // (recognised by `_class_name` in the config) and "model" for others.
+  // (recognised by `_class_name` in the config) and "model" for other libraries.
   std::string stem;
   // Bytes of tensors per shard; a larger tensor gets a shard to itself.
   std::uint64_t shard_bytes_max = defaults::shard_bytes_max;

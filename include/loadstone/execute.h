@@ -27,7 +27,7 @@ struct Destination {
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
   // Memory for the components of a quantized target, in the order of quantized_parts(); `data` is
-  // then null. If `data` is null and this is empty, the call does not load the target.
+  // then null. If `data` is null and `parts` is empty, the call does not load the target.
   std::vector<std::span<std::byte>> parts;
   // `device`: memory of the target's device in the plan, which receives copies. `host`: memory of
   // this machine, even if the plan places the target on a device.

@@ -1,6 +1,6 @@
 // Problems and notes that a catalog or a plan reports. Findings are data: loadstone collects all of
-// them and continues, and the caller decides. If one is an error, execute() throws before it reads
-// a data byte.
+// them and continues, and the caller decides. If a finding is an error, execute() throws before it
+// reads a data byte.
 #pragma once
 
 #include <cstdint>

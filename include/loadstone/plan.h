@@ -43,7 +43,8 @@ struct DeviceMap {
   std::optional<DeviceMapMode> mode;
   std::vector<std::pair<std::string, std::string>> entries;
   // Module paths without tensors. An entry that matches nothing in the model is an error, finding
-  // "plan.device_map"; the skeleton has only modules with tensors, so the others are listed here.
+  // "plan.device_map"; the skeleton has only modules with tensors, so modules without tensors are
+  // listed here.
   std::set<std::string, std::less<>> bare_modules;
   // Report a warning for an entry that matches nothing, because some libraries ignore it.
   bool allows_unknown = false;
@@ -113,8 +114,9 @@ struct PlanOptions {
   // Number of reader threads that the plan assumes; 0: one per core, from first_readers_max to
   // threads_max of defaults.h. More threads may execute the plan, with no more memory.
   unsigned threads = 0;
-  // Number of processes on this machine that load at the same time, including this one. They share
-  // the pinned memory that one process would use, so each copies to GPUs in smaller parts.
+  // Number of processes on this machine that load at the same time, including this one. The
+  // processes share the pinned memory that one process would use, so each one copies to GPUs in
+  // smaller parts.
   unsigned local_ranks = 1;
   // Deliver unchanged tensors as views of the file. They take no memory, but the file must not
   // change while the model lives. loadstone never does this for files read over a network.

@@ -49,8 +49,8 @@ struct QuantizationError {
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
 
-// A tensor with a different dtype in the second checkpoint: a wider one with the same values, or
-// one to which the values are rounded.
+// A tensor with a different dtype in the second checkpoint: a wider dtype with the same values, or
+// a dtype to which the values are rounded.
 struct Widened {
   std::string name;
   std::string found;     // in the second checkpoint: "F32"

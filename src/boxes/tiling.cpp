@@ -33,7 +33,7 @@ constexpr std::uint64_t bitmap_elements_max = std::uint64_t{1} << 28;
 enum class Verdict : std::uint8_t { tiles, fails, unknown };
 
 // Sorts dimensions by stride and joins neighbours. Returns false if the steps of a dimension reach
-// into those of the next one.
+// into the steps of the next dimension.
 bool nest(Region& region) {
   auto& dims = region.dims;
   std::erase_if(dims, [](const RegionDim& dim) { return dim.extent == 1; });

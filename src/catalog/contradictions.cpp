@@ -82,7 +82,7 @@ Finding not_compared(const ConfigList& list, std::string entries, std::string_vi
 }
 
 // Compares the fields of a config with the tensors. A field is wrong only if no tensor confirms it,
-// because a model can mix encodings, and its config has one field for all of them.
+// because a model can mix encodings, and its config has one field for all encodings.
 class Judge {
  public:
   Judge(const TensorTable& table, const ConfigWords& words, std::string stored,

@@ -254,8 +254,8 @@ class DcpFolder {
            tensor.name);
   }
 
-  // Returns true if the object contains tensors. torch.save wrote them with the object, because DCP
-  // does not split tuples.
+  // Returns true if the object contains tensors. torch.save wrote these tensors as part of the
+  // object, because DCP does not split tuples.
   [[nodiscard]] bool holds_tensors(const DcpObject& object) const {
     const auto name = std::ranges::find(metadata_.files, object.file);
     if (name == metadata_.files.end()) return false;

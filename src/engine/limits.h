@@ -94,15 +94,15 @@ class Limits {
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
 
   [[nodiscard]] Budget budget(const LimitOptions& options) const;
-  // Returns the maximum memory of a run with this budget. It is below the budget if there is less
-  // to move.
+  // Returns the maximum memory of a run with this budget. The result is below the budget if there
+  // is less to move.
   [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
 
   // Returns the maximum memory that a load uses in addition to the values. `promise` has the
   // options that the plan was made with.
   [[nodiscard]] std::uint64_t bytes_promised(const LimitOptions& promise) const;
-  // Returns the budget of a load with any number of threads and any chunk size. It does not exceed
-  // the promised memory.
+  // Returns the budget of a load with any number of threads and any chunk size. The budget does not
+  // exceed the promised memory.
   [[nodiscard]] Budget load_budget(const LimitOptions& promise, unsigned threads,
                                    std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 

@@ -199,7 +199,7 @@ class ReceiptCheck {
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
-  // Notes each source checkpoint of the receipt after the first `compared` ones.
+  // Adds a note for each source checkpoint of the receipt, except the first `compared` ones.
   void note_left_out(std::size_t compared) {
     std::map<std::uint32_t, std::vector<std::string>> left_out;
     for (const ReceiptFile& file : receipt_.sources) {

@@ -92,7 +92,7 @@ std::optional<std::size_t> first_number(std::span<const std::byte> left,
   return std::nullopt;
 }
 
-// Compares values of any dtype; NaN equals every NaN, because programs write different ones.
+// Compares values of any dtype; NaN equals every NaN, because programs write different NaN bits.
 std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> left,
                                        std::span<const std::byte> right) {
   const std::size_t size = element_bytes(dtype);
