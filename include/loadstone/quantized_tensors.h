@@ -46,7 +46,7 @@ class LOADSTONE_API QuantizedTensors {
   std::vector<QuantizedTensor> tensors_;
   std::vector<Finding> findings_;
   std::vector<std::uint32_t> by_data_;  // index into tensors_, by the index of the codes, or `none`
-  std::vector<bool> is_companion_;      // as long as by_data_
+  std::vector<bool> is_companion_;      // same length as by_data_
 };
 
 // Recognises the layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors

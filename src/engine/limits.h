@@ -126,7 +126,7 @@ class Limits {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
     std::uint64_t step_bytes = 0;    // of the largest step of a layout
-    bool has_large_windows = false;  // as large as memory allows
+    bool has_large_windows = false;  // windows are as large as memory allows
   };
   // A byte range of a shard, with the totals that it belongs to.
   struct Stretch {

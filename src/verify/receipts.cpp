@@ -133,7 +133,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
 // A digest to compute again.
 struct Check {
   std::shared_ptr<ByteSource> file;
-  std::string name;  // of the difference
+  std::string name;  // name to report in a difference
   std::string path;  // as in the receipt
   std::uint64_t begin = 0;
   std::vector<ByteRange> ranges;
