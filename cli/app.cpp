@@ -41,8 +41,8 @@ bool wants_json(int argc, const char* const* argv) {
   return false;
 }
 
-// Returns the error with the command's name of an option (--max-memory) in place of the library's
-// name (max_memory).
+// Returns the error with an option's name on the command line (--max-memory) instead of its name in
+// the library (max_memory).
 Error with_option(const Program& program, const Error& error) {
   std::string option = "--" + error.where().field;
   std::ranges::replace(option, '_', '-');

@@ -134,8 +134,8 @@ class Sample {
   std::vector<bool> taken_;
 };
 
-// Rejects remote files and assembled checkpoints, because this machine has no ranges of files to
-// compare their loads with.
+// Rejects remote files and assembled checkpoints, because they have no local file ranges to compare
+// loads with.
 void require_local_files(const Plan& plan) {
   const std::vector<Shard>& shards = plan.catalog->shards();
   for (std::size_t i = 0; i < shards.size(); ++i) {

@@ -54,8 +54,8 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
     return make_plan(args.plan);
   }
   for (const std::string& name : typed) {
-    // This option is allowed with --plan, because the user must confirm the offload folder that a
-    // plan contains.
+    // --offload-folder is allowed with --plan, because the user must confirm the offload folder
+    // that a plan contains.
     if (name == "--offload-folder" || name == "--max-memory") continue;
     throw Error("usage",
                 fmt::format("{} cannot be combined with --plan, which already contains it", name));

@@ -51,7 +51,7 @@ std::vector<Piece> pieces_of(const std::vector<Extent>& extents) {
 }
 
 // Runs the work on `count` items with several threads, and returns the seconds that it takes. Each
-// thread calls `worker` to get its function, and calls that with indices in order.
+// thread calls `worker` to get its function, and calls that function with indices in order.
 double seconds_of(std::size_t count, unsigned threads,
                   const std::function<std::function<void(std::size_t)>()>& worker) {
   std::atomic<bool> stop = false;

@@ -75,9 +75,8 @@ Command add_plan_options(Command command, PlanArgs& args);
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
 // Adds findings about this machine to a plan that is about to be shown or executed. The free memory
-// is not compared if the user set a limit for cpu, which the plan itself keeps, or if a device map
-// was computed to fit. For a plan from a file, which knows neither, a limit replaces the free
-// memory.
+// is not compared if the user set a limit for cpu, which the plan itself enforces, or if a device
+// map was computed to fit. A plan from a file records neither, so a limit replaces the free memory.
 void compare_with_machine(Plan& plan, const PlanArgs& args, bool is_saved = false);
 
 // Rules, or recipes for this checkpoint. One of the members is empty.

@@ -44,7 +44,7 @@ void print_hint(std::string_view text);
 [[nodiscard]] std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                                       std::uint64_t anonymous_bytes_peak);
 
-// Returns the findings that are not in `known`: they depend on values, such as non-finite values.
+// Returns the findings that are not in `known`, such as findings about non-finite values.
 [[nodiscard]] std::vector<Finding> found_since(const std::vector<Finding>& known,
                                                std::vector<Finding> findings);
 // Prints warnings on stderr: the first few (all with --verbose), then the number of further

@@ -26,7 +26,7 @@ class Option {
   Option required() const;
   Option needs(Option other) const;
   Option excludes(Option other) const;
-  // Makes the help show an option that takes a list like an option with one value.
+  // Makes the help show an option with a list as if the option took one value.
   Option shown_once() const;
   Option one_of(std::vector<std::string> words) const;
   template <typename Number>

@@ -1,4 +1,4 @@
-// Declares the options of convert for quantization.
+// Declares the quantization options of the convert command.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct QuantizeArgs {
 
 void add_quantize_options(Command command, QuantizeArgs& args);
 
-// Returns the options, with the importance matrix read. Throws Error "usage" for options that have
+// Reads the importance matrix and returns the options. Throws Error "usage" for options that have
 // no effect without --quantize.
 [[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format);
 

@@ -85,8 +85,8 @@ std::string receipt_of_folder(const std::string& folder) {
   return found.size() == 1 ? found.front() : usual;
 }
 
-// Returns the path of the receipt: the typed path, or the path next to the output that conversions
-// use.
+// Returns the path of the receipt: the typed path, or the path next to the output to which
+// conversions write it.
 std::string receipt_path(const VerifyArgs& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
   if (is_remote(args.first)) {
@@ -100,8 +100,8 @@ std::string receipt_path(const VerifyArgs& args) {
                                                : receipt_of_file(args.first);
 }
 
-// Returns the path of the output A. If A is the name that a conversion to a split GGUF was given,
-// no file has this name, so the result is the first part.
+// Returns the path of the output A. If A is the target name of a conversion to a split GGUF, no
+// file has this name, so the result is the first part.
 std::string output_path(const VerifyArgs& args, const Receipt& receipt) {
   const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
   std::error_code problem;

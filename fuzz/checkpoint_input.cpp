@@ -160,7 +160,7 @@ std::string gguf_bytes(Input& input) {
     std::uint64_t elements = 1;
     for (const std::uint64_t dim : dims) elements *= dim;
     const auto type = static_cast<std::uint32_t>(input.below(43));
-    // The file may have more bytes than the tensors, which are then a hole or a tail.
+    // The file may have extra bytes, which form a hole between tensors or a tail.
     static constexpr auto sizes = std::to_array<std::pair<std::uint32_t, std::uint32_t>>(
         {{1, 4},     {1, 2},     {32, 18},   {32, 20},  {32, 1},    {32, 1},    {32, 22},
          {32, 24},   {32, 34},   {32, 36},   {256, 84}, {256, 110}, {256, 144}, {256, 176},

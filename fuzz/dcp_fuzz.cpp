@@ -1,5 +1,5 @@
-// Reads any bytes as the metadata of a DCP checkpoint with one data file: expects an Error, or a
-// catalog whose tensors can be read.
+// Reads arbitrary bytes as the metadata of a DCP checkpoint with one data file: expects an Error,
+// or a catalog whose tensors can be read.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -14,7 +14,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   loadstone::fuzz::Folder storage;
   storage.add_file("/m/.metadata", {reinterpret_cast<const char*>(data), size});
-  // The data file contains an item of [2, 2] values in F32 two times.
+  // The data file contains an item of [2, 2] values in F32 twice.
   const std::string item = loadstone::test::torch_bytes(loadstone::test::pickle::tensor());
   storage.add_file("/m/__0_0.distcp", item + item);
   storage.add_file("/m/__1_0.distcp", item + item);

@@ -1,7 +1,8 @@
 // Compares loads and conversions with a copier that moves one element at a time. The inputs are
-// tensors of every dtype and of ranks 0 to 9, views with any strides, chains of operations, boxes
-// cut at random, casts, and FP8 weights with scales, with any staging, chunks and threads. The
-// bytes must be equal. Quantized targets must have the same bytes for any staging and threads.
+// tensors of every dtype and of ranks 0 to 9, views with arbitrary strides, chains of operations,
+// boxes cut at random, casts, and FP8 weights with scales, with arbitrary staging, chunks and
+// threads. The bytes must be equal. Quantized targets must have the same bytes for any staging and
+// threads.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// Reads any bytes as an importance matrix: expects an Error, or importances that encoders accept.
+// Reads arbitrary bytes as an importance matrix: expects an Error, or importances that encoders
+// accept.
 #include <cmath>
 #include <cstdlib>
 

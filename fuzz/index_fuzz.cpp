@@ -1,4 +1,4 @@
-// Reads any bytes as an index of two shards: expects an Error, or a catalog of these shards.
+// Reads arbitrary bytes as an index of two shards: expects an Error, or a catalog of these shards.
 #include <cstdint>
 #include <string>
 #include <string_view>

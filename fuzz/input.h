@@ -12,8 +12,8 @@
 namespace loadstone::fuzz {
 
 // At most one argument of a call may read a decision, because C++ does not specify the evaluation
-// order of arguments. After the last byte every decision is 0, so each prefix of an input is an
-// input, and a mutation changes few decisions. Not thread-safe.
+// order of arguments. After the last byte every decision is 0, so each prefix of an input is a
+// valid input, and a mutation changes few decisions. Not thread-safe.
 class Input {
  public:
   explicit Input(std::span<const std::uint8_t> bytes) : rest_(bytes) {}

@@ -1,5 +1,5 @@
-// Reads any text as a skeleton, rules, metadata, recipes, a plan and a receipt: expects an Error or
-// a result. A receipt that is accepted must be unchanged when it is written.
+// Reads arbitrary text as a skeleton, rules, metadata, recipes, a plan and a receipt: expects an
+// Error or a result. An accepted receipt must not change when it is written and read again.
 #include <string_view>
 
 #include "fuzz/require.h"

@@ -1,4 +1,4 @@
-// Proves after a load that every target has a value with an origin.
+// Declares the audit, which checks after a load that every target has a value and an origin.
 #pragma once
 
 #include <string>

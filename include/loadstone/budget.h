@@ -1,4 +1,4 @@
-// Memory for bytes in flight. The plan reports it, and the engine allocates no more.
+// Memory budget for bytes in flight. The plan reports it, and the engine allocates no more.
 #pragma once
 
 #include <algorithm>
@@ -23,17 +23,17 @@ struct Ring {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slots * slot_bytes; }
 };
 
-// Memory of the engine: per thread, except `held_bytes` and `ring`. Value type.
+// Memory of the engine. Sizes are per thread, except those of `held_bytes` and `ring`. Value type.
 struct Budget {
   unsigned threads = 1;
   std::uint64_t chunk_bytes = 0;    // bytes per read
-  Slot whole{};                     // for values that are read without a change
+  Slot whole{};                     // for values that are read unchanged
   Slot staging{};                   // for the source bytes of windows
   std::uint64_t window_bytes = 0;   // bytes per window of decoded or converted values
   std::uint64_t numbers_bytes = 0;  // for windows that are computed outside of slots
   std::uint64_t piece_bytes = 0;    // bytes of values that a thread quantizes in one step
-  std::uint64_t encoded_bytes = 0;  // for the codes of one such step
-  std::uint64_t merge_bytes = 0;    // for values that are computed from several others
+  std::uint64_t encoded_bytes = 0;  // for the codes of one quantization step
+  std::uint64_t merge_bytes = 0;    // for merges of several sources
   // State that a quantization keeps from its first window to its last, for all threads together.
   std::uint64_t held_bytes = 0;
   Ring ring{};

@@ -128,10 +128,10 @@ struct MetadataValue {
 // Metadata values by key.
 using Metadata = std::map<std::string, MetadataValue>;
 
-// Parses metadata that people and programs write as JSON, see docs/formats/gguf.md:
-// {"format": "loadstone-gguf-metadata", "version": 1, "entries": [{"key", "type", "value"} ...]}.
-// Checks everything: throws Error "convert.metadata_json" if the JSON is malformed, if GGUF does
-// not allow a key, or if a value does not fit its type.
+// Parses GGUF metadata from JSON, see docs/formats/gguf.md: {"format": "loadstone-gguf-metadata",
+// "version": 1, "entries": [{"key", "type", "value"} ...]}. Checks everything: throws Error
+// "convert.metadata_json" if the JSON is malformed, if GGUF does not allow a key, or if a value
+// does not fit its type.
 [[nodiscard]] LOADSTONE_API Metadata metadata_from_json(std::string_view text);
 
 // Returns "string", "u32", "array of f32" ...
@@ -176,9 +176,9 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // Returns `*other`, or the storage that the checkpoint was opened with if `other` is null.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
-  // Returns the pieces of a shard whose tensors are spread over several files, as
-  // torch.distributed.checkpoint does; null: the shard is one file. Offsets beyond the end of the
-  // shard's own file address data that loadstone reads from the pieces.
+  // Returns the pieces of a shard whose tensors torch.distributed.checkpoint spread over several
+  // files; null: the shard is one file. Offsets beyond the end of the shard's own file address data
+  // that loadstone reads from the pieces.
   [[nodiscard]] const std::shared_ptr<const Assembly>& assembly(std::uint32_t shard) const noexcept;
   // Returns an index into tensors(), or nullopt if no tensor of the checkpoint has the name.
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name,
@@ -187,7 +187,8 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::vector<std::shared_ptr<const Catalog>>& checkpoints() const noexcept {
     return checkpoints_;
   }
-  // Returns the tensors of one checkpoint. Rules and models refer to the names of the first one.
+  // Returns the tensors of one checkpoint. Rules and models refer to the names of the first
+  // checkpoint.
   [[nodiscard]] Range tensors_of(std::uint32_t checkpoint) const;
   // Returns the quantization that the configs declare. loadstone reads the configs only if the
   // checkpoint has tensors that do not describe themselves (FP8, GPTQ, AWQ, transforms); otherwise
@@ -223,7 +224,7 @@ class LOADSTONE_API Catalog {
 };
 
 struct OpenOptions {
-  // Follow links out of the checkpoint's folder. By default loadstone follows only those into the
+  // Follow links out of the checkpoint's folder. By default loadstone follows only links into the
   // blobs/ folder of a Hugging Face cache.
   bool allow_links = false;
   std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // most dims of a GGUF tensor

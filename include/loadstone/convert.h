@@ -46,7 +46,7 @@ enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors, gguf };
 
 // Encoding of the tensors whose names match `pattern`.
 struct QuantizeFormat {
-  std::string pattern{};  // RE2 syntax, anywhere in the name; empty: every chosen tensor
+  std::string pattern{};  // RE2 pattern for a part of the name; empty: every chosen tensor
   // Encoding "none" leaves the tensors unchanged. For GGUF files the encoding may also be a dtype
   // or, without a pattern, a mix, which assigns block formats by llama.cpp's rules.
   Quantization quantization{};
@@ -74,10 +74,10 @@ struct QuantizeOptions {
   // The first format that matches a tensor applies. The format without a pattern must be last.
   // Empty: nothing is quantized.
   std::vector<QuantizeFormat> formats;
-  std::vector<std::string> include;  // RE2 syntax, anywhere in the name
+  std::vector<std::string> include;  // RE2 patterns for a part of the name
   std::vector<std::string> exclude;
-  // Must be nullopt for the encodings of bitsandbytes, which have one style. For others nullopt
-  // means `unified`. A style without formats re-packs quantized tensors; no value changes.
+  // Must be nullopt for the encodings of bitsandbytes, which have one style. For other encodings
+  // nullopt means `unified`. A style without formats re-packs quantized tensors; no value changes.
   std::optional<QuantizeStyle> style;
   // Report non-finite values as findings instead of Error "q.nan", and finite values that overflow
   // their new dtype, quantized or not, instead of Error "convert.overflow".
@@ -100,7 +100,7 @@ struct ModelFolder {
   std::string config{};               // text of config.json; empty: the folder has no config
   std::vector<ExtraFile> files{};     // files to copy
   std::vector<std::string> links{};   // names of links, which are not copied
-  std::vector<std::string> denied{};  // names of files that the other machine does not serve
+  std::vector<std::string> denied{};  // names of files that the server lacks or denies access to
   // Paths in modules.json or model_index.json that are not among `files`: components of a
   // pipeline, paths outside the folder, and files that are too large for a companion file.
   std::vector<std::string> left{};
@@ -121,7 +121,7 @@ struct ModelFolder {
                                                           const std::string& path,
                                                           bool with_code = false);
 
-// Lists what an output of one file leaves out of the local folder `path`: `left` gets the folders
+// Lists the parts of the local folder `path` that a one-file output omits: `left` gets the folders
 // that modules.json or model_index.json name, and `others` the adapters. All other fields are
 // empty.
 [[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& path);
@@ -138,8 +138,8 @@ struct ConvertOptions {
   // New dtype of floating-point tensors of 16 bits or more, of blocks, and of FP8 tensors without a
   // scale. nullopt: tensors keep their dtype. Codes always keep their dtype.
   std::optional<Dtype> dtype;
-  // F32, BF16 or F16: the dtype of blocks that the output format cannot store, if `dtype` is not
-  // set. A GGUF file keeps the blocks if the rules leave every row whole.
+  // F32, BF16 or F16: the dtype to which loadstone decodes blocks that the output format cannot
+  // store, if `dtype` is not set. A GGUF file keeps the blocks if the rules leave every row whole.
   Dtype block_dtype = Dtype::bf16;
   // Decode quantized tensors, and FP8 tensors without scales, to `dtype` or else `block_dtype`.
   // `quantize` implies this for tensors that are re-encoded. Rules and recipes are then not
@@ -170,12 +170,12 @@ struct ConvertOptions {
   bool is_split = false;
   // Prefix of file names in a folder: STEM.safetensors, STEM-00001-of-00002.safetensors ... Empty:
   // the name that the library of the config expects: "diffusion_pytorch_model" for diffusers
-  // (recognised by `_class_name` in the config) and "model" for others.
+  // (recognised by `_class_name` in the config) and "model" for other libraries.
   std::string stem;
   // Bytes of tensors per shard; a larger tensor gets a shard to itself.
   std::uint64_t shard_bytes_max = defaults::shard_bytes_max;
   // ---- These change only the cost.
-  // Bytes in flight, all threads together.
+  // Limit on the bytes in flight, for all threads together.
   std::uint64_t staging_bytes_max = defaults::convert_staging_bytes_max;
   // Limit of the conversion's total memory, lists of tensors included. If the limit is too small,
   // finding "plan.over_budget" reports the minimum.
@@ -244,7 +244,7 @@ struct Conversion {
   std::string stem;
   // Text of the output's config.json; empty if the source has none. If the target's folder already
   // has a config that the conversion does not replace, that config must declare the same codes. It
-  // may tie names that have one tensor each only if the source does so or has no config.
+  // may tie names that have separate tensors only if the source's config does so too or is missing.
   std::string config;
   bool has_codes = false;
   bool has_tie = false;
@@ -296,9 +296,9 @@ struct ConvertRun {
   std::optional<ConvertPart> part;
   // Check that all shards exist, and move them to their final names.
   bool finish = false;
-  // Kind of digest of a receipt to write: receipt.json in a folder, else TARGET.receipt.json. Must
-  // be the same for all shares. The shards of a folder always have XXH3-128 digests, which a
-  // resumed run reads.
+  // Kind of digest in the receipt, which is receipt.json in a folder, else TARGET.receipt.json;
+  // nullopt: no receipt. All shares must use the same kind. The shards of a folder always have
+  // XXH3-128 digests, which a resumed run reads.
   std::optional<DigestKind> receipt = {};
   PageCache page_cache = PageCache::automatic;
   Observer* observer = nullptr;  // receives progress, and can stop the run
@@ -330,7 +330,7 @@ LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
                                                 const ConvertRun& run = {});
 
 // Returns the indices of a share's files. Shares are balanced by bytes, and every process computes
-// the same ones.
+// the same shares.
 [[nodiscard]] LOADSTONE_API std::vector<std::uint32_t> files_of_part(const Conversion& conversion,
                                                                      const ConvertPart& part);
 

@@ -18,8 +18,8 @@ inline constexpr std::uint64_t shard_bytes_max = 5'000'000'000;
 // first_readers_max.
 inline constexpr unsigned threads_max = 16;
 inline constexpr unsigned first_readers_max = 4;
-// Number of bytes before the readers' position at which loadstone asks the system to read ahead
-// bytes that the page cache lacks.
+// Distance in bytes ahead of the readers over which loadstone asks the system to prefetch data that
+// the page cache lacks.
 inline constexpr std::uint64_t read_ahead_bytes = std::uint64_t{16} << 20;
 inline constexpr unsigned verify_threads_max = 8;
 // Largest value that callers may set for the number of threads.
@@ -31,7 +31,7 @@ inline constexpr unsigned threads_most = 256;
 inline constexpr std::uint32_t gguf_rank_max = 4;
 inline constexpr std::uint32_t gguf_rank_most = 8;
 
-// A limit of memory that nothing exceeds.
+// A memory limit that nothing exceeds.
 inline constexpr std::uint64_t memory_unlimited = INT64_MAX;
 
 // Prefixes that DataParallel and torch.compile add to names.

@@ -57,7 +57,7 @@ enum class NonFinite : std::uint8_t {
 struct FloatFormat {
   int digits = 0;
   int largest = 0;
-  int smallest = 0;  // of a subnormal value
+  int smallest = 0;  // the exponent of the smallest subnormal value
   NonFinite non_finite = NonFinite::none;
 };
 
@@ -144,7 +144,7 @@ inline constexpr auto dtype_table = [] {
 [[nodiscard]] constexpr std::size_t element_bytes(Dtype dtype) noexcept {
   return bits(dtype) % 8 == 0 ? bits(dtype) / 8 : 0;
 }
-// Size of the widest element, for the sizes of buffers and loops.
+// Size in bytes of the widest element.
 inline constexpr std::size_t element_bytes_max =
     std::ranges::max(dtype_table, {}, &DtypeInfo::bits).bits / 8;
 // Returns true if a safetensors header can name the dtype.

@@ -1,4 +1,4 @@
-// The only exception of loadstone, and its error codes.
+// Declares Error, the only exception type of loadstone, and the error codes.
 //
 // A code is a stable dotted name: the format or area, then the violated rule ("st.hole",
 // "io.short_read"). loadstone reports problems with the tensors of a plan as Findings (finding.h)

@@ -27,7 +27,7 @@ struct Destination {
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
   // Memory for the components of a quantized target, in the order of quantized_parts(); `data` is
-  // then null. If `data` is null and this is empty, the call does not load the target.
+  // then null. If `data` is null and `parts` is empty, the call does not load the target.
   std::vector<std::span<std::byte>> parts;
   // `device`: memory of the target's device in the plan, which receives copies. `host`: memory of
   // this machine, even if the plan places the target on a device.
@@ -87,8 +87,8 @@ struct ExecuteOptions {
   // The pages of the destinations already exist, as in a model in use. If false, the load populates
   // new memory in advance, which is faster than a page fault on each first write.
   bool has_pages = false;
-  // Number of bytes before the readers' position at which loadstone asks the system to read ahead
-  // bytes that the page cache lacks; 0: never.
+  // Distance in bytes ahead of the readers over which loadstone asks the system to prefetch data
+  // that the page cache lacks; 0: never.
   std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
   // Spread host memory that the load touches first over all memory nodes (NUMA) of the machine.
   // Useful if threads of all nodes read the model.
@@ -130,7 +130,7 @@ struct Provenance {
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;
-  std::string encoding;  // of a quantized value, whose dtype and shape are those of decoded values
+  std::string encoding;  // of a quantized value; `dtype` and shape describe the decoded values
   std::string tie_of;
   std::string reason;
   std::uint64_t bytes_written = 0;
@@ -165,8 +165,8 @@ LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> dest
 
 // Compares a plan with this machine as it is now: error "memory.host" if the load would allocate
 // more than the free memory, error "io.no_space" if the disk of the offload folder has too little
-// room. Figures that the system does not report are not compared. A saved plan holds no such
-// finding.
+// room. Figures that the system does not report are not compared. A saved plan does not contain
+// these findings.
 // `memory_bytes`: host memory that the load will allocate.
 // `limit`: replaces the free memory.
 [[nodiscard]] LOADSTONE_API std::vector<Finding> machine_findings(

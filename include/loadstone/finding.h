@@ -1,6 +1,6 @@
 // Problems and notes that a catalog or a plan reports. Findings are data: loadstone collects all of
-// them and continues, and the caller decides. If one is an error, execute() throws before it reads
-// a data byte.
+// them and continues, and the caller decides. If a finding is an error, execute() throws before it
+// reads a data byte.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Finding {
 
 // Sorts findings for display: most severe first, then by code, target and sources.
 LOADSTONE_API void sort_findings(std::vector<Finding>& findings);
-// Throws the first error among the findings, with their number.
+// Throws the first error among the findings, with the number of other errors in the message.
 LOADSTONE_API void require_no_errors(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -1,6 +1,6 @@
 // Importance matrices: the weight of each column of a model's matrices, as measured by llama.cpp
-// (llama-imatrix). Encoders of GGUF's blocks weight errors by it. docs/formats/imatrix.md specifies
-// the file.
+// (llama-imatrix). Encoders of GGUF's blocks weight their errors by these weights.
+// docs/formats/imatrix.md specifies the file.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ImportanceMatrix {
   // Weights by tensor name: one per column or, for a stack of matrices, one per column of each
   // matrix. Finite and not negative.
   std::map<std::string, std::shared_ptr<const std::vector<float>>, std::less<>> entries;
-  // loadstone writes the next three to the metadata of outputs, like llama-quantize.
+  // loadstone writes the next three fields to the metadata of outputs, like llama-quantize.
   std::string path;                    // as opened
   std::optional<std::string> dataset;  // name of the first text that was measured
   std::uint32_t chunks = 0;            // number of that text's chunks; 0: unknown

@@ -14,8 +14,8 @@ namespace loadstone {
 
 struct ProcessMemory {
   std::uint64_t peak_bytes = 0;       // the largest resident set until now
-  std::uint64_t anonymous_bytes = 0;  // now: private memory
-  std::uint64_t file_bytes = 0;       // now: pages of mapped files, including the program's
+  std::uint64_t anonymous_bytes = 0;  // private memory at present
+  std::uint64_t file_bytes = 0;       // pages of mapped files at present, including the program's
 };
 
 // Returns zeros if the system does not report the figures.

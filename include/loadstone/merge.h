@@ -40,15 +40,15 @@ struct Term {
 // The operation that combines terms with the recipe's own boxes.
 enum class MergeOp : std::uint8_t {
   sum,          // `factor` times the boxes, plus each term in order
-  slerp,        // the arc from the boxes (at 0) to the only term (at 1), at the term's factor
+  slerp,        // the point at the term's factor on the arc from the boxes (0) to the term (1)
   differences,  // the boxes, plus `factor` times the mean or sum of terms minus boxes
 };
 
 // The elements of a difference that are set to 0.
 enum class Pruning : std::uint8_t {
   none,
-  random,    // randomly drawn ones; the others are divided by the density (DARE)
-  smallest,  // those of the smallest magnitude (TIES)
+  random,    // elements drawn at random; the others are divided by the density (DARE)
+  smallest,  // the elements of the smallest magnitude (TIES)
 };
 
 // The merge of one target, computed in F32 and rounded once to the target's dtype. Low-rank

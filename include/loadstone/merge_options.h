@@ -14,7 +14,7 @@ namespace loadstone {
 // Methods that combine models.
 enum class MergeMethod : std::uint8_t {
   linear,           // the weighted sum
-  slerp,            // the arc between two models
+  slerp,            // a point on the arc between two models
   task_arithmetic,  // the first model, plus the sum of the other models' differences from it
   ties,             // only the largest elements of these differences, with the sign of the majority
   dare_linear,      // only a random part of these differences

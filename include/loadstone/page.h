@@ -21,7 +21,7 @@ struct ProgressSample {
 
 struct Report;
 
-// Time, bytes and memory of a load. figures_of() fills in the values of its Report; the caller adds
+// Time, bytes and memory of a load. figures_of() fills in the values of a Report; the caller adds
 // its own measurements.
 struct LoadFigures {
   double seconds = 0;
@@ -40,7 +40,7 @@ struct PageOptions {
   // Bytes per device of a live model's old values, which exist until the load has all new values.
   // They are added to the peaks.
   std::map<std::string, std::uint64_t> held_bytes;
-  std::optional<LoadFigures> loaded;  // of the load that executed the plan
+  std::optional<LoadFigures> loaded;  // figures of the load that executed the plan
 };
 
 // Returns the page: verdict, findings, memory, a map of the bytes, and every target with its

@@ -43,7 +43,8 @@ struct DeviceMap {
   std::optional<DeviceMapMode> mode;
   std::vector<std::pair<std::string, std::string>> entries;
   // Module paths without tensors. An entry that matches nothing in the model is an error, finding
-  // "plan.device_map"; the skeleton has only modules with tensors, so the others are listed here.
+  // "plan.device_map"; the skeleton has only modules with tensors, so modules without tensors are
+  // listed here.
   std::set<std::string, std::less<>> bare_modules;
   // Report a warning for an entry that matches nothing, because some libraries ignore it.
   bool allows_unknown = false;
@@ -113,8 +114,9 @@ struct PlanOptions {
   // Number of reader threads that the plan assumes; 0: one per core, from first_readers_max to
   // threads_max of defaults.h. More threads may execute the plan, with no more memory.
   unsigned threads = 0;
-  // Number of processes on this machine that load at the same time, including this one. They share
-  // the pinned memory that one process would use, so each copies to GPUs in smaller parts.
+  // Number of processes on this machine that load at the same time, including this one. The
+  // processes share the pinned memory that one process would use, so each one copies to GPUs in
+  // smaller parts.
   unsigned local_ranks = 1;
   // Deliver unchanged tensors as views of the file. They take no memory, but the file must not
   // change while the model lives. loadstone never does this for files read over a network.
@@ -127,7 +129,7 @@ enum class Delivery : std::uint8_t {
   memory,      // written into the destination
   file_view,   // a view of the shard (PlanOptions::mmap)
   disk_write,  // offloaded: written to the offload folder
-  disk_keep,   // offloaded: stays in the shard, in this dtype or one that its reader casts
+  disk_keep,   // offloaded: stays in the shard; its reader casts a different dtype
 };
 
 [[nodiscard]] LOADSTONE_API std::string_view name(Delivery delivery) noexcept;
@@ -168,15 +170,16 @@ struct Plan {
   std::vector<TieCheck> tie_checks;
   std::vector<Finding> findings;  // sorted, including the catalog's
   std::string offload_folder;
-  bool allow_non_finite = false;  // accept such values in tensors to quantize
+  bool allow_non_finite = false;  // accept non-finite values in tensors to quantize
   std::uint64_t staging_bytes_max = 0;
   unsigned threads = 1;
   unsigned local_ranks = 1;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;  // to the offload folder
   // Memory of the loaded model per device, including constructor and initialiser values.
-  // (Constructor values may exist before the load, but a load also creates tables of a hundred
-  // megabytes.) "cpu" includes the staging that the load needs; "disk" is the bytes written.
+  // (Constructor values may exist before the load, but the load creates some of them, such as
+  // tables of a hundred megabytes.) "cpu" includes the staging that the load needs; "disk" is the
+  // bytes written.
   std::map<std::string, std::uint64_t> peak_bytes;
   // Modules with their devices, as given or computed. Empty: everything is on "cpu".
   std::vector<std::pair<std::string, std::string>> device_map;

@@ -15,8 +15,9 @@
 
 namespace loadstone {
 
-// An encoding of quantized tensors. More may be added, so encodings and dialects are strings, not
-// enums. docs/formats/bitsandbytes.md, docs/formats/modelopt.md and others specify the bytes.
+// An encoding of quantized tensors. More encodings may be added, so encodings and dialects are
+// strings, not enums. docs/formats/bitsandbytes.md, docs/formats/modelopt.md and others specify the
+// bytes.
 struct QuantizedEncoding {
   std::string_view name;  // "nf4", "fp8-block" ...
   // Variants of the bytes to write ("exact", "modelopt-compat", "bnb-cuda" ...), the default first.
@@ -24,7 +25,7 @@ struct QuantizedEncoding {
   std::span<const std::string_view> dialects;
 };
 
-// Returns all encodings that loadstone reads; it writes those with dialects.
+// Returns all encodings that loadstone reads. It writes only encodings that have dialects.
 [[nodiscard]] LOADSTONE_API std::vector<QuantizedEncoding> quantized_encodings();
 
 // Parameters for quantizing a tensor.
@@ -35,7 +36,7 @@ struct Quantization {
   bool nested = false;                 // nf4, fp4: also quantize the scales, to 8 bits
   std::optional<float> nested_offset;  // nullopt: the mean of the scales
   // Targets of one plan with the same string here (not empty) share a scale (fp8, nvfp4): the scale
-  // of the largest magnitude among them. In stacks, matrices of the same index share one.
+  // of the largest magnitude among them. In stacks, matrices of the same index share a scale.
   std::string group;
   // GGUF's blocks: weights of each column's errors, like ggml's "imatrix": finite, not negative,
   // one per column or, for a stack of matrices, one per column of each matrix. Null: all columns

@@ -47,7 +47,7 @@ struct LOADSTONE_API QuantizedTensor {
   std::string encoding;               // name of a quantized_encodings() element; empty: unknown
   std::uint32_t data = none;          // the codes; `none`: the checkpoint lacks them
   std::vector<std::uint32_t> scales;  // scales, then scales of scales
-  // States of bitsandbytes, and tensors that make the layout unknown.
+  // States of bitsandbytes, and tensors whose presence makes the layout unknown.
   std::vector<std::uint32_t> states;
   Decoding decoding;  // has no kernel if the tensor cannot be decoded
   // Tables, states and scales of activations that decoding does not need.

@@ -17,8 +17,8 @@ namespace loadstone {
 class LOADSTONE_API QuantizedTensors {
  public:
   QuantizedTensors() = default;
-  // `count`: number of tensors in the catalog. `companions`: true at the index of each further
-  // tensor that belongs to codes.
+  // `count`: number of tensors in the catalog. `companions`: true at the index of each tensor that
+  // belongs to codes in another tensor.
   QuantizedTensors(std::vector<QuantizedTensor> tensors, std::vector<Finding> warnings,
                    std::vector<bool> companions, std::size_t count);
 
@@ -46,7 +46,7 @@ class LOADSTONE_API QuantizedTensors {
   std::vector<QuantizedTensor> tensors_;
   std::vector<Finding> findings_;
   std::vector<std::uint32_t> by_data_;  // index into tensors_, by the index of the codes, or `none`
-  std::vector<bool> is_companion_;      // as long as by_data_
+  std::vector<bool> is_companion_;      // same length as by_data_
 };
 
 // Recognises the layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors

@@ -44,8 +44,8 @@ struct ReceiptTensor {
   // Ranges of the tensor's bytes that the digest covers, relative to the first; empty: all bytes.
   std::vector<ByteRange> ranges{};
   std::string digest{};  // hexadecimal
-  // Operation that made it: "copy", "cast", "decode", "merge", "encode", "constant" ...; empty for
-  // sources.
+  // Operation that made the tensor: "copy", "cast", "decode", "merge", "encode", "constant" ...;
+  // empty for sources.
   std::string recipe{};
   std::string codec{};                 // codec that encoded the tensor; may be empty
   std::vector<std::string> sources{};  // names of the source tensors

@@ -34,7 +34,7 @@ class LOADSTONE_API RecipeBuilder {
   // together have at most constant_bytes_max.
   [[nodiscard]] Value constant(std::span<const std::byte> bytes, const Shape& shape, Dtype dtype);
 
-  // Returns the result of a kernel on whole sources, as the file stores them: see Decoding.
+  // Applies a kernel to whole sources as the file stores them, see Decoding.
   [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,
                              const Shape& shape, Dtype dtype, float offset = 0);
 

@@ -18,7 +18,8 @@ namespace loadstone {
 // Returns false if loadstone was built without libcurl; remote paths then throw Error "io.remote".
 [[nodiscard]] LOADSTONE_API bool can_read_remote() noexcept;
 
-// Options for remote files. loadstone reads nothing from the environment; the caller does.
+// Options for remote files. loadstone reads no environment variables; the caller may set options
+// from them.
 struct RemoteOptions {
   std::string proxy = {};     // URL of an HTTP or SOCKS proxy; empty: none
   std::string no_proxy = {};  // comma-separated hosts to reach without the proxy

@@ -27,7 +27,7 @@ class LOADSTONE_API Shape {
   [[nodiscard]] auto begin() const noexcept { return extents_.begin(); }
   [[nodiscard]] auto end() const noexcept { return extents_.end(); }
   // Returns the number of elements; 1 for rank 0; nullopt if the product does not fit into 64 bits.
-  // nullopt even if a later extent is 0; no valid file contains such a shape.
+  // An overflow yields nullopt even if a later extent is 0; no valid file contains such a shape.
   [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;
   // Returns "[2, 3]" ...
   [[nodiscard]] std::string text() const;

@@ -41,18 +41,18 @@ class LOADSTONE_API ByteSource {
   // ("io.changed"), may return the identity from open() instead.
   [[nodiscard]] virtual FileIdentity identity() const = 0;
   // Returns the best number of concurrent reads for a file with high latency; 0, for local files:
-  // one per thread.
+  // one read per thread.
   [[nodiscard]] virtual unsigned reads_at_once() const noexcept { return 0; }
   // Returns true if the bytes come from another machine; such a file is never mapped.
   [[nodiscard]] virtual bool is_on_network() const { return false; }
   // Fills the pieces in order from consecutive bytes at `offset`, completely or not at all. Throws
-  // Error "io.read", or "io.short_read" if the file ends before.
+  // Error "io.read", or "io.short_read" if the file is too short.
   virtual void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) = 0;
 
   void read(std::uint64_t offset, std::span<std::byte> piece) { read(offset, {&piece, 1}); }
 
-  // Hint: these bytes are read soon, so the system may fetch those that the page cache lacks. Does
-  // not wait. Returns the number of bytes requested from the system.
+  // Hint: these bytes will be read soon, so the system may fetch them into the page cache. Does not
+  // wait. Returns the number of bytes requested from the system.
   virtual std::uint64_t prefetch(std::uint64_t /*offset*/, std::uint64_t /*bytes*/) noexcept {
     return 0;
   }
@@ -79,10 +79,10 @@ enum class Reserve : std::uint8_t {
 
 // One new file. Thread-safe: any number of threads may write to it, and to its mapped memory.
 //
-// Implementations override the functions whose names begin with try_. Each makes one attempt and
-// returns the system call's error number (errno.h), 0 for success. The other functions apply the
-// same rules to all implementations: they retry interrupted calls, continue short writes, and turn
-// an error number into Error "io.no_space", "io.denied" or "io.write" with the path.
+// Implementations override the functions whose names begin with try_. Each such function makes one
+// attempt and returns the system call's error number (errno.h), 0 for success. The other functions
+// apply the same rules to all implementations: they retry interrupted calls, continue short writes,
+// and turn an error number into Error "io.no_space", "io.denied" or "io.write" with the path.
 class LOADSTONE_API FileSink {
  public:
   virtual ~FileSink() = default;
@@ -91,7 +91,7 @@ class LOADSTONE_API FileSink {
   virtual int try_reserve(std::uint64_t byte_count, Reserve how) = 0;
   // Returns the number of bytes written, at least one, or a negated error number.
   virtual std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // Maps the whole file as memory that lives as long as the sink. Reserve the file before.
+  // Maps the whole file as memory that lives as long as the sink. Call reserve() first.
   virtual int try_map(std::uint64_t byte_count, std::byte*& memory) = 0;
   // Flushes everything written to disk, including writes to the mapped memory.
   virtual int try_sync() = 0;

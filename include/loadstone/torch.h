@@ -88,7 +88,7 @@ namespace loadstone {
 }
 
 // Returns a skeleton of the module's parameters, then of its buffers, all of which LibTorch saves.
-// Tensors with the same elements in the same memory are ties to the first of them.
+// Tensors with the same elements in the same memory are ties to the first such tensor.
 [[nodiscard]] inline Skeleton skeleton_of(const ::torch::nn::Module& module) {
   Skeleton skeleton;
   skeleton.values_known = false;

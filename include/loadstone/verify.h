@@ -49,8 +49,8 @@ struct QuantizationError {
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
 
-// A tensor with a different dtype in the second checkpoint: a wider one with the same values, or
-// one to which the values are rounded.
+// A tensor with a different dtype in the second checkpoint: a wider dtype with the same values, or
+// a dtype to which the values are rounded.
 struct Widened {
   std::string name;
   std::string found;     // in the second checkpoint: "F32"
@@ -60,7 +60,8 @@ struct Widened {
 };
 
 struct VerifyReport {
-  std::vector<NotFinite> not_finite;  // floating-point tensors with such values, in file order
+  std::vector<NotFinite>
+      not_finite;  // floating-point tensors with non-finite values, in file order
   // Findings for invalid values: "st.bool_value", "gg.scale_nan", "q.nan", "q.scale_value" for
   // scales, "q.config" for a config that contradicts the tensors, and "q.scale_missing" and others
   // for weights that cannot be decoded.

@@ -83,7 +83,8 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
   return good;
 }
 
-// `dtype` is the dtype of the values before they were encoded, which may determine that of scales.
+// `dtype` is the dtype of the values before they were encoded, which may determine the dtype of the
+// scales.
 void decode(const std::string& encoding, const std::string& dialect, const Extents& extents,
             std::string_view dtype, const std::vector<SourceBytes>& parts,
             const TargetBytes& numbers, std::string_view target) {

@@ -1,4 +1,4 @@
-// The rows of the table of codes from plan.* on; codes.cpp has the others.
+// Lists the error codes from plan.* on; codes.cpp has the others.
 #pragma once
 
 #include <array>

@@ -26,7 +26,8 @@ void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
   visitor.member("expected", finding.expected);
 }
 
-// The function that combines the figures of several reports. A bool is true if it is true in all.
+// The function that combines the figures of several reports. A bool is true if it is true in all
+// reports.
 enum class Joined : std::uint8_t { sum, largest };
 
 // Visits the figures of a report in the order of its JSON: visit(name, member, joined).

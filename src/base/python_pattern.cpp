@@ -300,7 +300,7 @@ class Translator {
     has_left_out_ = true;
   }
 
-  // Called after "(?"; returns false after a comment.
+  // Called after "(?"; returns false for a comment.
   bool group_kind(Flags& flags) {
     const char32_t kind = take_any("unexpected end of pattern");
     switch (kind) {

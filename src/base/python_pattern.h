@@ -9,8 +9,7 @@ namespace loadstone {
 
 // Returns a pattern with which RE2 matches like Python's `re.match` with `pattern`, from the first
 // character, for names that is_plain_name() accepts. RE2's own syntax is similar, but silently
-// gives
-// `{,3}`, `[[:digit:]]`, `\C` and others a different meaning or none.
+// gives `{,3}`, `[[:digit:]]`, `\C` and others a different meaning or none.
 //
 // Throws Error with this code and field for a pattern that Python rejects, and for one that cannot
 // be translated: look-around, back-references, possessive quantifiers, atomic groups, conditions,

@@ -31,8 +31,8 @@ namespace loadstone {
 // in strings, become JSON escapes, so a program reads the same document. ASCII is unchanged.
 [[nodiscard]] std::string visible_json(std::string_view text);
 
-// Returns a text such as "'a', 'b' and 3 more". `count` is the total number of names, of which
-// `names` may have only the first.
+// Returns a text such as "'a', 'b' and 3 more". `count` is the total number of names; `names` may
+// contain only the first few.
 [[nodiscard]] std::string name_list(std::span<const std::string> names, std::uint64_t count,
                                     std::size_t shown_max = 8);
 [[nodiscard]] inline std::string name_list(std::span<const std::string> names) {

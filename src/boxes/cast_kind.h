@@ -23,8 +23,8 @@ enum class CastKind : std::uint8_t {
 // for the bits of a NaN).
 [[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
 
-// Returns the dtype that a kernel returns for this target. Kernels compute F32 values, and
-// round them once if the target is BF16 or F16.
+// Returns the dtype of a kernel's result for this target. Kernels compute F32 values, and round
+// them once if the target is BF16 or F16.
 [[nodiscard]] constexpr Dtype decoded_dtype(Dtype wanted) noexcept {
   return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
 }

@@ -36,7 +36,7 @@ std::uint64_t elements_of(const TensorInfo& source) noexcept {
   if (source.strides.empty() || !source.encoding.is_dtype()) {
     return source.shape.numel().value_or(0);
   }
-  const unsigned element_bytes = bits(source.encoding.dtype()) / 8;  // views have whole bytes
+  const unsigned element_bytes = bits(source.encoding.dtype()) / 8;  // views use whole-byte dtypes
   return element_bytes == 0 ? 0 : source.byte_count() / element_bytes;
 }
 

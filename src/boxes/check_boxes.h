@@ -34,8 +34,8 @@ struct ElementRange {
   std::uint64_t end = 0;
 };
 [[nodiscard]] ElementRange source_range(const Box& box) noexcept;
-// Returns the byte range of these elements, relative to the first one. It must begin and end at
-// whole bytes.
+// Returns the byte range of these elements, relative to the first one. The range must begin and end
+// at whole bytes.
 [[nodiscard]] ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept;
 
 // Returns the number of elements that the box copies. The box must have passed check_boxes().

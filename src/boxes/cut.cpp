@@ -29,7 +29,7 @@ class Cutter {
     }
   }
 
-  // Cuts the part of the box that the dimensions from `level` on form at these offsets.
+  // Cuts the sub-box that has the dimensions from `level` on and begins at these offsets.
   void cut(std::size_t level, std::uint64_t source, std::uint64_t target) {
     const std::uint64_t last = target + spans_[level];
     if (last < begin_ || target >= end_ || kept_.size() > kept_max_) return;

@@ -1,4 +1,4 @@
-// Cuts the part out of a box that writes a range of its target.
+// Cuts a box down to the part that writes a given range of the target.
 #pragma once
 
 #include <cstddef>

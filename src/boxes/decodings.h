@@ -22,7 +22,7 @@ struct TensorRecipe {
   std::vector<Box> boxes;
   std::vector<Decoding> decodings;
 
-  // Returns a Value that refers to this recipe, which must outlive it.
+  // Returns a Value that refers to this recipe. The recipe must outlive the Value.
   [[nodiscard]] Value as_value(std::string_view name, Dtype as) const noexcept {
     return {.name = name, .shape = &shape, .dtype = as, .boxes = boxes};
   }
@@ -38,7 +38,7 @@ struct TensorRecipe {
 [[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);
 [[nodiscard]] Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype);
 
-// Returns the roots of the checkpoints after the first that a recipe reads, in their order.
+// Returns, in order, the roots of the checkpoints that a recipe reads, except the first checkpoint.
 [[nodiscard]] std::vector<std::string> merged_roots(const Catalog& catalog,
                                                     std::span<const Decoding> decodings,
                                                     const Recipe& recipe);

@@ -164,8 +164,8 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   for (const Term& term : merge.terms) {
     if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
   }
-  // A piece has at most as many rows as need no more memory for their left matrix than for their
-  // values, but at least one.
+  // Limits a piece's rows so that their left matrix takes no more memory than their values. A piece
+  // has at least one row.
   const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
   const std::uint64_t rows = std::min(most, elements / columns);
   sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);

@@ -27,7 +27,7 @@ namespace loadstone {
 // Values that a merge reads as F32, in addition to those of the recipe's own boxes.
 struct Operand {
   const std::vector<Box>& boxes;
-  std::uint64_t elements = 0;  // 0: the same number as the target
+  std::uint64_t elements = 0;  // 0: as many as the target has
   const char* name = "";       // field in a plan's JSON, such as "boxes" or "left"
   std::size_t term = 0;
 };

@@ -20,7 +20,7 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
                                                     std::span<const Decoding> decodings,
                                                     const Merge* merge = nullptr);
-// Returns the sources of a recipe, including those of its merge.
+// Returns the sources of a recipe, including the sources of its merge.
 template <typename Recipe>
 [[nodiscard]] auto sources_of(const Recipe& recipe, std::span<const Decoding> decodings)
     -> decltype(sources_of(recipe.boxes, decodings, recipe.merge.get())) {

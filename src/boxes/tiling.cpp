@@ -1,10 +1,10 @@
-// Sorted by their first element, regions form groups with disjoint spans, and each group must fill
-// its span. In a group of several regions, the widest stride is the length of a row. Every region
-// is cut into rectangles of rows. Rows with the same regions are examined once, and the part inside
-// a row is the same problem with smaller strides. Fused, stacked and interleaved tensors take one
-// or two such steps. Regions that do not nest, or that take too much work, are painted into a
-// bitmap. If the bitmap would be too large, the regions are rejected, so a positive result is
-// always exact.
+// Algorithm: sorted by their first element, regions form groups with disjoint spans, and each group
+// must fill its span. In a group of several regions, the widest stride is the length of a row.
+// Every region is cut into rectangles of rows. Rows with the same regions are examined once, and
+// the part inside a row is the same problem with smaller strides. Fused, stacked and interleaved
+// tensors take one or two such steps. Regions that do not nest, or that take too much work, are
+// painted into a bitmap. If the bitmap would be too large, the regions are rejected, so a positive
+// result is always exact.
 #include "boxes/tiling.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ constexpr std::uint64_t bitmap_elements_max = std::uint64_t{1} << 28;
 enum class Verdict : std::uint8_t { tiles, fails, unknown };
 
 // Sorts dimensions by stride and joins neighbours. Returns false if the steps of a dimension reach
-// into those of the next one.
+// into the steps of the next dimension.
 bool nest(Region& region) {
   auto& dims = region.dims;
   std::erase_if(dims, [](const RegionDim& dim) { return dim.extent == 1; });

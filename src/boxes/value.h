@@ -36,7 +36,7 @@ struct Value {
   const Shape* shape = nullptr;
   Dtype dtype = Dtype::f32;                          // dtype of the result, or before quantizing
   std::span<const Box> boxes{};                      // empty for a constant or a fill
-  const Merge* merge = nullptr;                      // null without further terms
+  const Merge* merge = nullptr;                      // null: not a merge
   const std::vector<std::byte>* constant = nullptr;  // bytes of all elements
   Fill fill = fill_zeros;                            // used without boxes and a constant
   const Quantization* quantization = nullptr;        // null if the value is not quantized

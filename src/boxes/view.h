@@ -22,9 +22,9 @@ struct Factor {
   std::uint64_t source_stride = 0;  // elements
 };
 
-// The elements of one source at the indices that `begin` and any number of steps of each factor
-// reach. A dimension may have several factors (if a view interleaves), or none (a single index).
-// Value type.
+// The elements of one source at all indices that are reached from `begin` by steps of the factors.
+// A dimension may have several factors (if a view interleaves), or none (a single index). Value
+// type.
 struct ViewPiece {
   std::uint32_t source = 0;
   std::uint64_t source_offset = 0;

@@ -73,9 +73,9 @@ std::string text_of(ByteSource& file) {
   return text;
 }
 
-// Rejects initialisations that change the base when a training starts, and that peft repeats when
-// it loads the adapter. The products of such an adapter are relative to the changed base. The
-// methods named here leave the base unchanged.
+// Rejects initialisations that change the base when training starts, and that peft repeats when it
+// loads the adapter. The products of such an adapter are relative to the changed base. The methods
+// named here leave the base unchanged.
 void refuse_other_base(const dom::object& object, const std::string& field) {
   const auto method = json_as<std::string_view>(object[field]);
   if (!method || is_word(*method, "gaussian orthogonal eva")) return;
@@ -191,8 +191,8 @@ double AdapterConfig::Rules::number(const std::string& module, double otherwise)
 }
 
 // Takes the first key that matches, as peft does. If the keys are sorted, counts modules that match
-// several alphas for doubts(), because peft sorts the keys when it saves, so the training may have
-// used a different one. Keys that are not sorted are in the order of the training.
+// several alphas for doubts(), because peft sorts the keys when it saves, so training may have used
+// a different alpha. Unsorted keys are in the order used in training.
 double AdapterConfig::alpha_for(const std::string& module) const {
   if (!alphas_.are_sorted) return alphas_.number(module, alpha_);
   const std::vector<std::size_t> matches = alphas_.patterns.find_all(module);

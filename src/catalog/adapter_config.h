@@ -36,7 +36,7 @@ class AdapterConfig {
     return saved_modules_;
   }
   // Returns warnings, as sentences without their subject "the configuration". They are about fields
-  // that peft 0.21 does not have, and about modules with two alphas that scale() was called for.
+  // that peft 0.21 does not have, and about modules with two alphas for which scale() was called.
   [[nodiscard]] std::vector<std::string> doubts() const;
 
  private:

@@ -65,8 +65,8 @@ class AssembledFile final : public ByteSource {
     return after == tensors.begin() ? after : after - 1;
   }
 
-  // Visits the byte ranges of the files that contain these bytes of the assembled file, one per
-  // chunk: from the first of its bytes to the last.
+  // Visits the byte ranges of the files that contain these bytes of the assembled file, one range
+  // per chunk.
   template <typename Visit>
   void for_each_range(std::uint64_t offset, std::uint64_t bytes, const Visit& visit) noexcept {
     const std::uint64_t end = offset + bytes;

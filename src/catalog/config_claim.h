@@ -39,8 +39,9 @@ inline constexpr unsigned config_depth_max = 32;
                                                    const std::string& path = "config.json");
 
 // Reads config.json and hf_quant_config.json in the folder, and completes them from
-// quantize_config.json (GPTQ) and quant_config.json (AWQ). Throws Error "q.config" if two of them
-// name different formats, and adds a warning "q.config" to `findings` if they differ otherwise.
+// quantize_config.json (GPTQ) and quant_config.json (AWQ). Throws Error "q.config" if two of the
+// files name different formats, and adds a warning "q.config" to `findings` if the files differ
+// otherwise.
 [[nodiscard]] QuantizationClaim quantization_claim(const FileOpener& opener,
                                                    const std::string& folder,
                                                    std::vector<Finding>* findings = nullptr);

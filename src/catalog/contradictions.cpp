@@ -82,7 +82,7 @@ Finding not_compared(const ConfigList& list, std::string entries, std::string_vi
 }
 
 // Compares the fields of a config with the tensors. A field is wrong only if no tensor confirms it,
-// because a model can mix encodings, and its config has one field for all of them.
+// because a model can mix encodings, and its config has one field for all encodings.
 class Judge {
  public:
   Judge(const TensorTable& table, const ConfigWords& words, std::string stored,
@@ -140,7 +140,7 @@ class Judge {
   }
 
   // Returns true if a tensor confirms the config's method: by the method's own layouts, or by
-  // shared layouts if the method has no own ones.
+  // shared layouts if the method has only those.
   [[nodiscard]] bool is_method() const {
     return std::ranges::any_of(methods_, [&](std::string_view each) { return is_of_claim(each); });
   }

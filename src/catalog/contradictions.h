@@ -16,7 +16,8 @@ namespace loadstone {
 // Returns a warning "q.config" that a file contradicts the tensors.
 [[nodiscard]] Finding contradiction(std::string_view path, std::string found, std::string expected);
 
-// Returns the encodings of the readable tensors and the name of one, or an empty string.
+// Returns the encodings of the readable tensors and the name of one such tensor, or an empty
+// string.
 [[nodiscard]] std::string described(std::span<const QuantizedTensor> tensors);
 
 // Returns a warning for each field of a config that no tensor confirms: the method; ModelOpt's

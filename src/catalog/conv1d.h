@@ -13,7 +13,7 @@ namespace loadstone {
 // if the text is invalid.
 [[nodiscard]] bool has_conv1d(std::string_view config);
 
-// Does the same with the config.json in the checkpoint's folder. Returns nullopt if it is missing.
+// Checks the config.json in the checkpoint's folder. Returns nullopt if the file is missing.
 [[nodiscard]] std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage);
 
 // Returns true for names of Conv1D weights, provided that the model has_conv1d().

@@ -12,7 +12,7 @@
 namespace loadstone {
 
 // Checks the names of all weights and biases "PREFIX.experts.N.PROJECTION.weight" by the rule of
-// catalog/series.h. Adds an error for each layer whose experts break the rule, which names the
+// catalog/series.h. Adds an error for each layer whose experts break the rule. The error names the
 // layer, the expert and the missing tensor. If the catalog has only a few of many shards, adds a
 // warning instead, because other shards may contain the tensor. Returns the prefixes of the layers
 // with findings, such as "model.layers.0.mlp.experts".

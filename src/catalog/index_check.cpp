@@ -21,8 +21,8 @@ namespace loadstone {
 
 namespace {
 
-// Tensors by name. Shards may contain the same name, if a later shard replaces tensors of an
-// earlier one.
+// Tensors by name. Several shards may contain the same name, if a later shard replaces tensors of
+// an earlier one.
 using Places =
     std::unordered_multimap<std::string_view, const TensorInfo*, NameHash, std::equal_to<>>;
 

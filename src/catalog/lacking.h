@@ -12,7 +12,7 @@
 
 namespace loadstone {
 
-inline constexpr std::size_t gap_names_max = 64;  // in each list of SeriesGaps
+inline constexpr std::size_t gap_names_max = 64;  // limit of each list of SeriesGaps
 
 // Tensors that a target lacks, and tensors whose number is outside the target's series.
 struct SeriesGaps {

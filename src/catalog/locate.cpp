@@ -76,7 +76,8 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
-// Returns false if the host denies access, because hosts without listings may deny missing files.
+// Returns false if the host denies access, because hosts without listings may deny access to
+// missing files.
 bool has_beside_index(Storage& storage, const std::string& path) {
   try {
     return has_remote(storage, path);
@@ -87,7 +88,8 @@ bool has_beside_index(Storage& storage, const std::string& path) {
 }
 
 // Returns the names in a folder. If a remote host does not list the folder, returns the first usual
-// name that exists. If this is an index, also returns the single file that transformers would take.
+// name that exists. If that name is an index, also returns the single file that transformers would
+// read.
 std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   if (!is_remote(folder)) return storage.list(folder);
   if (auto listed = list_remote(storage, folder)) return std::move(*listed);
@@ -255,7 +257,7 @@ class FolderSearch {
     ignore_others({});
   }
 
-  // Takes the index, else a file with a usual name, else the only file that is_torch_model().
+  // Takes the index, else a file with a usual name, else the only file that is a torch model.
   void take_torch() {
     if (torch_indexes_.size() == 1) {
       files_.index = torch_indexes_.front();

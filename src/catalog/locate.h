@@ -35,7 +35,7 @@ struct CheckpointFiles {
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
 
 // Adds the finding for weights in the folder that are not part of the checkpoint: a warning if
-// transformers or diffusers reads them instead, else an info. `shards` are those of the index.
+// transformers or diffusers reads them instead, else an info. `shards`: the shards of the index.
 void report_ignored(CheckpointFiles files, const std::vector<std::string>& shards,
                     std::vector<Finding>& findings);
 

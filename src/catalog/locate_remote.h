@@ -11,7 +11,7 @@ namespace loadstone {
 
 struct RemotePlace {
   std::string folder;  // pinned to a revision, if the path has a branch
-  std::string file;    // a name below the folder; empty: the folder is meant
+  std::string file;    // a name below the folder; empty: the path refers to the folder
 };
 
 // Treats paths that end in a slash, and paths of repositories, as folders. Throws Error "io.*".

@@ -24,7 +24,7 @@ namespace loadstone {
 
 namespace {
 
-// Reads a byte range of a file as a file. Thread-safe if the file is.
+// Presents a byte range of a file as a separate file. Thread-safe if the file is thread-safe.
 class FilePart final : public ByteSource {
  public:
   FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
@@ -127,13 +127,13 @@ class DcpFolder {
     }
   }
 
-  // Requires that no items overlap, because many tensors that refer to one item could ask for any
-  // amount of memory.
+  // Requires that no items overlap, because many tensors that refer to one item could require an
+  // arbitrary amount of memory.
   void require_apart() const {
     using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
     std::vector<Range> ranges;
     for (const DcpTensor& tensor : metadata_.tensors) {
-      std::set<std::uint32_t> named;  // files; a safetensors file has one chunk per name
+      std::set<std::uint32_t> named;  // safetensors files, each with one chunk of the tensor
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
@@ -254,8 +254,8 @@ class DcpFolder {
            tensor.name);
   }
 
-  // Returns true if the object contains tensors. torch.save wrote them with the object, because DCP
-  // does not split tuples.
+  // Returns true if the object contains tensors. torch.save wrote these tensors as part of the
+  // object, because DCP does not split tuples.
   [[nodiscard]] bool holds_tensors(const DcpObject& object) const {
     const auto name = std::ranges::find(metadata_.files, object.file);
     if (name == metadata_.files.end()) return false;

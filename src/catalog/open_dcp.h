@@ -1,5 +1,5 @@
-// Reads the folder that torch.distributed.checkpoint (DCP) writes as one shard: its metadata, and
-// the tensors that are assembled from the chunks in its files. Rules: docs/formats/dcp.md.
+// Reads a folder of torch.distributed.checkpoint (DCP) as one shard: its metadata, and the tensors
+// that are assembled from the chunks in its files. Rules: docs/formats/dcp.md.
 #pragma once
 
 #include <memory>

@@ -22,7 +22,7 @@ enum class Rule : std::uint8_t {
   expression,    // "re:" and an expression for the beginning of the name, or the whole name
   wildcard,      // Python's fnmatch
   up_to_a_dot,   // an expression or text for the name up to a dot, or the end of the name
-  before_a_dot,  // the name, its last part, or any text in it that a dot follows
+  before_a_dot,  // the name, its last part, or any text in it before a dot
 };
 
 struct KnownList {
@@ -104,8 +104,8 @@ Re2Match expression_of(std::string_view entry, Rule rule) {
 
 class Expression {
  public:
-  // Throws Error for text that the library that reads the list rejects too, and for text that RE2
-  // does not support.
+  // Throws Error for expressions that the library itself rejects, and for expressions that RE2 does
+  // not support.
   Expression(const std::string& entry, Rule rule, std::int64_t memory) : entry_(&entry) {
     const Re2Match match = expression_of(entry, rule);
     is_wider_ = match.is_wider;

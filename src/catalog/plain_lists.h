@@ -19,7 +19,7 @@ struct LeftPlain {
 
   // Entries that cannot be compared, if the result for other modules depends on them.
   std::vector<std::string> unread;
-  std::string reason;  // reason why the first of them cannot be compared
+  std::string reason;  // reason why the first unread entry cannot be compared
 };
 
 // Returns the modules that a reader of the list leaves unquantized; empty for an unknown list. If

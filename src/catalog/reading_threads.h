@@ -17,7 +17,7 @@ namespace loadstone {
 
 // Returns the threads' memory in addition to the bytes they read: 0 for local shards.
 [[nodiscard]] std::uint64_t reading_bytes(const Catalog& catalog, unsigned threads) noexcept;
-// Returns the same as reading_bytes() if all shards were remote.
+// Returns the result that reading_bytes() would have if all shards were remote.
 [[nodiscard]] std::uint64_t reading_bytes_if_remote(const Catalog& catalog,
                                                     unsigned threads) noexcept;
 

@@ -9,7 +9,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t digits_max = 18;
-constexpr std::uint64_t wish_max = std::uint64_t{1} << 31;  // times partners fits 64 bits
+constexpr std::uint64_t wish_max =
+    std::uint64_t{1} << 31;  // its product with the number of partners fits in 64 bits
 
 // Fast path without allocations: returns true if the series is complete and its members are in
 // order, as in nearly every file. False is inconclusive.
@@ -75,7 +76,7 @@ SeriesCheck check_series(std::span<const SeriesMember> members, std::uint32_t pa
   if (partners == 0 || is_plainly_whole(members, partners, wish, check)) return check;
   const std::uint64_t wanted = std::min(wish.count, wish_max);
   const std::uint64_t listed_max = series_listed_max(members.size());
-  // A larger number would mean more absent tensors than there are present ones.
+  // A larger number would mean more absent than present tensors.
   const std::uint64_t limit = std::max(listed_max, wanted);
   const std::vector<Numbered> present = plausible(members, wish.first, limit, check);
   check.end = wish.first + wanted;

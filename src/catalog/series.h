@@ -14,7 +14,7 @@ namespace loadstone {
 // One tensor of a series.
 struct SeriesMember {
   std::uint32_t partner = 0;
-  std::string_view number;  // as its name spells it
+  std::string_view number;  // as spelled in the tensor's name
 };
 
 // A tensor that a series lacks.

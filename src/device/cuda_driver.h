@@ -98,8 +98,8 @@ class CudaDriver {
   CUresult (*cuMemcpyDtoH_v2)(void* to, CUdeviceptr from, std::size_t bytes);
   CUresult (*cuGetErrorName)(CUresult result, const char** name);
   CUresult (*cuGetErrorString)(CUresult result, const char** text);
-  // Null if the driver lacks them. _v2 exists from CUDA 13 on, the other from 12.8 on; only the
-  // latter reports which copy failed.
+  // Null if the driver lacks the function. _v2 exists from CUDA 13 on; the older version exists
+  // from 12.8 on, and only this one reports which copy failed.
   CUresult (*cuMemcpyBatchAsync_v2)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
                                     std::size_t count, CUmemcpyAttributes* attributes,
                                     std::size_t* first_of_attributes, std::size_t attribute_count,

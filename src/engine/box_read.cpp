@@ -143,7 +143,7 @@ std::vector<ShardRange> planned_reads(const ValueSet& values,
 
 std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value) {
   std::vector<SourceExtent> extents;
-  // By source: index in `extents`, except the last one.
+  // Index in `extents` by source. Lacks the last extent.
   std::unordered_map<std::uint32_t, std::size_t> places;
   const auto add = [&](std::uint32_t source, ByteRange bytes) {
     if (extents.empty() || extents.back().source != source) {

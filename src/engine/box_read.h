@@ -21,9 +21,9 @@ inline constexpr std::uint64_t skipped_bytes_max = 4096;
 // Maximum gap between two staged pieces. The bytes in the gap are read into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 
-// A box with at least one element, with its dimensions sorted by source stride. Counts elements. If
-// an element is smaller than a byte, it counts bytes instead, and only contiguous runs can be
-// copied.
+// A box with at least one element, with its dimensions sorted by source stride. Members count
+// elements, or bytes if an element is smaller than a byte. In the latter case only contiguous runs
+// can be copied.
 struct BoxRead {
   std::uint32_t source = 0;            // index into Catalog::tensors()
   const Decoding* decoding = nullptr;  // null: copies the source's bytes
@@ -50,8 +50,8 @@ struct BoxRead {
 [[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
                                               PreparedDecoder& form);
 
-// Visits the sources of these elements of the box, with each source's index and the byte range in
-// its shard.
+// Calls `visit` for each source of these elements of the box, with the source's index and its byte
+// range in the shard.
 template <typename Visit>
 void visit_sources(const ValueSet& values, const BoxRead& read, const PreparedDecoder& form,
                    ElementRange elements, const Visit& visit) {
@@ -77,7 +77,7 @@ void visit_runs(std::span<const BoxDim> outer, std::uint64_t begin, const Visit&
   }
 }
 
-// Visits all boxes of a value, including its merge's, each with its resulting dtype.
+// Visits all boxes of a value, including those of its merge, each with its result's dtype.
 template <typename Visit>
 void visit_boxes(const Value& value, const Visit& visit) {
   const Dtype dtype = value.merge == nullptr ? value.dtype : Dtype::f32;
@@ -85,7 +85,7 @@ void visit_boxes(const Value& value, const Visit& visit) {
 }
 
 // Returns the source bytes of these values as disjoint ranges in file order. Bytes that no value
-// needs are included only in gaps that are read over. Short pieces that are far apart, such as
+// needs are included only in gaps that one read spans. Short pieces that are far apart, such as
 // columns, are omitted, because requesting a piece ahead would cost as much as reading it.
 [[nodiscard]] std::vector<ShardRange> planned_reads(const ValueSet& values,
                                                     std::span<const std::uint32_t> numbers);

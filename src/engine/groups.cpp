@@ -83,7 +83,7 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers
 
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups) {
-  // A group's first place in the files, and the index of the group.
+  // The first source position of a group, and the index of the group.
   struct Item {
     std::pair<std::uint32_t, std::uint64_t> place;
     std::size_t group = 0;

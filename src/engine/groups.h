@@ -22,7 +22,8 @@ struct GroupMember {
   std::uint32_t value = 0;
   std::uint64_t elements = 0;
   std::optional<QuantizedLayout> form;  // not set: the value is not quantized
-  // Components that receive all windows and have no memory in the sink. Empty for other components.
+  // A buffer for each component that every window writes to and that has no memory in the sink.
+  // Empty for other components.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;
   std::uint64_t next = 0;  // the first element that no window contains yet

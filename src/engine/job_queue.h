@@ -45,7 +45,7 @@ class JobQueue {
   std::vector<Item> items_;  // in file order
   std::mutex mutex_;
   std::size_t next_item_ = 0;  // guarded by mutex_, like all members below
-  std::uint32_t shard_ = 0;    // of the open boxes
+  std::uint32_t shard_ = 0;    // shard of the open boxes
   std::uint32_t decoding_ = no_decoding;
   std::vector<Walk> open_;     // a heap: the box with the lowest file position is at the front
   std::vector<Walk> waiting_;  // boxes that do not fit the current window

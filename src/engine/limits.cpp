@@ -24,8 +24,8 @@ constexpr std::uint64_t straight_window_bytes = 2 << 20;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Values that are encoded together should stay in the L1 and L2 caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
-// Upper limit of the memory for one copy of a box, with its dimensions and the state of an
-// iteration over it.
+// Upper limit on the memory for one copy of a box, its dimensions and the state of an iteration
+// over the box.
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
@@ -83,7 +83,7 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
 // Value type.
 class ReadCount {
  public:
-  // Ranges must be sorted by shard and begin.
+  // Call in the order of shard and begin.
   void add(const CountedBytes& next) noexcept;
   [[nodiscard]] std::uint64_t total() const noexcept;
 
@@ -93,7 +93,7 @@ class ReadCount {
   CountedBytes last_;
   CountedBytes joint_;       // the current run of overlapping ranges
   bool has_holes_ = false;   // true if the range in joint_ that ends last has holes
-  std::uint64_t total_ = 0;  // without these
+  std::uint64_t total_ = 0;  // the ranges before joint_
 };
 
 void ReadCount::add(const CountedBytes& next) noexcept {
@@ -324,7 +324,7 @@ std::uint64_t Limits::box_bytes() const noexcept {
   return boxes_most_ <= boxes_uncounted ? 0 : pages(boxes_most_ * bytes_of_a_box);
 }
 
-// Returns an upper bound for the number of windows, including those that are only measured.
+// Returns an upper limit on the number of windows, including those that are only measured.
 std::uint64_t Limits::window_count(std::uint64_t window_bytes) const noexcept {
   const std::uint64_t once =
       window_values_ + window_bytes_ / std::max(window_bytes / 2, page_bytes);

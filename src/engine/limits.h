@@ -59,7 +59,7 @@ inline constexpr std::uint64_t batch_bytes = 256 << 10;
 // Memory and threads of a run. The run uses fewer threads if each would get too little memory.
 struct LimitOptions {
   unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // of all threads, without the state of values
+  std::uint64_t bytes_max = 0;  // of all threads, without held bytes
   std::uint64_t held_bytes_max = UINT64_MAX;
   std::uint64_t thread_bytes_wanted = 64 << 10;
   std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
@@ -94,15 +94,15 @@ class Limits {
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
 
   [[nodiscard]] Budget budget(const LimitOptions& options) const;
-  // Returns the maximum memory of a run with this budget. It is below the budget if there is less
-  // to move.
+  // Returns the maximum memory of a run with this budget. The result is below the budget if there
+  // is less to move.
   [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
 
   // Returns the maximum memory that a load uses in addition to the values. `promise` has the
   // options that the plan was made with.
   [[nodiscard]] std::uint64_t bytes_promised(const LimitOptions& promise) const;
-  // Returns the budget of a load with any number of threads and any chunk size. It does not exceed
-  // the promised memory.
+  // Returns the budget of a load with any number of threads and any chunk size. The budget does not
+  // exceed the promised memory.
   [[nodiscard]] Budget load_budget(const LimitOptions& promise, unsigned threads,
                                    std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 
@@ -114,7 +114,7 @@ class Limits {
     std::uint64_t bytes_least = 0;  // minimum slot: an element with its components
     std::uint64_t parts_bytes = 0;  // maximum bytes of components
     bool is_mixed = false;          // some bytes are read directly into their destination
-    bool is_cast = false;           // or scattered
+    bool is_cast = false;           // some pieces are cast or scattered
     bool is_transposed = false;
     bool is_repeated = false;  // a source is read again for other windows
 
@@ -125,8 +125,8 @@ class Limits {
   struct Group {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t step_bytes = 0;    // of the largest step of windows
-    bool has_large_windows = false;  // as large as memory allows
+    std::uint64_t step_bytes = 0;    // of the largest step of a layout
+    bool has_large_windows = false;  // windows are as large as memory allows
   };
   // A byte range of a shard, with the totals that it belongs to.
   struct Stretch {

@@ -1,4 +1,4 @@
-// Measures whole values for merges that need a statistic of them, which reads each value twice.
+// Measures whole values for merges that need their statistics. Each value is therefore read twice.
 #include <algorithm>
 #include <cmath>
 

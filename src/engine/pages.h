@@ -36,8 +36,8 @@ class AnonymousMemory {
 // A page fault during a copy costs more than the copy: a plain read of 3 GB from the page cache
 // into fresh memory took 0.82 s (2 threads, 4 KiB pages, median of 4), 0.64 s if the reading thread
 // populated each chunk just before, and 0.20 s if the memory was already populated. So each reader
-// requests its pages in one call. Huge pages would fault less often, but if free memory returns to
-// a host they cost more than they save.
+// requests its pages in one call. Huge pages would fault less often, but in a virtual machine that
+// returns free memory to its host they cost more than they save.
 //
 // Makes the pages of these bytes writable without changing their contents. Does nothing for few
 // bytes, for populated pages, and on systems without support. Thread-safe.

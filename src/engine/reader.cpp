@@ -52,7 +52,7 @@ std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   return offset == 0 ? times : 0;
 }
 
-// Rethrows the error with the file, tensor and offset if it lacks them.
+// Rethrows the error, and adds the file, tensor and offset if the error lacks them.
 [[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
                                 std::string_view tensor) {
   Where where = error.where();

@@ -28,7 +28,7 @@ struct ReadContext {
   const ValueSet& values;
   std::span<std::byte* const> places;  // by value; null if the value is not in this run
   std::span<const std::shared_ptr<ByteSource>> shards;  // null if not read
-  std::span<const PreparedDecoder> forms;               // of the plan's decodings
+  std::span<const PreparedDecoder> forms;               // one per decoding of the plan
   std::uint64_t chunk_bytes;                            // of one read
   std::uint64_t slot_bytes;                             // of each reader
   MemoryCount& memory;

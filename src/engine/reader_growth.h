@@ -35,7 +35,7 @@ class ReaderGrowth {
   unsigned most_;
   unsigned cores_;
   double rate_before_ = 0;      // rate before the last increase; 0: no increase yet
-  bool waited_before_ = false;  // then
+  bool waited_before_ = false;  // the readers waited in the previous period
 };
 
 }  // namespace loadstone

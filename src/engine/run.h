@@ -28,8 +28,7 @@ struct Run {
   const ValueSet& values;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null if not read
   const Budget& budget;
-  // By value: host memory of values that are read in the order of the files. Null if the value is
-  // not in this run.
+  // Host memory of each value that is read in file order. Null if the value is not in this run.
   std::span<std::byte* const> whole{};
   std::span<const PreparedDecoder> forms{};  // index: decoding; for values in `whole`
   // Values that are made window by window, and their destinations.

@@ -62,7 +62,7 @@ class Team {
 
 // Does `work` in as many threads as `growth` requests. `growth` is consulted repeatedly, and more
 // threads may join. `observer` (may be null) receives the progress. Rethrows the first failure.
-// Throws Error "cancelled" if the observer cancels, and CallerException if it throws.
+// Throws Error "cancelled" if the observer cancels, and CallerException if the observer throws.
 void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 // Runs the work in `count` threads.

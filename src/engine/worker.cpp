@@ -281,7 +281,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
   cast_between(made.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
-  Overflow before;  // of this element alone
+  Overflow before;  // overflow of this element alone
   if (!std::isfinite(value)) {
     Window one = window;
     std::array<std::byte, sizeof(double)> read{};

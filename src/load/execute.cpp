@@ -93,8 +93,8 @@ void check_constants(const Plan& plan) {
   }
 }
 
-// Opens only the shards that the plan reads or refers to, and those of which the receipt has a
-// digest.
+// Opens only the shards that the plan reads or refers to, and the shards for which the receipt has
+// a digest.
 OpenShards open_needed(const Plan& plan, const ValueSet& values,
                        std::span<const Destination> destinations, bool has_receipt,
                        Storage* storage) {

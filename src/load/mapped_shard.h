@@ -15,8 +15,8 @@ namespace loadstone {
 // beyond a truncated end kills the process. Thread-safe while no thread writes to the memory.
 class MappedShard {
  public:
-  // Opens the file again, and checks on the open descriptor that it is the same shard. Throws Error
-  // "io.changed" if it is not, the errors of Storage::open, and "memory.host".
+  // Opens the file again, and checks through the open descriptor that the file is the same shard.
+  // Throws Error "io.changed" if the file differs, the errors of Storage::open, and "memory.host".
   [[nodiscard]] static std::shared_ptr<MappedShard> open(const Shard& shard);
   MappedShard(const MappedShard&) = delete;
   MappedShard& operator=(const MappedShard&) = delete;

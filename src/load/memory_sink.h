@@ -33,8 +33,8 @@ class MemorySink final : public ValueSink {
 
   // Destinations of values that are read directly in the order of the files; null for other values.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
-  // Values that are made by windows: quantized values, sums, values without a source, and values on
-  // devices.
+  // Values that are made by windows: quantized values, merges, values without a source, and values
+  // on devices.
   [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
   [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
 

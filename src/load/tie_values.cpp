@@ -32,7 +32,7 @@ namespace {
 constexpr std::uint64_t staging_bytes = 1 << 18;  // for local files
 constexpr std::uint64_t remote_staging_bytes_max = 4 << 20;
 constexpr std::uint64_t staging_per_element = 4;  // bytes of staging per element of a window
-// Two readers, their windows, and the windows as F32.
+// Bytes of memory per byte of staging, for two readers, their windows, and the windows as F32.
 constexpr std::uint64_t memory_per_staging = 8;
 
 // The difference between two tensors.

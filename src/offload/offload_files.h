@@ -15,14 +15,14 @@
 
 namespace loadstone {
 
-// Names of files in an offload folder, which accelerate defines. NAME.dat contains the raw bytes of
-// one value.
+// Names that accelerate defines for the files of an offload folder. NAME.dat contains the raw bytes
+// of one value.
 inline constexpr const char* offload_index_file = "index.json";
 inline constexpr const char* offload_raw_ending = ".dat";
 
 // Names of the files that one run makes in an offload folder. `run` is a random string.
 [[nodiscard]] std::string offload_lock_name(std::string_view run);  // locked during the run
-// Until it is renamed to index.json.
+// Name of the index until it is renamed to index.json.
 [[nodiscard]] std::string offload_index_name(std::string_view run);
 [[nodiscard]] std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw);
 
@@ -38,9 +38,9 @@ struct OffloadValue {
   std::byte* data = nullptr;  // address in the mapped file, once the file has been made
 };
 
-// A new file, mapped into memory in its final size, which does not use the process's own memory. It
-// is a safetensors file with several values, or the raw bytes of one value. Not thread-safe, but
-// any thread may write to the values.
+// A new file, mapped into memory in its final size, so that values do not use the process's own
+// memory. It is a safetensors file with several values, or the raw bytes of one value. Not
+// thread-safe, but any thread may write to the values.
 class OffloadFile {
  public:
   // Throws Error "io.no_space", "io.denied" or "io.write", after which the file does not exist.

@@ -32,13 +32,13 @@
     from: row[8], boxes: row[9], box_count: row[10], held: row[11], terms: row[12] || [],
   }));
 
-  // ---- findings: what to do can be copied
+  // ---- findings: suggestions can be copied
   for (const code of document.querySelectorAll(".suggestion")) {
     const button = el("button", { class: "copy", type: "button" }, "copy");
     button.onclick = async () => {
       try {
         await navigator.clipboard.writeText(code.textContent);
-      } catch {  // a page from a file has no clipboard everywhere
+      } catch {  // some browsers deny the clipboard to a page from a file
         getSelection().selectAllChildren(code);
         document.execCommand("copy");
       }
@@ -137,7 +137,7 @@
     shape_of(svg, "polyline", { points: path, fill: "none", stroke: colour(0), "stroke-width": 2 });
   };
 
-  // ---- the map of bytes: rectangles whose area is what a module, device or dtype takes
+  // ---- the map of bytes: each rectangle's area is the bytes of a module, device or dtype
   const tiles_wanted = 40, tiles_max = 250;
   const tree_of = (key) => {
     const top_node = { name: "", bytes: 0, children: new Map() };
@@ -188,7 +188,8 @@
     }
     return placed;
   };
-  // The children of a node, and of its largest ones in their place, until there are enough to see.
+  // Returns the children of a node. Replaces the largest ones by their own children until enough
+  // are shown.
   const tiles_of = (node) => {
     const tiles = [...node.children.values()];
     while (tiles.length < tiles_wanted) {
@@ -210,7 +211,7 @@
                  bytes: rest.reduce((sum, tile) => sum + tile.bytes, 0) });
     return tiles.sort((a, b) => b.bytes - a.bytes);
   };
-  // The parts that all labels begin with: they say nothing.
+  // Returns the length of the prefix that all labels share, which is not shown.
   const shared_prefix = (labels) => {
     let shared = 0;
     const first = labels[0] || "";
@@ -242,7 +243,7 @@
     }));
   };
 
-  // ---- the table: only the rows in sight are in the page
+  // ---- the table: the page contains only the visible rows
   const row_height = 28;
   const columns = [["name", "target"], ["kind", "kind"], ["shape", "shape"], ["dtype", "dtype"],
                    ["device", "device"], ["bytes", "bytes"], ["from", "origin"]];
@@ -301,7 +302,7 @@
   const card = (title, ...children) => el("div", { class: "card" }, el("strong", {}, title),
                                           ...children);
   const arrow = (text) => el("span", { class: "arrow" }, `${text} →`);
-  // A recipe as a picture: sources, what is done to them, the target.
+  // Draws a recipe: sources, operations, target.
   const recipe_of = (t) => {
     const steps = [];
     if (t.boxes.length > 0) {

@@ -27,7 +27,7 @@ class BlockHash {
 };
 
 // Data that a digest covers. Blocks of data and trees over blocks are hashed with different tags.
-// For a whole file the digest is the plain one that others publish.
+// For a whole file the digest is the plain one that other programs publish.
 enum class HashOf : std::uint8_t { block, tree, file };
 
 // Creates a hash. Throws Error "receipt.digest" if this build lacks the kind, or "memory.host".

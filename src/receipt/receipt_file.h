@@ -1,4 +1,4 @@
-// Names of receipt files, and the largest size that loadstone reads.
+// Defines the names of receipt files, and the largest size that loadstone reads.
 #pragma once
 
 #include <cstdint>

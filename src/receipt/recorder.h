@@ -31,7 +31,8 @@ namespace loadstone {
 // and prepare() first; the other functions are then thread-safe.
 class ReceiptRecorder {
  public:
-  // Sources of the shards that hash the bytes they read. The run must read through them.
+  // Returns one source per shard. A source hashes the bytes it reads. The run must read through
+  // these sources.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
   }
@@ -51,8 +52,8 @@ class ReceiptRecorder {
   ~ReceiptRecorder() = default;
 
   void need(std::size_t group, const Value& value);
-  // Adds an output. `copied`: the tensor that the output is a byte-by-byte copy of, whose digest it
-  // shares.
+  // Adds an output. `copied`: the tensor of which the output is a byte-by-byte copy; both have the
+  // same digest.
   void add(std::size_t group, std::uint64_t bytes, std::optional<std::uint32_t> copied = {});
   void prepare();
 

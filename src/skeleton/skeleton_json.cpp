@@ -1,4 +1,4 @@
-// A skeleton as JSON: docs/skeleton-json.md.
+// Reads and writes skeletons as JSON, see docs/skeleton-json.md.
 #include <string>
 
 #include "base/only_errors.h"

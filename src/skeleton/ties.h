@@ -1,4 +1,4 @@
-// Ties of a skeleton's targets.
+// Finds the root of each tied target of a skeleton.
 #pragma once
 
 #include <cstddef>

@@ -180,7 +180,7 @@ void DescriptorPool::close_beyond_limit() noexcept {
   }
 }
 
-// Returns false if waiting is useless, because other owners than this pool have the descriptors.
+// Returns false if waiting is useless, because code outside this pool has the descriptors open.
 bool DescriptorPool::make_room(unsigned attempt) noexcept {
   {
     const std::lock_guard lock(mutex_);

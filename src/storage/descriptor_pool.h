@@ -17,7 +17,7 @@ class DescriptorPool;
 // A file to read from, which the pool closes and opens again if necessary. Thread-safe.
 class PooledFile {
  public:
-  // Takes ownership of an open descriptor. `identity`: that of the open file.
+  // Takes ownership of an open descriptor. `identity`: identity of the open file.
   PooledFile(DescriptorPool& pool, std::string path, int descriptor, FileIdentity identity);
   PooledFile(const PooledFile&) = delete;
   PooledFile& operator=(const PooledFile&) = delete;
@@ -30,7 +30,7 @@ class PooledFile {
 
   DescriptorPool& pool_;
   const std::string path_;
-  const FileIdentity identity_;  // at the first opening; the pool opens no other file in its place
+  const FileIdentity identity_;  // of the first open; the pool never opens a different file instead
   // The pool's mutex guards this member and all that follow.
   int descriptor_ = -1;
   unsigned users_ = 0;
@@ -93,7 +93,7 @@ class DescriptorPool {
   std::vector<PooledFile*> files_;  // all existing files; mutex_ guards this and all that follows
   std::size_t open_ = 0;            // number of files with a descriptor
   std::size_t used_ = 0;            // number of files in use
-  std::size_t limit_ = 0;           // limit for open_, from when the last file was opened
+  std::size_t limit_ = 0;           // limit on open_, updated when a file is opened
   std::uint64_t clock_ = 0;
 };
 

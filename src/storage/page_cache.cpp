@@ -20,7 +20,7 @@ constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t asked_at_once = 128 << 10;
 constexpr std::uint64_t samples_max = 256;
 
-constexpr long cachestat_number = 451;  // on all architectures but Alpha; glibc defines no name
+constexpr long cachestat_number = 451;  // on all architectures except Alpha; glibc defines no name
 
 struct CacheRange {
   std::uint64_t offset;

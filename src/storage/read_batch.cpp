@@ -10,7 +10,7 @@ namespace {
 
 // One system call reads at most 2^31 - 4096 bytes.
 constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
-// Limit of a batch with bytes to move, because they should still be in the core's cache then.
+// Limit of a batch with bytes to move, because they should still be in the core's cache when moved.
 constexpr std::size_t moved_batch_bytes_max = 256 << 10;
 // Shorter pieces are not moved, because each additional part costs time in the kernel.
 constexpr std::size_t moved_bytes_min = 4096;

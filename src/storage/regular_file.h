@@ -13,8 +13,8 @@ namespace loadstone {
 // message of "io.open".
 [[noreturn]] void fail_open(const std::string& path, int problem, const char* doing);
 
-// Throws Error for a path with a NUL, at which the system would cut it. Names from files may have
-// one.
+// Throws Error for a path with a NUL, at which the system would cut it. Names from files may
+// contain a NUL.
 void require_whole_path(const std::string& path);
 
 // Opens a regular file and gets its status. Closes idle descriptors of the pool if the process has

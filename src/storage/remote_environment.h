@@ -9,7 +9,8 @@
 
 namespace loadstone {
 
-// `variable`: returns its value or nullopt. If no variable has the hub's token, reads its file.
+// `variable`: returns the value of an environment variable. If none has the hub's token, reads the
+// token from its file.
 [[nodiscard]] RemoteOptions remote_options_from(
     const std::function<std::string(const std::string& variable)>& variable);
 

@@ -23,7 +23,7 @@ namespace loadstone {
 
 namespace {
 
-// Returns the text of a config in the folder, or an empty text.
+// Returns the text of a config in the folder, or an empty string.
 std::string config_text(const FileOpener& opener, const std::string& folder,
                         std::string_view name) {
   return find_config(opener, folder, name).value_or("");

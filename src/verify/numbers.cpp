@@ -20,7 +20,7 @@ constexpr std::uint64_t staging_bytes = 4 << 20;
 // largest value. Codes that overflow F32 therefore have at most this magnitude.
 constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
 
-// A shard in which some tensors have filled bytes instead of the bytes of the file.
+// A shard in which the bytes of some tensors are replaced by a fill byte.
 class FilledSource final : public ForwardingSource {
  public:
   FilledSource(std::shared_ptr<ByteSource> source, std::uint32_t shard,
@@ -94,8 +94,8 @@ double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
   // GPTQ and AWQ do not choose the nearest code, and loadstone cannot encode E5M2 and zero points.
   // Codes in a wrong order have an error of about 1.4, doubled scales one of 1.
   constexpr double usual = 0.5;
-  // Blocks with at most two bits per value keep little but signs: weights have errors of up to 0.8
-  // there.
+  // Blocks with at most two bits per value keep little more than signs: weights have errors of up
+  // to 0.8 there.
   constexpr double of_few_bits = 0.95;
   const auto has_few_bits = [&](const Decoding& decoding) {
     const Encoding encoding = catalog.tensors()[decoding.sources[0]].encoding;

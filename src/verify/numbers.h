@@ -42,7 +42,7 @@ class Numbers {
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Returns the tolerance of each value in [begin, end). Reads only scales.
   std::vector<double> tolerance(std::uint64_t begin, std::uint64_t end);
-  // Returns an upper limit of the tolerance, if the scales were chosen for values of these
+  // Returns an upper limit on the tolerance, if the scales were chosen for values of these
   // magnitudes.
   [[nodiscard]] double tolerance_max(double of_group, double of_tensor) const noexcept;
 

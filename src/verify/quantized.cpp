@@ -84,8 +84,8 @@ struct Comparison {
   }
 };
 
-// Finds scales that are too large: these would make the bounds so wide that any code passes. If
-// values lost most of their magnitude, the check requires that the values need their scale. Values
+// Finds scales that are too large, because they would make the bounds so wide that any code passes.
+// If values lost most of their magnitude, their scale must not be larger than they need. Values
 // with the same tolerance share a scale.
 class ScaleCheck {
  public:
@@ -147,8 +147,8 @@ class ScaleCheck {
   std::map<double, Largest> largest_;  // by tolerance
 };
 
-// Compares samples whose sides represent the same original values: the values of an exact side,
-// otherwise any values within the bounds of both sides.
+// Compares samples of two sides that must represent the same original values: the values of an
+// exact side, otherwise any values within the bounds of both sides.
 void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
                      Comparison& made, std::array<ScaleCheck, 2>& scales) {
   const std::vector<float> a = first.read(begin, end);

@@ -46,7 +46,7 @@ bool is_folded(const Catalog& catalog, const TensorInfo& found, const Shape& sha
          found.shape.numel() == shape.numel();
 }
 
-// The first thing of the two that differs.
+// Adds the first property in which the two tensors differ.
 void compare_tensor(const Catalog& catalog, const TensorInfo& found, const ReceiptTensor& expected,
                     std::vector<Difference>& differences) {
   const Shape shape(expected.shape);
@@ -106,7 +106,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
                            "a header with the tensors that the receipt lists"});
     return;
   }
-  std::set<std::string_view> listed;  // a tensor of a source may be there several times
+  std::set<std::string_view> listed;  // a tensor of a source may be listed several times
   for (const ReceiptTensor& tensor : file.tensors) {
     const auto own = found.find(tensor.name);
     const bool is_new = listed.insert(tensor.name).second;
@@ -133,8 +133,8 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
 // A digest to compute again.
 struct Check {
   std::shared_ptr<ByteSource> file;
-  std::string name;  // of the difference
-  std::string path;  // as the receipt has it
+  std::string name;  // name to report in a difference
+  std::string path;  // as in the receipt
   std::uint64_t begin = 0;
   std::vector<ByteRange> ranges;
   std::string digest;
@@ -157,7 +157,7 @@ class ReceiptCheck {
 
   void add_files(const std::vector<ReceiptFile>& files, const std::string& given,
                  std::uint32_t checkpoint, bool is_output) {
-    // A branch of a hub is one commit for all files.
+    // Resolves a hub's branch once, so that all files are from one commit.
     std::string root = is_remote(given) ? storage_.resolve(given) : given;
     bool is_folder = storage_.kind(root) == EntryKind::folder;
     const bool is_set = !is_folder && is_output && is_split_part(files, root);
@@ -199,7 +199,7 @@ class ReceiptCheck {
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
-  // Notes each source checkpoint of the receipt after the first `compared` ones.
+  // Adds a note for each source checkpoint of the receipt, except the first `compared` ones.
   void note_left_out(std::size_t compared) {
     std::map<std::uint32_t, std::vector<std::string>> left_out;
     for (const ReceiptFile& file : receipt_.sources) {
@@ -256,7 +256,7 @@ class ReceiptCheck {
            std::ranges::count(files, name, &ReceiptFile::path) > 0;
   }
 
-  // Null if it is missing, which is a difference.
+  // Returns null and adds a difference if the file is missing.
   std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path) {
     try {
       return storage_.open(path);
@@ -316,7 +316,7 @@ class ReceiptCheck {
     add_in(add_in, {});
   }
 
-  // Empty if a remote machine cannot list them.
+  // Returns an empty list if a remote host cannot list the folder.
   std::vector<std::string> names_in(const std::string& root) {
     if (!is_remote(root)) return storage_.list(root);
     return list_remote(storage_, root).value_or(std::vector<std::string>());
@@ -327,7 +327,7 @@ class ReceiptCheck {
   Storage& storage_;
   ReceiptHeaders headers_;
   std::vector<Check> checks_;
-  std::vector<Listed> files_;  // those that are there
+  std::vector<Listed> files_;  // files that exist
   bool files_hold_ = true;     // sizes and headers match the receipt
   std::vector<Difference> differences_;
   std::vector<Finding> notes_;

@@ -59,7 +59,7 @@ std::string to_json(const VerifyReport& report) {
 
 namespace {
 
-// One line for each encoding.
+// Returns one line for each encoding.
 std::string quantized_text(const VerifyReport& report) {
   struct Row {
     std::uint64_t count = 0;
@@ -83,7 +83,7 @@ std::string quantized_text(const VerifyReport& report) {
   return text;
 }
 
-// One line for each pair of dtypes.
+// Returns one line for each pair of dtypes.
 std::string dtypes_text(const std::vector<Widened>& values, std::string_view how) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>> rows;
   for (const Widened& each : values) {

@@ -29,10 +29,10 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
-// Across the order of the file each chunk reads all of it again.
+// If elements are not in file order, each chunk reads the whole tensor again.
 constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
 
-// The number of whole units that fit into a chunk.
+// Returns the size of as many whole units as fit into a chunk.
 std::size_t chunk_bytes(Encoding encoding) noexcept {
   const std::size_t unit = unit_bytes(encoding);
   return chunk_bytes_max / unit * unit;
@@ -92,7 +92,7 @@ std::optional<std::size_t> first_number(std::span<const std::byte> left,
   return std::nullopt;
 }
 
-// Compares values of any dtype; NaN equals every NaN, because programs write different ones.
+// Compares values of any dtype; NaN equals every NaN, because programs write different NaN bits.
 std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> left,
                                        std::span<const std::byte> right) {
   const std::size_t size = element_bytes(dtype);
@@ -129,7 +129,7 @@ std::optional<std::uint64_t> first_difference(ElementReader& first, ElementReade
   return std::nullopt;
 }
 
-// In the order of elements, which is the order of bytes if both tensors have the same strides.
+// Compares in element order, which is the byte order if both tensors have the same strides.
 std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
                                               const OpenShards& second, const TensorInfo& b,
                                               Jobs& jobs, std::vector<std::byte>& scratch) {
@@ -147,7 +147,7 @@ bool is_in_order(const TensorRecipe& value) {
   });
 }
 
-// Compares values that must be equal, in any place and encoding.
+// Compares values that must be equal, regardless of position and encoding.
 std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
                                             const Pair& pair, Jobs& jobs,
                                             std::vector<std::byte>& scratch) {
@@ -199,7 +199,7 @@ const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
 
 }  // namespace
 
-// Returns contradictions of configs and of ties. Adds to `bytes_read`.
+// Returns findings about configs and ties that contradict the tensors. Adds to `bytes_read`.
 static std::vector<Finding> config_findings(const Catalog& catalog, Storage* storage,
                                             std::atomic<bool>& stop, std::uint64_t& bytes_read) {
   std::vector<Finding> findings;
@@ -336,7 +336,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
     for (const Catalog* const each : {&first, &second}) {
       auto findings = config_findings(*each, options.storage, jobs.stop(), report.bytes_read);
       for (Finding& finding : findings) {
-        if (!is_of_config(finding)) {  // it names no file
+        if (!is_of_config(finding)) {  // the finding names no file
           finding.message = fmt::format("{}: {}", printable(each->root(), 400), finding.message);
         }
         report.findings.push_back(std::move(finding));

@@ -22,7 +22,7 @@ struct Block {
   }
 };
 
-// Caches the block of each file that was read last. Contains at most `count_max` blocks in total,
+// Caches the most recently read block of each file. Contains at most `count_max` blocks in total,
 // however many files are open. Thread-safe.
 class Blocks {
  public:

@@ -153,8 +153,8 @@ struct Transfer {
     return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
   }
 
-  // Called before each request, even if it uses an idle connection again, for which libcurl opens
-  // no socket.
+  // Called before each request, even if the request reuses an idle connection and libcurl opens no
+  // socket.
   static int on_connected(void* self, char* address, char*, int, int) {
     auto& transfer = *static_cast<Transfer*>(self);
     if (transfer.may_be_private || is_private_address(std::string(address)) == false) {
@@ -341,7 +341,8 @@ bool HttpClient::waits(Backoff& backoff, const HttpResult& result, bool is_reach
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   const Lease lease(*this);
   CURL* const handle = lease.get();
-  // Addresses can be checked only for direct connections, because a proxy makes the others itself.
+  // Addresses can be checked only for direct connections, because a proxy makes all other
+  // connections.
   const bool is_direct =
       options_.proxy.empty() || is_without_proxy(host_of(request.url), options_.no_proxy);
   Transfer transfer = {.client = *this,

@@ -144,7 +144,7 @@ std::optional<std::string_view> element(std::string_view text, std::string_view 
 }
 
 void append_utf8(std::string& text, std::uint32_t code) {
-  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by number of later bytes
+  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by trailing byte count
   std::size_t rest = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
   text += static_cast<char>(leads[rest] | (code >> (6 * rest)));
   while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));

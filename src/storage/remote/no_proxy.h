@@ -1,4 +1,4 @@
-// Matches hosts with the list of hosts that are reached without the proxy.
+// Matches hosts against the list of hosts to reach without a proxy.
 #pragma once
 
 #include <string_view>
