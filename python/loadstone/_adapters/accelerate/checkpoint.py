@@ -48,10 +48,10 @@ def _find_in_folder(folder: Path) -> str | list[str]:
 
 
 def _shards_of(index: Path) -> str | list[str]:
-    """Return the shards of an index that consists of the weight map alone.
+    """Return the shards of an index file that is only a weight map, as accelerate accepts it.
 
-    accelerate accepts such an index. Return the path of any other index: opening the checkpoint
-    reads it or reports its error.
+    Return the path of any other index, because opening the checkpoint reads it or reports its
+    error.
     """
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))

@@ -120,7 +120,7 @@ def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
 
 
 def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
-    """Reject ``keep_in_fp32_modules`` for traced models, because their library decides these."""
+    """Reject ``keep_in_fp32_modules`` for traced models, whose library chooses these modules."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
             raise new_error(
@@ -139,8 +139,8 @@ def _placement(
 ) -> dict[str, Any] | None:
     """Add the model's tensors to the device map.
 
-    Tied tensors stay in memory if one of their modules does. ``ties`` lists the ties that the model
-    does not have yet.
+    Tied tensors stay in memory if any of their modules is in memory. ``ties`` lists the ties that
+    the model does not have yet.
     """
     if device_map is None:
         return None

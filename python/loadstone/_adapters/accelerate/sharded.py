@@ -44,7 +44,7 @@ def _without_broadcast_from_meta(plugin: Any, models: list[torch.nn.Module]) -> 
 
 
 def _are_on_meta(models: list[torch.nn.Module]) -> bool:
-    """Return whether all parameters are on meta on all ranks; ``False`` if the first has values.
+    """Return ``True`` if all ranks are entirely on meta, ``False`` if the first rank has values.
 
     Reject other combinations, because accelerate sends the values of the first rank to the others.
     """

@@ -180,7 +180,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         return self._forward_plain(x)
 
     def _rearranges(self, x: torch.Tensor) -> bool:
-        """Return whether bitsandbytes would and can rearrange the weight for this input."""
+        """Return whether bitsandbytes is going to rearrange the weight for this input."""
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
@@ -191,7 +191,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         )
 
     def _forward_plain(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward pass without rearranging the weight, which would fail."""
+        """Run bitsandbytes' forward pass without the rearrangement, which would fail."""
         supports = self.support_avx512bf16_for_cpu
         self.support_avx512bf16_for_cpu = False
         try:
@@ -260,7 +260,7 @@ class SelfContainedLinear8bitLt(SelfContainedModule):
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward pass without assigning codes, which graphs cannot record."""
+        """Run bitsandbytes' forward pass, but assign no codes: graphs cannot record that."""
         self._require_scales()
         if self.state.has_fp16_weights or not is_packed(self.weight):
             return super().forward(x)
@@ -321,7 +321,7 @@ def is_self_contained(module: Any) -> bool:
 
 
 def has_lost_scales(module: Any) -> bool:
-    """Return whether components of a module's weight are lost, and no hook has them."""
+    """Return whether a module's weight has lost components that no hook can restore."""
     weight = module._parameters.get("weight")
     if not is_packed(weight):
         return False

@@ -35,7 +35,7 @@ _OUTPUT = "lm_head"
 def extend(
     recipes: LibraryRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> None:
-    """Add the quantized weights of a model whose names match the checkpoint.
+    """Add a model's quantized weights to ``recipes``; its names match the checkpoint's.
 
     Args:
         recipes: may already contain the weights that the model's library quantizes.
@@ -226,7 +226,7 @@ def _required_of_experts(
     quantize: Mapping[str, Quantization],
     offsets: Mapping[str, float],
 ) -> dict[str, Quantization]:
-    """Return the quantization of expert stacks, which is that of the model's layers.
+    """Return the quantization of expert stacks, which is the same as that of the model's layers.
 
     Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """

@@ -26,7 +26,7 @@ Shapes = Mapping[str, Shape]
 # Limit on the models that a search builds, one for each candidate.
 BUILDS_MAX = 48
 
-# Number of blocks in a reduced model. Other fields affect it like the full model.
+# Number of blocks in a reduced model, which is enough to see the effect of all other fields.
 FEW = 2
 BLOCKS_MIN = 6
 

@@ -99,7 +99,7 @@ class _Derivation:
         result.used = [
             index
             for index, transform in enumerate(self.conversion.conversions)
-            if not SITES.is_since("5.6") or transform.was_used()  # earlier releases keep all
+            if not SITES.is_since("5.6") or transform.was_used()  # before 5.6, all transforms
         ]
         return result
 

@@ -53,7 +53,7 @@ OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
 # Arguments that request a different kind of load.
 _OTHER_LOADS = ("state_dict", "gguf_file")
-# Arguments that also do so, unless the release makes DTensors, which loadstone checks later.
+# Arguments that also request one, unless the release makes DTensors, which loadstone checks later.
 _DISTRIBUTED_LOADS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 
 

@@ -73,7 +73,7 @@ class TransformersV5Session(FromPretrainedSession):
         return releases.loading_info(self._info, self.offload_index if self._is_on_disk else None)
 
     def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
-        """Install the loaded values with the library's mark; the library makes all other values."""
+        """Install the loaded values, marked as initialised; the library makes all other values."""
         extended = plan.extension_names()
         saved = [
             (target, value is not None)
