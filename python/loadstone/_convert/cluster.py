@@ -22,7 +22,7 @@ from loadstone._base.errors import Error, new_error
 from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
-# Fields of the report to add up over parts. ``seconds`` is not one, because parts run in parallel.
+# Report fields to add up over parts. ``seconds`` is excluded, because parts run in parallel.
 SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
 
 _RETRIES = 8  # retries of a part if its process or machine dies

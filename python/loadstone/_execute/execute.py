@@ -217,7 +217,7 @@ def read_values(
     options: ExecuteOptions,
     in_place: bool | None = None,
 ) -> FilledValues:
-    """Read all values into new memory or, if ``in_place`` (``None``: as planned), the model's."""
+    """Read all values into new memory, or ``in_place`` (``None``: as planned) into the model's."""
     in_place = plan.in_place if in_place is None else in_place
     half_written.require_written(slots, plan.targets)
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
@@ -387,7 +387,7 @@ def install_tensors(
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
-    """Return the constructor's value on its planned device and dtype; None if it already is."""
+    """Return the constructor's value on its planned device and dtype; None: install nothing."""
     if value.is_meta or facts.is_computed(value):
         return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):

@@ -120,7 +120,7 @@ class TensorReader:
         return tensor.view(element_shape(selection.shape, dtype))
 
     def read_index(self, entry: Entry, dtype: str, index: Any, device: str) -> torch.Tensor:
-        """Read the elements that an index selects; a list or tensor reads all of it first."""
+        """Read the elements that an index selects; for a list or tensor, first the whole tensor."""
         selection = select(index, entry.shape, entry.name)
         tensor = self.read(entry, dtype, selection, device)
         return tensor if selection is not None else index_tensor(tensor, index, entry.name)
