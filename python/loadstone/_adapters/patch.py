@@ -155,7 +155,7 @@ class Hooks(list[Hook]):
 
 @dataclass(eq=False)
 class _Entry:
-    """Libraries switched on or off in a context, until the entry ends."""
+    """An entry of a context's stack, which switches libraries on or off until it ends."""
 
     libraries: tuple[str, ...]
     on: bool

@@ -356,7 +356,7 @@ def _addresses(
 def install_tensors(
     plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
-    """Give the model the tensors that no extension gives it; or only ``names`` and their ties."""
+    """Install the tensors that no extension installs, or only those in ``names`` and their ties."""
     slots, values = filled.slots, filled.values
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
@@ -403,7 +403,7 @@ def install(
     filled: FilledValues,
     install_rest: Callable[[PlannedLoad, Any, FilledValues], None] = install_tensors,
 ) -> None:
-    """Give the model all tensors; ``install_rest`` gives it those without an extension."""
+    """Install all tensors in the model; ``install_rest`` installs those without an extension."""
     prepared = [
         extension.prepare(model, plan.targets, filled.values, filled.offload)
         for extension in plan.extensions

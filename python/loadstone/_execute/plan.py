@@ -324,7 +324,7 @@ def plan(
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
             ``"keep"`` (a tensor with memory keeps its value, origin ``kept``; one without is an
             error); or a mapping from regular expressions (RE2) of whole names to one of these;
-            any other missing tensor is an error. (``"initialize"`` is the same as ``"initialise"``.)
+            any other missing tensor is an error. (``"initialize"`` equals ``"initialise"``.)
         unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
             ``"ignore"``.
         strict: replaces ``missing`` and ``unexpected``, as for ``load_state_dict``. ``True``: both

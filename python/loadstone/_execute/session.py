@@ -72,7 +72,7 @@ class LoadSession:
                 extension.prepare_hooks(self.model, self._device_map)
 
     def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
-        """Give the model the tensors that no extension gives it."""
+        """Install the tensors that no extension installs."""
         execute.install_tensors(plan, model, filled)
 
     @property

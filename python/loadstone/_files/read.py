@@ -163,7 +163,7 @@ class TensorReader:
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
         hidden = set(self.catalog._core.companions())
-        if not decodes:  # block formats are decoded anyway, which includes their scales
+        if not decodes:  # block formats are decoded even then, so their scales are hidden
             hidden = set().union(*map(self._components_of_blocks, self._quantized.items()))
         for name, info in self.catalog.tensors.items():
             row = self._quantized.get(name) if decodes else None

@@ -97,7 +97,7 @@ def trace_hooks(
 
 
 class _ShapesDifferError(Exception):
-    """Raised if shapes differ; the plan already has a finding for it."""
+    """Raised if shapes differ; the plan already has a finding for the difference."""
 
 
 class LoadHookTracer:

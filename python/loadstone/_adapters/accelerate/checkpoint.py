@@ -14,7 +14,7 @@ from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.state_dict_overrides import has_code
 
-# Parameter classes that pack, scale or shard the values of the file.
+# Parameter classes whose memory does not have the plain values of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
 _OTHER_PACKAGES = ("torchao", "torch.distributed")
 # Packages of wrapper modules, which torch's own loading omits from names.

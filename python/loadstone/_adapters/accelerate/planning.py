@@ -57,8 +57,8 @@ def plan_load(
         if dtype == torch.float16 and device_map is not None
         else None
     )
-    # Sharded tensors keep their dtypes, because FSDP has one dtype per group and accelerate keeps
-    # fp32 master weights.
+    # Sharded tensors keep their dtypes, because FSDP requires one dtype per group and accelerate
+    # keeps fp32 master weights.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # otherwise the state dict is not needed

@@ -76,7 +76,7 @@ def _distinct_addresses(models: list[torch.nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
-        # FSDP does not replace parameters that it ignores, so they still have the address.
+        # FSDP does not replace parameters that it ignores, so these still have an ``_Address``.
         for tensor in [*marked, *_local_tensors(models)]:
             if isinstance(tensor.__dict__.get("data_ptr"), _Address):
                 del tensor.data_ptr

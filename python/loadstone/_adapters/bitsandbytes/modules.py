@@ -134,7 +134,7 @@ class SelfContained4bit(SelfContainedModule):
 
     @property
     def quant_state(self) -> Any:
-        """Return the weight's state, or the assigned one while the weight has none."""
+        """Return the weight's state, or while it has none, the state that was assigned."""
         state = getattr(self._parameters.get("weight"), "quant_state", None)
         return state if state is not None else self.__dict__.get("quant_state")
 
@@ -255,7 +255,7 @@ class SelfContainedLinear8bitLt(SelfContainedModule):
     bias: Any
 
     def init_8bit_state(self) -> None:
-        """Share the weight's codes and scales with the state; bitsandbytes' method moves them."""
+        """Share the weight's codes and scales with the state, instead of moving them there."""
         self.state.CB = self.weight.CB if _is_recording() else self.weight.data
         self.state.SCB = self.weight.SCB
 

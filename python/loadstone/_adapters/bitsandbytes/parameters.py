@@ -1,7 +1,7 @@
 """bitsandbytes parameters that are moved and copied with all components or not at all.
 
 The classes derive from bitsandbytes' classes and have the same names, because libraries check class
-and name. Only a parameter's class changes: the object stays the same. Pickles name the classes by
+and name. A parameter stays the same object: only its class changes. Pickles name the classes by
 ``__module__``.
 """
 

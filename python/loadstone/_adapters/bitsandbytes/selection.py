@@ -39,7 +39,7 @@ def extend(
 
     Args:
         recipes: may already contain the weights that the model's library quantizes.
-        dtype: of the other floating-point tensors.
+        dtype: dtype of the other floating-point tensors.
         quantize: see :func:`loadstone.plan`.
 
     Raises:
@@ -84,8 +84,8 @@ def traced_weights(
     """Return the quantized weights of a model that already has bitsandbytes layers.
 
     Args:
-        stored: module path -> (name inside the module -> checkpoint name), or paths of modules with
-            the same names in the checkpoint. Layers of other libraries are left out.
+        stored: module path -> (name inside the module -> checkpoint name); or module paths, if the
+            checkpoint has the same names. Layers of other libraries are left out.
         names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
         experts: tensors to search for expert stacks, which are quantized too.
@@ -188,7 +188,7 @@ def _default_weights(model: torch.nn.Module) -> list[str]:
 
 
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
-    """Return other names of these weights, because a module is replaced at all its paths."""
+    """Return these weights' names under other paths of their modules, which are replaced too."""
     modules = {id(owner_of(model, name)) for name in names}
     paths = {
         join_name(path, "weight")

@@ -226,7 +226,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return build(checkpoint=source)
 
     def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Convert without loading; diffusers has no function for this, so a hook ends its load."""
+        """Convert without loading, by a hook that ends diffusers' load after the conversion."""
         with set_variable(CONVERTED, {}) as converted:
             build(checkpoint=checkpoint)
         return converted  # type: ignore[no-any-return]

@@ -109,7 +109,7 @@ class ModelLoad:
                 requires memory, ``load`` runs again on tensors that are already read.
 
         Returns:
-            A line for the log, and whether it contains no warning.
+            A line for the log, and whether it is free of warnings.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.

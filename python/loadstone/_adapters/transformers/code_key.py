@@ -36,7 +36,7 @@ _SCALARS = (bytes, complex, torch.dtype, torch.device)
 _CONSTANTS = (str, int, float, type(None), *_SCALARS, list, tuple, dict)
 # Types of objects that name their module.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-# Base classes that add no state.
+# Base classes without state.
 _BARE = (object, ABC, typing.Generic, typing.Protocol)
 
 # Attributes of a transform that change in use, or that the key describes separately.

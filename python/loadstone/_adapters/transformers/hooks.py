@@ -39,7 +39,7 @@ from loadstone._base.torch_modes import construct, constructing, ordinary_tensor
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
-# The module of the installed release; the other module imports names that the release lacks.
+# Only the module for the installed release, because the other one imports names that it lacks.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
 

@@ -243,8 +243,8 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = dict(_tied_names(model))
     for name, found, expected in result.mismatched:
-        # The library compares the values of tied names unless they are missing, but mismatched
-        # tensors have no values. Missing names are tied to the loaded or initialised tensor.
+        # The library compares the values of tied names, but mismatched tensors have no values. It
+        # ties missing names to the loaded or initialised tensor without a comparison.
         if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))

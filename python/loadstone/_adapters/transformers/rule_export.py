@@ -54,7 +54,7 @@ def export_rules(model_type: str, config: str | None = None) -> list[dict[str, A
 
 
 class Sample:
-    """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
+    """A model of one size, its checkpoint without weights, and its traced recipes' boxes."""
 
     def __init__(self, base_config: Any, size: tuple[int, int], file: Path) -> None:
         try:
