@@ -186,8 +186,8 @@ def available_memory_bytes() -> int | None: ...
 GGUF_RANK_MAX: int
 GGUF_RANK_MOST: int
 MISSING_POLICIES: tuple[str, ...]
-# By origin: whether a load writes values of this origin; a word that describes how it fills
-# missing tensors with them.
+# By origin: whether a load writes values of this origin, and a word for missing tensors that a load
+# fills with such values.
 ORIGINS: dict[str, tuple[bool, str]]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]

@@ -3,8 +3,8 @@
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
 vLLM finds :func:`register` in each of its processes, as the entry point ``loadstone`` of
-``vllm.general_plugins``. One thing also changes for other load formats: vLLM rejects layers for
-codes that only loadstone makes. See docs/how-to/vllm.md.
+``vllm.general_plugins``. With other load formats, vLLM then rejects layers for codes that only
+loadstone makes; nothing else changes. See docs/how-to/vllm.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from loadstone import _core
 from loadstone._base.adapters import LibraryAdapter, register
 
 register(
-    LibraryAdapter("torch"),  # has no table of sites, because it uses only public names
+    LibraryAdapter("torch"),  # has no table of sites, because loadstone uses only public names
     LibraryAdapter(
         "transformers",
         is_patchable=True,

@@ -12,7 +12,7 @@ _ALIGNMENT = 64
 
 
 class _AlignedWeights(Mapping[str, torch.Tensor]):
-    """A hook's weight map that copies tensors which a mapped file does not align."""
+    """A weight map for hooks that copies tensors to aligned memory if the file misaligns them."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights = weights
@@ -29,7 +29,7 @@ class _AlignedWeights(Mapping[str, torch.Tensor]):
 
 
 def flatten_hooks(hook: Any) -> list[Any]:
-    """Return the single hooks in one of accelerate's hooks, which may be a sequence."""
+    """Return one of accelerate's hooks as a list; a sequence of hooks becomes its members."""
     parts = getattr(hook, "hooks", None)
     return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
 

@@ -1,8 +1,9 @@
-"""Canaries: a tiny load for each adapter, compared with the library's own, once per new release.
+"""Canaries: each adapter loads a tiny model as its library does, and the results are compared.
 
 The tables in ``sites`` compare signatures. A canary detects a function whose behaviour changed
 although its signature did not. The function ``canaries`` of ``_adapters/NAME/canary.py`` saves a
-random model in a folder and yields each :class:`Canary` of the library NAME.
+random model in a folder and yields each :class:`Canary` of the library NAME. A canary runs once
+per release.
 """
 
 from __future__ import annotations

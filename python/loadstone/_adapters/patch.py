@@ -155,7 +155,7 @@ class Hooks(list[Hook]):
 
 @dataclass(eq=False)
 class _Entry:
-    """Libraries switched on or off in a context, until the entry ends."""
+    """An entry of a context's stack, which switches libraries on or off until it ends."""
 
     libraries: tuple[str, ...]
     on: bool
@@ -266,7 +266,7 @@ def within(
 
 
 def with_hooks(library: str) -> Callable[..., Any]:
-    """Return a replacement that calls the original with a library's hooks, if it is supported."""
+    """Return a replacement that runs the original with the hooks of a library, if supported."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_supported_or_warn(library):

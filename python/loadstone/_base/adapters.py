@@ -84,7 +84,7 @@ def adapters_with(part: str) -> dict[str, LibraryAdapter]:
 
 
 def names_in(part: str) -> set[str]:
-    """Return the names that all adapters list in an attribute."""
+    """Return the union of the names that the adapters list in an attribute."""
     return {name for adapter in ADAPTERS.values() for name in getattr(adapter, part)}
 
 

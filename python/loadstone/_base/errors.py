@@ -124,7 +124,7 @@ class AuditError(Error):
 
 
 class FilledWarning(UserWarning):
-    """Tensors that the checkpoint lacks got different values, as the caller requested."""
+    """Tensors that the checkpoint lacks were filled, as the caller requested."""
 
 
 _AREAS: dict[str, type[Error]] = {

@@ -86,7 +86,7 @@ def read_proc_field(path: str, name: str) -> str:
 def capacities(
     max_memory: Mapping[Any, int | str] | None, *, computed: bool
 ) -> list[tuple[str, int]]:
-    """Return devices and their bytes, by preference; measure them if a map must be computed.
+    """Return pairs (device, bytes), best device first; measure them if a map must be computed.
 
     The size ``"unlimited"`` sets no limit.
     """

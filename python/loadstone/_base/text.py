@@ -31,7 +31,7 @@ def require_local(path: str) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return a file's text. Bytes that are not UTF-8 stay, and the core rejects them."""
+    """Return a file's text. It keeps bytes that are not UTF-8, which the core then rejects."""
     name = path_text("path", path)
     require_local(name)
     try:

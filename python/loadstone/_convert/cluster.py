@@ -22,10 +22,10 @@ from loadstone._base.errors import Error, new_error
 from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
-# Fields of the report to add up over parts. ``seconds`` is not one, because parts run in parallel.
+# Report fields to add up over parts. ``seconds`` is excluded, because parts run in parallel.
 SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
 
-_RETRIES = 8  # retries of a part if its process or machine dies
+_RETRIES = 8  # retries of a part whose process or machine dies
 _SLOTS = 8  # assumed number of slots if the engine does not report it
 _LOCKED_SECONDS = 600.0  # after this time, raise the error that the target is locked
 

@@ -66,7 +66,7 @@ class Audit:
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
-        """Raise :class:`AuditError` that names the first tensors in question."""
+        """Raise an :class:`AuditError` unless :attr:`ok`; it names the first tensors at fault."""
         for code, names, defect in (
             ("audit.on_meta", self.on_meta, "without memory"),
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
@@ -367,7 +367,7 @@ def _load_of(
 
 
 def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
-    """Return a tensor's name when loaded; a library may have wrapped its module since then."""
+    """Return a tensor's name in the load, because a library may have wrapped its module since."""
     if record is None or name in record.report.provenance:
         return name
     wrappers = adapters.names_in("wrapper_attributes")

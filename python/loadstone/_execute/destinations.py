@@ -31,7 +31,7 @@ from loadstone._plan.model_memory import (
 
 
 class Destinations:
-    """The output tensors of one load; ``in_place`` overwrites the model's memory, no backup."""
+    """One load's output tensors; ``in_place`` overwrites the model's memory, without a backup."""
 
     def __init__(
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool

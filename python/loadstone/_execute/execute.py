@@ -217,7 +217,7 @@ def read_values(
     options: ExecuteOptions,
     in_place: bool | None = None,
 ) -> FilledValues:
-    """Read all values into new memory or, if ``in_place`` (``None``: as planned), the model's."""
+    """Read all values into new memory, or ``in_place`` (``None``: as planned) into the model's."""
     in_place = plan.in_place if in_place is None else in_place
     half_written.require_written(slots, plan.targets)
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
@@ -356,7 +356,7 @@ def _addresses(
 def install_tensors(
     plan: PlannedLoad, model: Any, filled: FilledValues, names: Set[str] | None = None
 ) -> None:
-    """Give the model the tensors that no extension gives it; or only ``names`` and their ties."""
+    """Install the tensors that no extension installs, or only those in ``names`` and their ties."""
     slots, values = filled.slots, filled.values
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
@@ -387,7 +387,7 @@ def install_tensors(
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
-    """Return the constructor's value on its planned device and dtype; None if it already is."""
+    """Return the constructor's value on its planned device and dtype; None: install nothing."""
     if value.is_meta or facts.is_computed(value):
         return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):
@@ -403,7 +403,7 @@ def install(
     filled: FilledValues,
     install_rest: Callable[[PlannedLoad, Any, FilledValues], None] = install_tensors,
 ) -> None:
-    """Give the model all tensors; ``install_rest`` gives it those without an extension."""
+    """Install all tensors in the model; ``install_rest`` installs those without an extension."""
     prepared = [
         extension.prepare(model, plan.targets, filled.values, filled.offload)
         for extension in plan.extensions

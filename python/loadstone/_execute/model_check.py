@@ -120,7 +120,7 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Reject a dtype that no option gives to a tensor of the model, because a file may have any.
+    """Reject a dtype that no option gives to a tensor; a plan from a file may contain any dtype.
 
     Options cast parameters and persistent buffers from float to float. A value from a source may
     have the dtype of the source, which the core has compared.

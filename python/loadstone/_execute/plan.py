@@ -304,8 +304,8 @@ def plan(
             ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
             the model.
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers except
-            the output embedding and tied ones; or regular expressions of whole names with one of
-            these, or a :class:`Quantization`, each: for exactly these. See
+            the output embedding and tied ones; or a mapping from regular expressions of whole names
+            to one of these or a :class:`Quantization`: for exactly the weights that match. See
             ``docs/bitsandbytes.md``.
         lora: adapters that the load merges into the model's values: a path, several, or a
             mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
@@ -320,22 +320,22 @@ def plan(
         max_memory: bytes per device (``int`` or ``"8GiB"``). Without a limit for ``"cpu"`` the load
             must fit this machine's free memory (finding ``memory.host``); ``"unlimited"`` allows
             any size.
-        offload_folder: where tensors placed on ``"disk"`` go.
+        offload_folder: folder for tensors placed on ``"disk"``.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
             ``"keep"`` (a tensor with memory keeps its value, origin ``kept``; one without is an
-            error); or regular expressions (RE2) of whole names with one of these each, where all
-            else is an error. (``"initialize"`` is the same as ``"initialise"``.)
+            error); or a mapping from regular expressions (RE2) of whole names to one of these;
+            any other missing tensor is an error. (``"initialize"`` equals ``"initialise"``.)
         unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
             ``"ignore"``.
-        strict: replaces both, as for ``load_state_dict``. ``True``: a missing or
-            unexpected tensor is an error. ``False``: ``missing="keep"``, ``unexpected="ignore"``.
+        strict: replaces ``missing`` and ``unexpected``, as for ``load_state_dict``. ``True``: both
+            are ``"error"``. ``False``: ``missing="keep"``, ``unexpected="ignore"``.
         strip_prefix: prefixes to remove from the checkpoint's names, if all have the prefix and the
             model's do not; names that ``rules`` match and traced names keep it. If only some have
             it, a finding (``plan.prefix``) gives the rule to use. ``()``: keep names.
         staging_bytes_max: memory for bytes in flight, next to the model's own. A load that
             quantizes needs at least one of its windows (for FP8 blocks: 128 rows), which
-            ``peak_bytes`` counts. It includes pinned memory for GPUs; the ranks of one machine
-            share it (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
+            ``peak_bytes`` counts. The limit includes pinned memory for GPUs; the ranks of one
+            machine share it (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
         threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
             16. :meth:`Plan.execute` may use a different number, within the same memory.
         allow_non_finite: continue, with a finding, if values to quantize are not finite, or merged

@@ -111,7 +111,7 @@ def _execute_own(
     values: list[Any],
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Make the values that no file contains; each rank makes its own."""
+    """Make the values that no file contains; each rank makes them itself."""
     exchanged = set(shared.exchanged)
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:

@@ -15,8 +15,8 @@ def add_components(
 ) -> Receipt:
     """Add digests of the model's quantized tensors, right after the load.
 
-    The library stores a codec's components in a different form (a table next to codes,
-    scales in a different unit), and later checks can compare only these tensors.
+    In the model, a library's quantized tensor has different components than in the core (a table
+    next to codes, scales in a different unit), and later checks can read only the model.
     """
     document = json.loads(receipt.to_json())
     for slot in model_slots:

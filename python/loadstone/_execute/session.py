@@ -37,7 +37,7 @@ class LoadSession:
     def devices(
         self, model: Any, device_map: Mapping[str, Any] | None, offload_buffers: bool = False
     ) -> dict[str, Any] | None:
-        """Return :func:`tensor_devices`, else the cpu for a tensor; ``None``: all on the cpu."""
+        """Return each tensor's device, and ``""`` for all others; ``None``: all are on the cpu."""
         if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
             return None
         self._device_map = device_map
@@ -72,7 +72,7 @@ class LoadSession:
                 extension.prepare_hooks(self.model, self._device_map)
 
     def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
-        """Give the model the tensors that no extension gives it."""
+        """Install the tensors that no extension installs."""
         execute.install_tensors(plan, model, filled)
 
     @property
@@ -81,7 +81,7 @@ class LoadSession:
         return self._core.offload.index() if self._core is not None else {}
 
     def report_and_audit(self, model: Any) -> Report | None:
-        """Make the report and audit the model; ``None`` if nothing was read or it is made."""
+        """Return the report, and audit the model; ``None`` without a read or on a second call."""
         if self.plan is None or self._core is None or self._is_finished:
             return None
         self._is_finished = True

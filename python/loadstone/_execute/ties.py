@@ -55,8 +55,8 @@ def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
     """Remove ties from the library's list.
 
-    An adapter untied the ``names``, so the config gets untied too. The names in ``different`` have
-    separate values in the checkpoint.
+    A LoRA adapter untied the ``names``, so the config must declare no tie either. The names in
+    ``different`` have separate values in the checkpoint.
     """
     unlist_ties(model, [*names, *different])
     if names and _tying(getattr(model, "config", None)):

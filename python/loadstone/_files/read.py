@@ -120,7 +120,7 @@ class TensorReader:
         return tensor.view(element_shape(selection.shape, dtype))
 
     def read_index(self, entry: Entry, dtype: str, index: Any, device: str) -> torch.Tensor:
-        """Read the elements that an index selects; a list or tensor reads all of it first."""
+        """Read the elements that an index selects; for a list or tensor, first the whole tensor."""
         selection = select(index, entry.shape, entry.name)
         tensor = self.read(entry, dtype, selection, device)
         return tensor if selection is not None else index_tensor(tensor, index, entry.name)
@@ -163,7 +163,7 @@ class TensorReader:
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
         hidden = set(self.catalog._core.companions())
-        if not decodes:  # block formats are decoded anyway, which includes their scales
+        if not decodes:  # block formats are decoded even then, so their scales are hidden
             hidden = set().union(*map(self._components_of_blocks, self._quantized.items()))
         for name, info in self.catalog.tensors.items():
             row = self._quantized.get(name) if decodes else None

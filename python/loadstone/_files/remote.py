@@ -71,7 +71,7 @@ def configure_remote(
 
 
 def storage() -> _core.Storage:
-    """Return the storage for all checkpoints, even local ones; cached per set of options."""
+    """Return the storage that opens all checkpoints, even local ones; cached by its options."""
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -108,7 +108,7 @@ def _synchronize(device: str) -> None:
 
 
 class _TorchCopies:
-    """Copies by torch. ``numbers``: each tensor's offset in the concatenation of all, by its id."""
+    """Copies by torch. ``numbers``: offsets in the concatenation of all tensors, by tensor id."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.numel()]

@@ -49,7 +49,7 @@ class _Mark:
     def covers(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor has moved to other memory.
 
-        The mark applies to its old memory only.
+        The mark applies only to the old memory.
         """
         return self.range is None or _range(tensor) != self.range
 

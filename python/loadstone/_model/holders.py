@@ -26,7 +26,7 @@ Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
 
 # Limit, because the collector compares every reference in the process with every searched tensor.
 SEARCHED_MAX = 64
-# Limit of steps from a holder up to a module of the model; each step takes one search.
+# Limit on the steps from a holder up to a module of the model; each step takes one search.
 _STEPS_MAX = 6
 _WIDTH_MAX = 64
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
@@ -112,7 +112,7 @@ def replaced(model: Any) -> Refs:
 
 
 def restore_replaced(model: Any, before: Refs) -> None:
-    """Forget later records, because their weak references keep torch from exchanging contents."""
+    """Forget newer records, because their weak references keep torch from exchanging contents."""
     _replaced[model] = before
 
 

@@ -72,7 +72,7 @@ def owner_of(model: Any, name: str) -> Any:
 
 
 def existing_paths(module: Any, paths: list[str]) -> list[str]:
-    """Return the paths that are modules. The core cannot do that: it sees only tensors' paths."""
+    """Return the paths of modules among ``paths``; the core knows only the paths of tensors."""
     if module is None or not paths:
         return []
     known = {path for path, _ in named_modules(module, remove_duplicate=False)}

@@ -14,7 +14,7 @@ from typing import Any
 
 from loadstone._base.lazy_torch import torch
 
-# Upper limit, more than any machine has, so that a typo in the variable cannot overflow.
+# Upper limit on the ranks of a machine, so that a typo in ``LOCAL_WORLD_SIZE`` cannot overflow.
 RANKS_MAX = 1 << 20
 
 
@@ -194,10 +194,10 @@ def _fsdp_modules(model: Any) -> list[Any]:
 
 
 def local_ranks() -> int:
-    """Return the number of processes that load at the same time on this machine, or more.
+    """Return at least the number of processes that load on this machine at the same time.
 
-    ``torchrun`` sets it. Without it, all ranks of the default process group count, because only
-    communication could show which of them are on other machines.
+    ``torchrun`` sets ``LOCAL_WORLD_SIZE``. Without it, all ranks of the default process group
+    count, because only communication could show which of them are on other machines.
     """
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     if count.isdecimal() and int(count) > 0:

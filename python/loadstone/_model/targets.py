@@ -25,7 +25,7 @@ class PlannedTarget:
         nbytes: size of the finished tensor, or of all components of a quantized tensor.
         encoding: for a quantized tensor (``"nf4"``); ``shape`` and ``dtype`` then describe its
             values.
-        merged: the adapters that are merged into it, whose tensors are among ``sources``.
+        merged: the adapters to merge into the value; their tensors are among ``sources``.
         parts: name, shape and dtype of each component, the data first.
         slice_begin: begin of ``shape`` in the whole tensor, if this rank holds a slice of it.
         slice_groups: number of equal groups in each dimension of the whole tensor, if this rank

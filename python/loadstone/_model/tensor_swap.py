@@ -31,7 +31,7 @@ def _can_change(slot: TensorSlot) -> bool:
 
 
 def accepts_data(slot: TensorSlot, value: torch.Tensor) -> bool:
-    """Return whether ``.data`` can be set to a value, even if others hold the tensor."""
+    """Return whether ``.data`` can be set to a value, even if other objects hold the tensor."""
     tensor = slot.tensor
     if not _can_change(slot) or tensor.is_inference():
         return False

@@ -26,7 +26,7 @@ Kind = str
 # A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
 
-# The walk handles attributes of nn.Module itself separately, or they contain only callbacks.
+# Attributes of nn.Module itself, which contain only callbacks or which the walk handles separately.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     HALF_WRITTEN,
@@ -34,7 +34,7 @@ _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
 # The walk skips objects of these packages: they hold no tensors of a model, or only views of other
 # objects.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
-# The walk does not enter these. A proxy's referent may be gone, and its owner leads to it anyway.
+# Types that the walk does not enter. A proxy's referent may be gone; its owner leads to it anyway.
 LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type, enum.Enum,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,

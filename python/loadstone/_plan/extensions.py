@@ -60,4 +60,4 @@ class TargetExtension:
         """Add entries for tensors that :meth:`prepare` has installed."""
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Raise if the plan could not be executed after it is saved and read again."""
+        """Raise an error if a saved plan could not be executed after it is read again."""

@@ -31,7 +31,7 @@ class ExtraState(TargetExtension):
         raise new_error("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Add the tensors of modules with extra state, but not the tensors of their submodules."""
+        """Record the tensors that modules with extra state own, without those of submodules."""
         paths = {path for path, _ in named_modules(model)}
         for slot in slots_of(model):
             path = slot.name

@@ -95,7 +95,9 @@ class Family:
         """Return a pattern for sources that differ only in integers, and templates of targets."""
         count = form.count("#")
         used: set[int] = set()
-        chosen: list[list[int | str]] = []  # per target and integer: source index or text
+        chosen: list[
+            list[int | str]
+        ] = []  # per target, for each integer: an index among the source's integers, or a literal
         for index, name in enumerate(self.members[0].targets):
             numbers: list[int | str] = []
             for place in range(len(_numbers(name))):

@@ -25,7 +25,7 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> LibraryReci
 def extend(
     recipes: LibraryRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> LibraryRecipes:
-    """Add the extensions that ``quantize`` or the model's classes need, for every entry point."""
+    """Add the extensions that ``quantize`` or the model's classes need."""
     dtype = dtype if recipes is None else None  # traced recipes already have the dtype
     recipes = recipes or LibraryRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():

@@ -97,7 +97,7 @@ def trace_hooks(
 
 
 class _ShapesDifferError(Exception):
-    """Raised if shapes differ; the plan already has a finding for it."""
+    """Raised if shapes differ; the plan already has a finding for the difference."""
 
 
 class LoadHookTracer:
@@ -281,7 +281,7 @@ class LoadHookTracer:
         return groups
 
     def _needs_recipe(self, name: str, value: torch.Tensor) -> bool:
-        """Return whether the value differs from the tensor's own; reject one without a recipe."""
+        """Return whether the value differs from the tensor's own; reject it if it has no recipe."""
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
                 return False

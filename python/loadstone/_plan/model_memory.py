@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether ``.data`` accepts the value; not for inference or overlapping tensors."""
+    """Return whether ``.data`` accepts the value; false for inference or overlapping tensors."""
     return fits(slot, target) and not slot.tensor.is_inference() and not is_split(slot, target)
 
 

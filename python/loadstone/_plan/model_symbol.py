@@ -18,7 +18,7 @@ _COPIES = frozenset({aten.clone, aten.contiguous, aten.lift_fresh})
 
 
 class WholeSymbol(Symbol):
-    """A decoded value, or a value made of several tensors; code may only pass it on."""
+    """A decoded value, or a value made of several tensors; code may only assign it unchanged."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -48,7 +48,7 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-    """Return slots whose storage overlaps another; storages on meta must be identical."""
+    """Return slots that share a storage, or whose storages overlap (storages on meta cannot)."""
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}
     for slot in slots:

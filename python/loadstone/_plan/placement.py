@@ -32,7 +32,7 @@ def _is_below(path: str, above: str) -> bool:
 
 
 def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
-    """Return the device of the nearest module in the map, or ``None``."""
+    """Return the device of the nearest enclosing module in the map, or ``None``."""
     path = name
     while path and path not in device_map:
         path = parent_name(path)

@@ -50,7 +50,7 @@ class PlannedLoad:
     shared_read: SharedReadPlan | None = None
 
     def on_this_machine(self, reused_bytes: int) -> _core.Plan:
-        """Return the plan with errors if the memory or disk that is free now is too small.
+        """Return the plan; add errors if this machine has too little free memory or disk space.
 
         A saved plan does not have these findings.
 

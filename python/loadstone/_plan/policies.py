@@ -12,7 +12,7 @@ _SPELLINGS = {"initialize": "initialise"}
 
 
 def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the default policy, and pairs of a pattern for whole names and its policy."""
+    """Return the default policy, and pairs (pattern for whole names, policy)."""
     if isinstance(missing, str):
         return _require_policy(missing), []
     if not isinstance(missing, Mapping):

@@ -29,7 +29,7 @@ class Provenance:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
             excluded``. ``kept``: the value that the model had before the load.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
-        merged: the adapters that were merged into it; ``sources`` has their ranges too.
+        merged: the adapters that were merged into the value; ``sources`` has their ranges too.
         reason: why the model holds no value (the rule that excludes it, or :data:`OFFLOADED`), or
             which code made the value.
         encoding: for a quantized tensor (``"nf4"``); ``dtype`` and ``shape`` then describe its

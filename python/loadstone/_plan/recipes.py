@@ -14,7 +14,7 @@ class LibraryRecipes:
     """Recipes for a plan, and facts about the model.
 
     Attributes:
-        recipes: of all targets that the checkpoint gives; ``None``: names match unchanged.
+        recipes: of all targets with sources in the checkpoint; ``None``: names match unchanged.
         dtypes: final dtype of each such target, by its safetensors name.
         ties: target, and the target that it is tied to, if the model has not made the tie yet.
         unexpected: the library's name and the checkpoint's name of each unused tensor.

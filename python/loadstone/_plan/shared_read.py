@@ -16,7 +16,7 @@ from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 from loadstone._model.targets import PlannedTarget, planned_targets
 
-# Bytes of whole tensors per batch, which all ranks together read and send; at least one tensor.
+# Limit on the bytes of a batch of whole tensors. A batch has at least one tensor.
 WAVE_BYTES = 64 << 20
 
 
@@ -35,7 +35,7 @@ class SharedReadPlan:
 
     def _sort_by_file(self, catalog: Catalog) -> list[int]:
         places = {name: (info.shard, info.offset_begin) for name, info in catalog.tensors.items()}
-        none = ("", 0)  # adapters and empty tensors
+        none = ("", 0)  # for adapters' tensors and empty tensors
 
         def place(index: int) -> tuple[str, int]:
             sources = self.targets[index].sources

@@ -34,8 +34,8 @@ def is_overridden(model: _Module) -> bool:
 def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
     """Return whether ``load_state_dict`` would run code of the model.
 
-    Code of torch's batch norms only adds the counter that old checkpoints lack. So it counts
-    only if ``core``, a plan without that code, reports a missing counter.
+    Code of torch's batch norms only adds the counter that old checkpoints lack. That code counts
+    only if ``core``, a plan made without it, reports a missing counter.
     """
     counts = any(
         finding.code == "plan.missing" and finding.target.endswith("num_batches_tracked")

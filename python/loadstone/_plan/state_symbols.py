@@ -75,7 +75,7 @@ def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
 
 
 def _apply_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
-    """Yield names and shapes as a conversion plans them, and the sources from a plan of them."""
+    """Yield names and shapes from a conversion's plan, and sources from a load plan for these."""
     conversion = _core.make_conversion(
         catalog._core,
         rules=rules,
@@ -108,7 +108,7 @@ def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
 def _renamed(
     modules: dict[str, Any], catalog: Catalog, state: Mapping[str, Symbol]
 ) -> dict[str, Any]:
-    """Remove the prefix that a rule removed from all names from the module paths, too."""
+    """Remove a prefix from the module paths if a rule removed it from all names of tensors."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
     return {path.removeprefix(prefix): entry for path, entry in modules.items()}

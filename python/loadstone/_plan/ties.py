@@ -17,7 +17,7 @@ def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
 def findings(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> Iterator[_core.Finding]:
-    """Yield errors for split ties of one module under two paths, which has only one tensor."""
+    """Yield errors for split ties between two paths of one module, which has only one tensor."""
     planned = {target.name: target for target in targets}
     owners: dict[tuple[int, str], TensorSlot] = {}
     for slot in slots:

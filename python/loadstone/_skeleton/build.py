@@ -419,7 +419,7 @@ class Build:
             self.log.set_parameter(history)
 
     def close(self) -> None:
-        """Drop all references, because a task may keep this context alive."""
+        """Drop all references, because an asyncio task may keep this object alive."""
         self.busy = True
         self.log, self.tracker = OpLog(), ObjectTracker()
         for table in (self.born, self.random, self.uninitialised, self.former, self.failures):

@@ -1,9 +1,9 @@
 """The end of a build: give memory to all tensors that did not become parameters.
 
-These are the tensors that the build has seen and that are alive, so it reaches tensors in closures,
-tuples and objects of any kind, and every holder of a tensor sees it become real. Only the garbage
-collector could find out whether a tensor in a reference cycle is still in use, and a collection
-takes time proportional to the size of the process. So such tensors become real, too.
+The build has seen these tensors, so it also reaches those in closures, tuples and objects of any
+kind, and every holder of such a tensor sees it become real. Only the garbage collector could find
+out whether a tensor in a reference cycle is still in use, and a collection takes time proportional
+to the size of the process. So such tensors become real, too.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ parameters have memory, so the model and its loaded values stay unchanged. All o
 stand-in are on meta: initialising them costs nothing and draws nothing, and reading them fails. So
 only the modules that lack a tensor use the random generator, in the model's order.
 
-A parameter that no initialiser writes gets the constructor's value if an adapter can build the
+A parameter that no initialiser writes to gets the constructor's value if an adapter can build the
 model again; otherwise the plan rejects it.
 """
 

@@ -138,5 +138,5 @@ def constructing_modules() -> Iterator[torch.nn.Module]:
 
 
 def is_constructing() -> bool:
-    """Return whether a module's ``__init__`` runs, which must see the state of a direct build."""
+    """Return whether a module's ``__init__`` runs: it must see the state of a direct build."""
     return next(constructing_modules(), None) is not None

@@ -278,7 +278,7 @@ class OpLog:
             history.ops.remove(op)
 
     def scratch(self, history: StorageHistory) -> tuple[Any, bool]:
-        """Compute a storage that depends on parameters, outside the log; return if it is random."""
+        """Return a storage that depends on parameters, and whether it is random; skip the log."""
         ops = self.needed(history)
         storages: dict[StorageHistory, Any] = {}
         random = history.tainted

@@ -154,7 +154,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
 
 def recompute(model: Any, written: Collection[str] = ()) -> list[str]:
-    """Compute the tensors that depend on parameters again, except ``written``; return their names.
+    """Recompute the tensors that depend on parameters, except ``written``; return their names.
 
     Views of a parameter become views of the current parameter. Later loads compute the other
     tensors again.

@@ -87,7 +87,7 @@ def _selected(dim: int, index: Any, tensor: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    """Replace a symbol by one expanded element, for operations that use only its form."""
+    """Replace a symbol by one expanded element, for operations that do not use its values."""
     is_symbol = isinstance(value, Symbol)
     return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_symbol else value
 

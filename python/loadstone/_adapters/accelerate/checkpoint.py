@@ -14,7 +14,7 @@ from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.state_dict_overrides import has_code
 
-# Parameter classes that pack, scale or shard the values of the file.
+# Parameter classes whose memory does not have the plain values of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
 _OTHER_PACKAGES = ("torchao", "torch.distributed")
 # Packages of wrapper modules, which torch's own loading omits from names.
@@ -48,10 +48,10 @@ def _find_in_folder(folder: Path) -> str | list[str]:
 
 
 def _shards_of(index: Path) -> str | list[str]:
-    """Return the shards of an index that consists of the weight map alone.
+    """Return the shards of an index file that is only a weight map, as accelerate accepts it.
 
-    accelerate accepts such an index. Return the path of any other index: opening the checkpoint
-    reads it or reports its error.
+    Return the path of any other index, because opening the checkpoint reads it or reports its
+    error.
     """
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))

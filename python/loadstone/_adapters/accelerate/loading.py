@@ -54,22 +54,22 @@ def load_checkpoint_in_model(
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
 ) -> None:
-    """Run :func:`accelerate.load_checkpoint_in_model`, planned, read and proved by loadstone.
+    """Load as :func:`accelerate.load_checkpoint_in_model` does, with loadstone's plan and audit.
 
     >>> loadstone.accelerate.load_checkpoint_in_model(model, "folder", device_map={"": "cpu"})
 
     All checks come before the first byte of data is read. A tensor that would stay on meta is an
-    error; a tensor with memory that the checkpoint lacks keeps its value. Checkpoints of models of
-    transformers are converted as that library converts them.
+    error. A tensor that has memory keeps its value if the checkpoint lacks it. Checkpoints of
+    models of transformers are converted as that library converts them.
 
     Args:
         device_map: a device or ``"disk"`` for each module path. ``None``: each tensor stays on its
             device, except that tensors on meta go to the CPU.
-        offload_folder: required if anything is on disk.
-        dtype: for floating-point parameters and saved buffers. ``None``: the model's own dtypes,
-            or the file's dtypes if the model is on meta and ``device_map`` is ``None``.
+        offload_folder: required if the device map places a module on disk.
+        dtype: dtype of floating-point parameters and saved buffers. ``None``: the model's own
+            dtypes, or the file's dtypes if the model is on meta and ``device_map`` is ``None``.
         offload_state_dict: has no effect, because loadstone holds no more than the model itself.
-        strict: every tensor of the model must be in the checkpoint, and nothing else.
+        strict: the model and the checkpoint must have exactly the same tensors.
         missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
             ``strict``), or a policy that :func:`loadstone.plan` lists.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.

@@ -83,9 +83,9 @@ def _put_on_meta(
 
 
 def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Reject parameters on disk without their modules, and wrapper modules that names omit.
+    """Reject parameters on disk without their module, and wrapper modules absent from tensor names.
 
-    Hooks would load neither.
+    Hooks load values for neither.
     """
     _require_known_names(model, device_map)
     alone = [
@@ -131,7 +131,7 @@ def require_values(
 
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Reject wrapper modules that names omit, because hooks inside them look up other names."""
+    """Reject wrapper modules absent from tensor names: their hooks would look up other names."""
     wrapper = next((module for module in model.modules() if is_wrapper(module)), None)
     devices = set(map(str, device_map.values()))
     if wrapper is None or (len(devices) == 1 and "disk" not in devices):

@@ -57,8 +57,8 @@ def plan_load(
         if dtype == torch.float16 and device_map is not None
         else None
     )
-    # Sharded tensors keep their dtypes, because FSDP has one dtype per group and accelerate keeps
-    # fp32 master weights.
+    # Sharded tensors keep their dtypes, because FSDP requires one dtype per group and accelerate
+    # keeps fp32 master weights.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # otherwise the state dict is not needed
@@ -120,7 +120,7 @@ def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
 
 
 def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
-    """Reject ``keep_in_fp32_modules`` for traced models, because their library decides these."""
+    """Reject ``keep_in_fp32_modules`` for traced models, whose library chooses these modules."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
             raise new_error(
@@ -139,8 +139,8 @@ def _placement(
 ) -> dict[str, Any] | None:
     """Add the model's tensors to the device map.
 
-    Tied tensors stay in memory if one of their modules does. ``ties`` lists the ties that the model
-    does not have yet.
+    Tied tensors stay in memory if any of their modules is in memory. ``ties`` lists the ties that
+    the model does not have yet.
     """
     if device_map is None:
         return None

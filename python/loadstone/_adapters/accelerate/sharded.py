@@ -44,7 +44,7 @@ def _without_broadcast_from_meta(plugin: Any, models: list[torch.nn.Module]) -> 
 
 
 def _are_on_meta(models: list[torch.nn.Module]) -> bool:
-    """Return whether all parameters are on meta on all ranks; ``False`` if the first has values.
+    """Return ``True`` if all ranks are entirely on meta, ``False`` if the first rank has values.
 
     Reject other combinations, because accelerate sends the values of the first rank to the others.
     """
@@ -76,7 +76,7 @@ def _distinct_addresses(models: list[torch.nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
-        # FSDP does not replace parameters that it ignores, so they still have the address.
+        # FSDP does not replace parameters that it ignores, so these still have an ``_Address``.
         for tensor in [*marked, *_local_tensors(models)]:
             if isinstance(tensor.__dict__.get("data_ptr"), _Address):
                 del tensor.data_ptr

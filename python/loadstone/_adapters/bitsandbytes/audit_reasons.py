@@ -20,7 +20,7 @@ REARRANGED = "rearranged for this CPU"
 
 
 def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
-    """Return, by name, why tensors have no value in the model or a changed value.
+    """Map tensor names to the reason why the model has no value for them, or a changed value.
 
     The result is empty for a model without self-contained modules, because its offloaded weights
     may be lost.

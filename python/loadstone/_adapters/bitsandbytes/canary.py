@@ -1,4 +1,4 @@
-"""Canaries of bitsandbytes: weights quantized by a load, and by the library's own parameter."""
+"""Canaries of bitsandbytes: weights quantized by a load, and by bitsandbytes' own parameter."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from loadstone._base.errors import Error, new_error
 from loadstone._base.names import join_name
 
 FOUR_BIT = ("nf4", "fp4")
-STATE = "weight.quant_state.bitsandbytes__"  # followed by the quant type
+STATE = "weight.quant_state.bitsandbytes__"  # prefix of a name; the quant type follows
 STATES = tuple(STATE + quant_type for quant_type in FOUR_BIT)
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 NESTED_BLOCK = _core.bnb.NESTED_BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""Complete offload folders, so that hooks find all components of a quantized weight.
+"""Add to offload folders the components of quantized weights that hooks need.
 
 The core writes packed bytes and scales; this module adds code tables and state blobs, and renames
 tensors as bitsandbytes does.

@@ -1,4 +1,4 @@
-"""Replace linear layers by bitsandbytes layers when a load installs its values."""
+"""Replace linear layers with bitsandbytes layers when a load installs its values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def prepare_layers(
 
 
 def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
-    """Return whether accelerate's hooks will move weights; they do not on a single device."""
+    """Return whether hooks will move weights, because the map has several devices or the disk."""
     devices = set(map(str, (device_map or {}).values()))
     return len(devices) > 1 or "disk" in devices
 

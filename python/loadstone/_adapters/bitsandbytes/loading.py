@@ -62,7 +62,7 @@ class QuantizedWeights(TargetExtension):
         quantize: weights that the load quantizes, by name.
         aliases: other names of these weights, if a module has several paths.
         problems: findings about these weights.
-        dtype: of the other floating-point tensors; ``None`` leaves them unchanged.
+        dtype: dtype of the other floating-point tensors; ``None`` leaves them unchanged.
         offsets: offsets of the quantized scales of offloaded weights.
     """
 
@@ -146,7 +146,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def is_component(self, name: str) -> bool:
-        """Return whether a tensor is a component; modules may have it on meta before the load."""
+        """Return whether a tensor is a component; a module may have it on meta before a load."""
         weight, _ = _split(name)
         return weight in self.quantize or weight in self.checkpoint.names
 

@@ -134,7 +134,7 @@ class SelfContained4bit(SelfContainedModule):
 
     @property
     def quant_state(self) -> Any:
-        """Return the weight's state, or the assigned one while the weight has none."""
+        """Return the weight's state, or while it has none, the state that was assigned."""
         state = getattr(self._parameters.get("weight"), "quant_state", None)
         return state if state is not None else self.__dict__.get("quant_state")
 
@@ -180,7 +180,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         return self._forward_plain(x)
 
     def _rearranges(self, x: torch.Tensor) -> bool:
-        """Return whether bitsandbytes would and can rearrange the weight for this input."""
+        """Return whether bitsandbytes is going to rearrange the weight for this input."""
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
@@ -191,7 +191,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         )
 
     def _forward_plain(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward pass without rearranging the weight, which would fail."""
+        """Run bitsandbytes' forward pass without the rearrangement, which would fail."""
         supports = self.support_avx512bf16_for_cpu
         self.support_avx512bf16_for_cpu = False
         try:
@@ -255,12 +255,12 @@ class SelfContainedLinear8bitLt(SelfContainedModule):
     bias: Any
 
     def init_8bit_state(self) -> None:
-        """Share the weight's codes and scales with the state; bitsandbytes' method moves them."""
+        """Share the weight's codes and scales with the state, instead of moving them there."""
         self.state.CB = self.weight.CB if _is_recording() else self.weight.data
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward pass without assigning codes, which graphs cannot record."""
+        """Run bitsandbytes' forward pass, but assign no codes: graphs cannot record that."""
         self._require_scales()
         if self.state.has_fp16_weights or not is_packed(self.weight):
             return super().forward(x)
@@ -321,7 +321,7 @@ def is_self_contained(module: Any) -> bool:
 
 
 def has_lost_scales(module: Any) -> bool:
-    """Return whether components of a module's weight are lost, and no hook has them."""
+    """Return whether a module's weight has lost components that no hook can restore."""
     weight = module._parameters.get("weight")
     if not is_packed(weight):
         return False

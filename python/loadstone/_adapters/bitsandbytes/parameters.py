@@ -1,7 +1,7 @@
 """bitsandbytes parameters that are moved and copied with all components or not at all.
 
 The classes derive from bitsandbytes' classes and have the same names, because libraries check class
-and name. Only a parameter's class changes: the object stays the same. Pickles name the classes by
+and name. A parameter stays the same object: only its class changes. Pickles name the classes by
 ``__module__``.
 """
 
@@ -50,7 +50,7 @@ class _SelfContainedParameter:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the weight with its scales; a dtype does not affect codes."""
-        if not is_packed(self):  # PEFT merges into floats that still have the old state
+        if not is_packed(self):  # a PEFT merge stores floats, but leaves the old state
             return adopt(super().to(*args, **kwargs))  # type: ignore[misc]
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         # Normalize the device: ``cuda`` becomes ``cuda:0``.
@@ -64,7 +64,7 @@ class _SelfContainedParameter:
         return self._rebuild(moved(data), mapped(scales, moved))
 
     def detach(self) -> Any:
-        """Return a weight that shares the memory; torch requires the same type."""
+        """Return a weight that shares the memory, in the class that torch requires."""
         return self._rebuild(self.data, self._scales, requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -161,7 +161,7 @@ class QuantizedWeight:
     def from_state_dict(
         cls, tensors: Mapping[str, torch.Tensor], prefix: str = ""
     ) -> QuantizedWeight:
-        """Return the weight of a checkpoint's tensors; checks their sizes and shares their memory.
+        """Make a weight from a checkpoint's tensors; checks their sizes and shares their memory.
 
         Raises:
             FormatError: as :func:`check_components`.
@@ -189,7 +189,7 @@ class QuantizedWeight:
     def from_components(
         cls, metadata: QuantStateMetadata | None, tensors: Mapping[str, torch.Tensor]
     ) -> QuantizedWeight:
-        """Return the weight of checked tensors, keyed by their names inside the module."""
+        """Make a weight from checked tensors, keyed by their names inside the module."""
         data = tensors["weight"]
         if metadata is None:
             return cls(data, tensors["SCB"], "int8", tuple(data.shape))

@@ -35,11 +35,11 @@ _OUTPUT = "lm_head"
 def extend(
     recipes: LibraryRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> None:
-    """Add the quantized weights of a model whose names match the checkpoint.
+    """Add a model's quantized weights to ``recipes``; its names match the checkpoint's.
 
     Args:
         recipes: may already contain the weights that the model's library quantizes.
-        dtype: of the other floating-point tensors.
+        dtype: dtype of the other floating-point tensors.
         quantize: see :func:`loadstone.plan`.
 
     Raises:
@@ -84,8 +84,8 @@ def traced_weights(
     """Return the quantized weights of a model that already has bitsandbytes layers.
 
     Args:
-        stored: module path -> (name inside the module -> checkpoint name), or paths of modules with
-            the same names in the checkpoint. Layers of other libraries are left out.
+        stored: module path -> (name inside the module -> checkpoint name); or module paths, if the
+            checkpoint has the same names. Layers of other libraries are left out.
         names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
         experts: tensors to search for expert stacks, which are quantized too.
@@ -188,7 +188,7 @@ def _default_weights(model: torch.nn.Module) -> list[str]:
 
 
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
-    """Return other names of these weights, because a module is replaced at all its paths."""
+    """Return these weights' names under other paths of their modules, which are replaced too."""
     modules = {id(owner_of(model, name)) for name in names}
     paths = {
         join_name(path, "weight")
@@ -226,7 +226,7 @@ def _required_of_experts(
     quantize: Mapping[str, Quantization],
     offsets: Mapping[str, float],
 ) -> dict[str, Quantization]:
-    """Return the quantization of expert stacks, which is that of the model's layers.
+    """Return the quantization of expert stacks, which is the same as that of the model's layers.
 
     Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """

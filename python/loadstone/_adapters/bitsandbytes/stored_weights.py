@@ -84,8 +84,8 @@ class StoredWeights:
 
     Attributes:
         weights: valid weights, by name.
-        broken: dtype and shape of each broken weight in the checkpoint, by name; ``None`` if the
-            checkpoint lacks the weight itself.
+        broken: by name, the dtype and shape of each broken weight in the checkpoint; ``None`` if
+            the checkpoint lacks its codes.
         findings: an error for each broken weight.
     """
 

@@ -59,8 +59,8 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     Attributes:
         missing_keys: names that converters need and the files lack.
-        add_missing: set during a search; describes a requested name that is not in
-            ``missing_keys``.
+        add_missing: a callback during a search, which returns the entry to add to
+            ``missing_keys`` for a requested name.
         prefix: the prefix that a converter removed from the files' names.
     """
 

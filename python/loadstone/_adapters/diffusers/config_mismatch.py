@@ -51,7 +51,7 @@ class Mismatch:
         return next((candidate for candidate in candidates if candidate.is_fitting), None)
 
     def finding(self) -> _core.Finding:
-        """Return an error if a fitting config is known, else an info besides the single errors."""
+        """Return an error if a fitting config is known, else an info that adds to the errors."""
         fits = [candidate.description for candidate in self.local if candidate.is_fitting]
         lines = [
             f"{self.counts.total} tensors of file and model disagree ({self.counts}): the config "

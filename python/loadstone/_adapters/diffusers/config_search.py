@@ -23,10 +23,10 @@ from loadstone._adapters.diffusers.checkpoint import Shape, shapes_of
 Config = Mapping[str, Any]
 Shapes = Mapping[str, Shape]
 
-# Limit on the models that a search builds, one for each candidate.
+# Limit on the models that a search builds, because it builds one for each candidate.
 BUILDS_MAX = 48
 
-# Number of blocks in a reduced model. Other fields affect it like the full model.
+# Number of blocks in a reduced model, which is enough to see the effect of all other fields.
 FEW = 2
 BLOCKS_MIN = 6
 

@@ -33,7 +33,7 @@ PREFIXES_MAX = 8
 
 NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
-# Largest number that every tensor name may contain. Converters count up to it, so it is limited.
+# Smallest limit on the numbers in tensor names. Converters count up to them, so they are limited.
 NUMBERS_MIN = 10_000
 
 # Limit on the digits of a number in a tensor name, because `int()` rejects longer strings.

@@ -127,7 +127,7 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
     with constructing(dtype):
         model = original(*args, **kwargs)
     if session is not None and session.model is None and not PLACES_FILES:
-        session.model = model  # ignores the copy that is built later for missing values
+        session.model = model  # not the copy that is built later for missing values
     return model
 
 

@@ -121,7 +121,7 @@ def loading() -> Iterator[DiffusersSession]:
 
 
 def skip_keys(model: Any) -> Any:
-    """Return the arguments that hooks must not copy, because the model writes into them."""
+    """Return the names of arguments that hooks must not copy: the model writes into them."""
     return getattr(model, "_skip_keys", None)
 
 

@@ -52,7 +52,7 @@ def find(cls: Any, files: list[str], sources: ConfigSources) -> list[LocalConfig
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:
-    """Return uncached repositories of the file's model family (up to the first dash of a name)."""
+    """Return uncached repositories of the file's model family, the name up to the first dash."""
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils

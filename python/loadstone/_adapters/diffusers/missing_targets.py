@@ -40,7 +40,7 @@ class MissingTargets:
             for name in self.state
             if name not in converted or isinstance(converted[name], AbsentSymbol)
         ]
-        # Present and missing keys of targets that the converter makes.
+        # For each target that the converter makes, its present keys and its missing keys.
         self._leaves = {name: leaves(converted[name]) for name in self.names if name in converted}
         self._policies = policies_of(self.names, missing, missing_of)
 

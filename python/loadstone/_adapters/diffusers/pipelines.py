@@ -38,7 +38,7 @@ from loadstone._plan.placement import expanded
 _device_map: ContextVar[PipelineDeviceMap | None] = ContextVar(
     "loadstone_diffusers_device_map", default=None
 )
-# Receives the converted tensors of a text encoder, whose load ends only after the conversion.
+# Receives the converted tensors of a text encoder. A hook ends its load after the conversion.
 CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
     "loadstone_diffusers_converted", default=None
 )
@@ -95,7 +95,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_computed_here(device_map: Any) -> bool:
-    """Return whether loadstone computes the map, because diffusers cannot or has only a CPU."""
+    """Return whether loadstone computes the map, because diffusers cannot or finds no GPU."""
     from diffusers.pipelines import pipeline_utils
     from diffusers.utils import torch_utils
 
@@ -226,7 +226,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return build(checkpoint=source)
 
     def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Convert without loading; diffusers has no function for this, so a hook ends its load."""
+        """Convert without loading, by a hook that ends diffusers' load after the conversion."""
         with set_variable(CONVERTED, {}) as converted:
             build(checkpoint=checkpoint)
         return converted  # type: ignore[no-any-return]

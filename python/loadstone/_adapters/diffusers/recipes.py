@@ -42,7 +42,7 @@ class ModelRequest:
 
     Attributes:
         converted: the checkpoint's tensors by the model's names.
-        dtype: for floating-point tensors; ``None`` keeps the model's own.
+        dtype: dtype of floating-point tensors; ``None`` keeps the model's own.
         float32_modules: path components of modules that stay in float32.
         quantizer: diffusers' quantizer, for block formats that stay packed.
         device_map: ``None`` places all tensors on the CPU.
@@ -199,7 +199,7 @@ def _traced(
 
 
 def _final(request: ModelRequest, name: str, value: Any, target: torch.Tensor) -> Any:
-    """Return a symbol in the dtype or the block format of the loaded model."""
+    """Convert a symbol to the dtype or the block format that the loaded model has."""
     if is_packed(value):
         unquantized = getattr(request.quantizer, "modules_to_not_convert", None) or ()
         if not is_inside(name, unquantized):

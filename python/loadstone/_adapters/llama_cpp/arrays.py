@@ -15,7 +15,7 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
 from loadstone.tracing._trace import refusal
 
-# GGUF types that are torch dtypes, by the names in ``gguf``.
+# Torch dtypes by the names of the equivalent GGUF types in ``gguf``.
 PLAIN = {
     name: torch_dtype(name) for name in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 }

@@ -116,7 +116,7 @@ def _value(key: str, kind: str, value: Any) -> Any:
 
 
 def _text(key: str, value: Any) -> str:
-    """Return a string as text; some vocabularies have tokens of bytes, which must be UTF-8."""
+    """Return a string or UTF-8 bytes as text; some vocabularies contain tokens as bytes."""
     try:
         if isinstance(value, str):
             value.encode("utf-8")

@@ -221,7 +221,7 @@ class _Run:
             raise new_error("plan.conversion", message, path=str(self.folder)) from reason
 
     def _locate_error(self, reason: Exception) -> str:
-        """Return the innermost line of the converter's own code in a traceback."""
+        """Return the line of the converter's own code that is innermost in a traceback."""
         folder = self.converter.folder
         for frame in reversed(traceback.extract_tb(reason.__traceback__)):
             if Path(frame.filename).is_relative_to(folder):

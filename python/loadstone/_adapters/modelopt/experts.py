@@ -1,10 +1,10 @@
 """Pack experts that a model stores in one tensor.
 
-ModelOpt wraps the module of the experts: each expert's weight goes through that expert's quantizer,
-which ModelOpt finds by the offset of the slice in the stack's memory. ModelOpt itself never packs
-stacks. In :class:`PackedExperts`, a slice of a packed stack is a packed weight of ModelOpt that
-shares the stack's memory, so ModelOpt's forward pass finds the quantizer, and the quantizer decodes
-the slice.
+ModelOpt gives each expert in a stack its own quantizer, and finds the quantizer of a slice by the
+slice's offset in the stack's memory. ModelOpt itself never packs stacks. In
+:class:`PackedExperts`, a slice of a packed stack is a packed weight of ModelOpt that shares the
+stack's memory, so ModelOpt's forward pass finds the quantizer, and the quantizer decodes the
+slice.
 """
 
 from __future__ import annotations

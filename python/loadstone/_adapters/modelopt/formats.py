@@ -18,7 +18,7 @@ _BOUNDS = {
     "nvfp4": 6.0 * 448.0,
 }
 _INT4_BOUND = 7.0  # divided by the scale, because ModelOpt stores the inverse of the int4 scale
-# Encodings whose scales ModelOpt stores as one column.
+# Encodings whose scales ModelOpt stores as a matrix with one column.
 _ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")
 _BLOCK = 128
 

@@ -38,7 +38,7 @@ from loadstone._plan.recipes import LibraryRecipes
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return the checkpoint's folder; download a name that is not a folder from the hub."""
+    """Return the checkpoint's folder; download it from the hub if the name is not a folder."""
     if Path(name).exists():
         return Path(name)
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]

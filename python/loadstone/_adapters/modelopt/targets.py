@@ -55,7 +55,7 @@ class PackedTarget:
         return f"{self.path}.{self.leaf}" if self.path else self.leaf
 
     def quantization(self, mode: str) -> Quantization:
-        """Return the plan's quantization; the modes for exports and models differ only for fp8."""
+        """Return the quantization for the plan. Of all encodings, only fp8 differs in an export."""
         is_export = mode == "modelopt-export" and self.form.encoding != "fp8"
         dialect = "modelopt-compat" if is_export else mode
         return Quantization(self.form.encoding, dialect=dialect, group=self.group)

@@ -118,7 +118,7 @@ def _weight_mapping(
 def _load_into(
     original: Any, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, **rest: Any
 ) -> Any:
-    """Read an adapter to where its layers run, not to where their weights are offloaded."""
+    """Read an adapter to the devices on which its layers run, instead of the offload device."""
     devices = load_config.device_map
     layers = dict(_adapter_layers(model)) if devices is not None else {}
     if layers:
@@ -184,7 +184,7 @@ def _execution_device(module: Any) -> torch.device | None:
 
 
 def _require_reachable(model: Any) -> None:
-    """Reject hooks on outer modules, because they look up the adapter among offloaded values."""
+    """Reject hooks on outer modules: they would look up the adapter among offloaded values."""
     outer_paths = [
         path
         for path, module in model.named_modules()

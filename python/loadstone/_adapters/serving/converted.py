@@ -1,7 +1,7 @@
-"""Make the tensors of an offline conversion in memory, while a model takes them.
+"""Convert a checkpoint in memory, while a model consumes the converted tensors.
 
-loadstone does not write the output files. It makes one file at a time in memory, limited to a share
-of the memory budget, and yields its tensors.
+loadstone makes the tensors of one output file at a time, in a share of the memory budget, and
+yields them. It does not write the output files.
 """
 
 from __future__ import annotations

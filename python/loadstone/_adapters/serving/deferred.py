@@ -73,7 +73,7 @@ class DeferredTensor(Symbol):
         return self.materialize().__dlpack__(**options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy the values."""
+        """Pickle or copy the values."""
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     untyped_storage = _refuse_memory("untyped_storage")
@@ -304,6 +304,6 @@ def lost_memory(name: str) -> Error:
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:
-    """Return whether the result is for a different device; symbols support only the host."""
+    """Return whether the result is for a device other than the host, which symbols reject."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"

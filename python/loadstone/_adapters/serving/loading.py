@@ -1,4 +1,4 @@
-"""Run a server's own model code on a checkpoint, and prove the result."""
+"""Run a server's own model code on a checkpoint, and check that all parameters get values."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ModelLoad:
                 requires memory, ``load`` runs again on tensors that are already read.
 
         Returns:
-            A line for the log, and whether it contains no warning.
+            A line for the log, and whether it is free of warnings.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
@@ -164,7 +164,7 @@ class ModelLoad:
             except Error:
                 raise
             except Exception as error:
-                for reason in self._thread_errors():  # a failed thread causes the code's error
+                for reason in self._thread_errors():  # an error here is the cause of `error`
                     raise reason from error
                 raise self._explain(error) from error
 

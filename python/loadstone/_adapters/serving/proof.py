@@ -1,4 +1,4 @@
-"""Prove that every parameter of a served model was written, by name and range."""
+"""Check that a server's model code wrote every element of every parameter."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Site:
         is_inherited: the class may inherit it; otherwise the class itself must define it.
         is_late: checked only if other code has imported the module.
         needs: a package without which the module is not checked; "" for none.
-        first, last: the first and the last release that have it; empty means no bound.
+        first, last: the first and the last release that have it; empty: no limit.
     """
 
     module: str
@@ -116,7 +116,9 @@ class Sites:
     Thread safety: any thread may call the methods.
     """
 
-    otherwise = "load with the library's own functions"  # the alternative that errors suggest
+    otherwise = (
+        "load with the library's own functions"  # the alternative that error messages suggest
+    )
     folder = ""  # path of a library that is not an installed package
 
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
@@ -144,7 +146,7 @@ class Sites:
         return _release(self.version()) >= _release(release)
 
     def lacking(self) -> tuple[str, ...]:
-        """Return each place that differs from the table; check again after a late import.
+        """Return the entries that differ from the library; check again after a late import.
 
         Every entry point into a library calls this first, so it also warns once of a newer release.
         """

@@ -1,4 +1,4 @@
-"""Patch sites of transformers, in all releases, in 5.0 and later, and in earlier releases."""
+"""Patch sites of transformers: of all releases, of 5.0 and later, and of earlier releases."""
 
 from loadstone._adapters.sites import Sites
 

@@ -1,4 +1,4 @@
-"""Patch sites of vLLM, whose builds are packages of several names."""
+"""Patch sites of vLLM, whose builds have different package names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Describe cached recipes' inputs: the code that makes them, and the contents of its objects.
+"""Describe the inputs of cached recipes: the code that makes them, and the objects it uses.
 
-loadstone does not cache the result of code without a description: code without a file (a notebook,
+loadstone does not cache results of code that has no description: code without a file (a notebook,
 ``python -c``), closures, tensors and other objects with hidden state.
 """
 
@@ -36,7 +36,7 @@ _SCALARS = (bytes, complex, torch.dtype, torch.device)
 _CONSTANTS = (str, int, float, type(None), *_SCALARS, list, tuple, dict)
 # Types of objects that name their module.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-# Base classes that add no state.
+# Base classes without state.
 _BARE = (object, ABC, typing.Generic, typing.Protocol)
 
 # Attributes of a transform that change in use, or that the key describes separately.
@@ -53,7 +53,7 @@ _SLOT_NAMES = "__slotnames__"
 
 
 class UndescribedError(Exception):
-    """An input of the recipes has no description that is the same for equal inputs."""
+    """An input of the recipes has no reproducible description."""
 
 
 class CodeKey:
@@ -68,7 +68,7 @@ class CodeKey:
         self._labels = {id(value): label for value, label in labelled if value is not None}
         self._modules: set[str] = set()  # modules whose imports are followed
         self._model_files: dict[str, str] = {}  # digests by module
-        self._classes: dict[type, str] = {}  # constants of each
+        self._classes: dict[type, str] = {}  # descriptions of their constants
 
     def describe(self, value: Any) -> str:
         """Return JSON that is equal for equal values."""

@@ -67,10 +67,10 @@ class ConversionResult:
         stored_weights: the checkpoint tensors of quantized weights, by module path and by name in
             the module.
         quantized: targets that the load quantizes.
-        decoded: targets that the load dequantizes, while others stay quantized.
+        decoded: targets that the load dequantizes, although it leaves others quantized.
         unneeded: tensors that only codes need, such as activation scales.
         recut: FP8 tensors for which the library derives different blocks than the config has.
-        explained: targets without a value that a finding of their layer names.
+        explained: targets without a value that a finding about their layer already reports.
         findings: errors: groups without a source, conversions that fail or cannot be traced.
     """
 

@@ -73,7 +73,7 @@ class _Derivation:
         self.renamings = self._select_type(library.WeightRenaming)
         self.converters = self._select_type(library.WeightConverter)
         self.keys = self._keys()
-        # The converters are in order of preference, because the first match is used.
+        # The first converter that matches is used, so preferred converters come first.
         self.converters = self._single_expert_converters() + self.converters
         self.converter_of = {
             pattern: converter
@@ -99,7 +99,7 @@ class _Derivation:
         result.used = [
             index
             for index, transform in enumerate(self.conversion.conversions)
-            if not SITES.is_since("5.6") or transform.was_used()  # earlier releases keep all
+            if not SITES.is_since("5.6") or transform.was_used()  # before 5.6, all transforms
         ]
         return result
 

@@ -34,7 +34,7 @@ DEFAULTS = LoadOptions(missing="initialise")
 
 
 class FromPretrainedSession(LoadSession):
-    """One call of ``from_pretrained``, except for the reading. For one thread.
+    """One call of ``from_pretrained``, without the reading of weights. Single-threaded.
 
     Attributes:
         stripped_config: the config's quantization, if no quantizer handles it.
@@ -141,7 +141,7 @@ class FromPretrainedSession(LoadSession):
                 )
             elif slot.name in self._rewritten and item.origin == "constructor":
                 provenance[slot.name] = dataclasses.replace(item, origin="initialiser")
-            elif item.origin == "tie":  # the checkpoint has both, with different values
+            elif item.origin == "tie":  # the checkpoint has different values for both names
                 provenance[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
         for name in self.offloaded & provenance.keys():
             provenance[name] = dataclasses.replace(provenance[name], reason=OFFLOADED)

@@ -1,7 +1,7 @@
 """Map tensors of a GGUF file to the names in published checkpoints of the model.
 
 Names, permutations and arithmetic are transformers' own: its GGUF code runs on the given tensors
-instead of arrays and files. Of the file, the code reads only the keys and values.
+instead of arrays and files. From the file, this code reads only the keys and values.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from loadstone._base.torch_modes import construct, constructing, ordinary_tensor
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
-# The module of the installed release; the other module imports names that the release lacks.
+# Only the module for the installed release, because the other one imports names that it lacks.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
 
@@ -53,7 +53,7 @@ OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
 # Arguments that request a different kind of load.
 _OTHER_LOADS = ("state_dict", "gguf_file")
-# Arguments that also do so, unless the release makes DTensors, which loadstone checks later.
+# Arguments that also request one, unless the release makes DTensors, which loadstone checks later.
 _DISTRIBUTED_LOADS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 
 

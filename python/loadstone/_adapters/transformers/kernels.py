@@ -54,7 +54,7 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 @dataclass
 class Notes:
-    """Notes about the operations of a derivation; they are the ``owner`` of its trace.
+    """Records of a derivation's operations, which are the ``owner`` of its trace.
 
     ``stored`` has the tensors of each quantized weight. ``recut`` lists FP8 tensors for which the
     library derives different blocks than the config has.

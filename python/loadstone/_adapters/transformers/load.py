@@ -73,7 +73,7 @@ class TransformersV5Session(FromPretrainedSession):
         return releases.loading_info(self._info, self.offload_index if self._is_on_disk else None)
 
     def install_tensors(self, plan: PlannedLoad, model: Any, filled: FilledValues) -> None:
-        """Install the loaded values with the library's mark; the library makes all other values."""
+        """Install the loaded values, marked as initialised; the library makes all other values."""
         extended = plan.extension_names()
         saved = [
             (target, value is not None)
@@ -243,8 +243,8 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = dict(_tied_names(model))
     for name, found, expected in result.mismatched:
-        # The library compares the values of tied names unless they are missing, but mismatched
-        # tensors have no values. Missing names are tied to the loaded or initialised tensor.
+        # The library compares the values of tied names, but mismatched tensors have no values. It
+        # ties missing names to the loaded or initialised tensor without a comparison.
         if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))

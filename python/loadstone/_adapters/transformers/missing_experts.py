@@ -13,7 +13,7 @@ from loadstone._base.errors import listed
 # By first target: the library's transform, and the checkpoint's keys by matching pattern.
 Groups = dict[str, tuple[Any, dict[str, list[str]]]]
 
-# Absent keys of one target beyond this number are counted, but not listed.
+# Number of absent keys to list for one target; others are only counted.
 LISTED_MAX = 64
 
 # Limit on the digits of a number. A key with a longer number does not belong to a series.
@@ -40,7 +40,7 @@ class RecipeDerivation(Protocol):
 
 
 def find_gaps(derivation: RecipeDerivation, first: str) -> MissingKeys | _core.Finding | None:
-    """Return the keys that a group lacks; or an error, if their names cannot be derived.
+    """Return the keys that a group lacks, or an error if their names cannot be derived.
 
     The library sorts the members of each pattern by number and pairs them by position, so one gap
     pairs the wrong members.

@@ -78,7 +78,7 @@ def keys_of(
             unneeded.append(key)
         else:
             value_encodings[key] = encoding
-    for name in data.keys() - value_encodings.keys():  # codes are absent; use reports the defect
+    for name in data.keys() - value_encodings.keys():  # codes are absent; a read reports this
         value_encodings[name] = "F32"
     return Keys(value_encodings, data, unneeded)
 

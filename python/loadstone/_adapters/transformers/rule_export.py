@@ -26,9 +26,9 @@ _DEPTHS = (
 )  # fmt: skip
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
-# Pairs (layers, experts). In models that mix kinds of layers, eight layers contain every kind.
 # The model is only planned, never loaded.
 _UNLIMITED = {"cpu": "unlimited"}
+# Pairs (layers, experts). In models that mix kinds of layers, eight layers contain every kind.
 _SIZES = ((8, 16), (9, 20))
 _AUTO = (
     "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
@@ -54,7 +54,7 @@ def export_rules(model_type: str, config: str | None = None) -> list[dict[str, A
 
 
 class Sample:
-    """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
+    """A model of one size, its checkpoint without weights, and its traced recipes' boxes."""
 
     def __init__(self, base_config: Any, size: tuple[int, int], file: Path) -> None:
         try:

@@ -64,7 +64,8 @@ def choose_quantizer(
 ) -> tuple[Any, StrippedQuantizationConfig]:
     """Return the result of ``get_hf_quantizer``, and the config that was removed.
 
-    ``dequantize=False`` leaves the checkpoint to the library; ``None`` chooses correct values.
+    ``dequantize=False`` leaves the checkpoint to the library. With ``None``, codecs dequantize it
+    only if the library has no quantizer, or one that fails or computes wrong values.
     """
     stored_config = _quantization_config_of(config)
     if stored_config is None or dequantize is False:

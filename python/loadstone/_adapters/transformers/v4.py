@@ -78,7 +78,7 @@ class TransformersV4Session(FromPretrainedSession):
             stripped_config.strip(model.config)
         keys = {name: key for key, name in self.names.items()}
         own_values = _tied_with_own_values(model, keys)
-        for slot in own_values:  # as the library's load does before it ties again
+        for slot in own_values:  # as the library's load does before it ties them again
             slot.replace(torch.empty_like(slot.tensor))
         fp32_names = arguments.get("keep_in_fp32_regex")
         recipes = as_recipes(model, catalog, _sources(model, keys), fp32_names, mismatched)

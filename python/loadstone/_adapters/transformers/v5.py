@@ -190,7 +190,7 @@ def _param_element_size(
 def _init_weights(session: TransformersV5Session, original: Any, model: Any) -> Any:
     """Skip initialisation in the constructor.
 
-    The library skips it only if the default device is meta, which is not so here.
+    The library skips it only if the default device is meta, but a skeleton does not set that.
     """
     return None if session.is_constructing else original(model)
 
