@@ -126,7 +126,7 @@ struct Provenance {
   TargetKind kind = TargetKind::parameter;
   Delivery delivery = Delivery::none;
   std::vector<SourceRange> sources;
-  std::vector<std::string> merged;  // roots of the adapters that were merged into the value
+  std::vector<std::string> merged;  // paths of the adapters that were merged into the value
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;

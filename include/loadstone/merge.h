@@ -21,9 +21,15 @@ struct LowRank {
   std::uint64_t rank = 0;
   std::vector<Box> left;
   std::vector<Box> right;
-  // DoRA: one magnitude per row. After the product is added, each row of the part is multiplied by
-  // its magnitude divided by the row's norm. nullopt: rows are unchanged.
+  // DoRA: after the product is added, each row of the part, or each group of columns, is multiplied
+  // by its magnitude divided by its norm. Empty: nothing is multiplied.
   std::vector<Box> magnitudes;
+  // Number of adjacent columns that share a magnitude; 0: one magnitude per row.
+  std::uint64_t magnitude_columns = 0;
+
+  [[nodiscard]] std::uint64_t magnitude_count() const noexcept {
+    return magnitude_columns == 0 ? rows : columns / magnitude_columns;
+  }
 
   friend bool operator==(const LowRank&, const LowRank&) = default;
 };
@@ -33,7 +39,11 @@ struct Term {
   float factor = 1;
   std::vector<Box> boxes;           // fill the target's shape, read as F32
   std::optional<LowRank> low_rank;  // replaces the boxes
+  // The boxes are added after the operation of the merge, as products are: an adapter's difference.
+  bool is_added = false;
 
+  // Returns true if the operation of the merge combines the term with the recipe's boxes.
+  [[nodiscard]] bool is_operand() const noexcept { return !low_rank && !is_added; }
   friend bool operator==(const Term&, const Term&) = default;
 };
 
@@ -52,7 +62,8 @@ enum class Pruning : std::uint8_t {
 };
 
 // The merge of one target, computed in F32 and rounded once to the target's dtype. Low-rank
-// products are added last, in every MergeOp. docs/merge.md has the order of all operations.
+// products and differences of adapters are added last, in every MergeOp. docs/merge.md has the
+// order of all operations.
 struct Merge {
   MergeOp op = MergeOp::sum;
   float factor = 1;

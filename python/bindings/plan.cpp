@@ -75,7 +75,7 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     sources.append(plan.catalog->tensors()[source].name);
   }
-  const auto merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
+  const auto merged = merged_paths(*plan.catalog, plan.decodings, target.recipe);
   const Recipe& recipe = target.recipe;
   return nb::make_tuple(
       target.name, name(target.kind), extents_of(target.shape), name(target.dtype), target.device,

@@ -9,18 +9,18 @@
 
 namespace loadstone {
 
-std::vector<std::string> merged_roots(const Catalog& catalog, std::span<const Decoding> decodings,
+std::vector<std::string> merged_paths(const Catalog& catalog, std::span<const Decoding> decodings,
                                       const Recipe& recipe) {
-  std::vector<std::string> roots;
+  std::vector<std::string> paths;
   const auto& checkpoints = catalog.checkpoints();
-  if (checkpoints.size() < 2) return roots;
+  if (checkpoints.size() < 2) return paths;
   const auto sources = sources_of(recipe, decodings);
   for (std::uint32_t c = 1; c < checkpoints.size(); ++c) {
     const auto [begin, end] = catalog.tensors_of(c);
     const auto is_here = [&](std::uint32_t source) { return begin <= source && source < end; };
-    if (std::ranges::any_of(sources, is_here)) roots.push_back(checkpoints[c]->root());
+    if (std::ranges::any_of(sources, is_here)) paths.push_back(checkpoints[c]->shown_path());
   }
-  return roots;
+  return paths;
 }
 
 bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {

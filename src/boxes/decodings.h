@@ -38,8 +38,8 @@ struct TensorRecipe {
 [[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);
 [[nodiscard]] Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype);
 
-// Returns, in order, the roots of the checkpoints that a recipe reads, except the first checkpoint.
-[[nodiscard]] std::vector<std::string> merged_roots(const Catalog& catalog,
+// Returns the paths of the checkpoints after the first that a recipe reads, in their order.
+[[nodiscard]] std::vector<std::string> merged_paths(const Catalog& catalog,
                                                     std::span<const Decoding> decodings,
                                                     const Recipe& recipe);
 

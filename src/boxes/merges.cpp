@@ -41,6 +41,11 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
                                product.column_begin, product.columns),
                    fmt::format("[{}, {}]", rows, columns)};
   }
+  const std::uint64_t group = product.magnitude_columns;
+  if (group != 0 && (product.magnitudes.empty() || product.columns % group != 0)) {
+    return Problem{"magnitudes of columns must fill the columns of their product",
+                   fmt::format("groups of {}", group), fmt::format("{} columns", product.columns)};
+  }
   constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes in bytes fit 64 bits too
   const auto left = checked_mul(product.rows, product.rank);
   const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
@@ -54,10 +59,13 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
 constexpr std::size_t values_max = 256;
 
 std::optional<Problem> check_form(const Merge& merge) {
-  const auto is_value = [](const Term& term) { return !term.low_rank; };
-  const auto values = static_cast<std::size_t>(std::ranges::count_if(merge.terms, is_value));
-  if (!std::ranges::is_partitioned(merge.terms, is_value)) {
-    return Problem{.message = "products must be the last terms of a merge", .field = "terms"};
+  const auto values =
+      static_cast<std::size_t>(std::ranges::count_if(merge.terms, &Term::is_operand));
+  if (!std::ranges::is_partitioned(merge.terms, &Term::is_operand)) {
+    return Problem{.message =
+                       "products and differences of adapters must be the last terms of a "
+                       "merge",
+                   .field = "terms"};
   }
   if (merge.op == MergeOp::slerp && values != 1) {
     return Problem{"a spherical interpolation needs exactly two values", std::to_string(values),
@@ -143,6 +151,11 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
   return first;
 }
 
+bool is_measured(const Merge& merge) noexcept {
+  return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest ||
+         std::ranges::any_of(merge.terms, has_column_magnitudes);
+}
+
 bool needs_whole_rows(const Merge& merge) noexcept {
   return std::ranges::any_of(merge.terms, [](const Term& term) {
     return term.low_rank && !term.low_rank->magnitudes.empty();
@@ -152,8 +165,8 @@ bool needs_whole_rows(const Merge& merge) noexcept {
 MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   MergeSizes sizes = {.piece = std::min(piece_elements, elements)};
   if (merge.op == MergeOp::differences) {
-    sizes.buffers = 1 + static_cast<std::uint64_t>(std::ranges::count_if(
-                            merge.terms, [](const Term& term) { return !term.low_rank; }));
+    sizes.buffers =
+        1 + static_cast<std::uint64_t>(std::ranges::count_if(merge.terms, &Term::is_operand));
     if (merge.pruning == Pruning::smallest) {
       sizes.counts = (sizes.buffers - 1) * magnitude_bins;
     }
@@ -176,6 +189,10 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
     const std::uint64_t right = product.rank * round_up(product.columns, panel_columns);
     sizes.right = std::max(sizes.right, right);
     total = saturating_add(total, right);
+    if (has_column_magnitudes(term)) {
+      sizes.counts = std::max(sizes.counts, product.columns);
+      sizes.factors = saturating_add(sizes.factors, product.columns);
+    }
     // A piece that begins inside a row touches one more row.
     sizes.left = std::max(sizes.left, std::min(rows + 1, product.rows) * product.rank);
   }

@@ -44,7 +44,7 @@ void for_each_operand(const Merge& merge, const Visit& visit) {
     visit(Operand{product.left, product.rows * product.rank, "left", t});
     visit(Operand{product.right, product.rank * product.columns, "right", t});
     if (!product.magnitudes.empty()) {
-      visit(Operand{product.magnitudes, product.rows, "magnitudes", t});
+      visit(Operand{product.magnitudes, product.magnitude_count(), "magnitudes", t});
     }
   }
 }
@@ -66,8 +66,12 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
                                                  std::span<const Decoding> decodings);
 
 // Returns true if whole values must be measured before any result can be computed.
-[[nodiscard]] constexpr bool is_measured(const Merge& merge) noexcept {
-  return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest;
+[[nodiscard]] bool is_measured(const Merge& merge) noexcept;
+
+// Returns true if the product's magnitudes belong to columns, whose norms must be measured.
+[[nodiscard]] inline bool has_column_magnitudes(const Term& term) noexcept {
+  return term.low_rank && !term.low_rank->magnitudes.empty() &&
+         term.low_rank->magnitude_columns != 0;
 }
 
 // Returns true if the merge needs complete rows, because it divides them by their norms.
@@ -80,7 +84,8 @@ struct MergeSizes {
   std::uint64_t buffers = 2;  // number of buffers of one piece: for the sum, and for the next term
   std::uint64_t left = 0;     // rows of left matrices for a piece
   std::uint64_t right = 0;    // right matrices that are kept
-  std::uint64_t counts = 0;   // counters of magnitudes, which have 64 bits each
+  std::uint64_t counts = 0;   // counters of magnitudes or sums of columns, with 64 bits each
+  std::uint64_t factors = 0;  // of columns, for all products with magnitudes of columns
 
   // Sizes of a thread's three memory regions. A region keeps the largest size that it has needed.
   [[nodiscard]] std::uint64_t number_bytes() const noexcept {
@@ -88,7 +93,7 @@ struct MergeSizes {
   }
   [[nodiscard]] std::uint64_t right_bytes() const noexcept { return right * sizeof(float); }
   [[nodiscard]] std::uint64_t count_bytes() const noexcept {
-    return counts * sizeof(std::uint64_t);
+    return counts * sizeof(std::uint64_t) + factors * sizeof(float);
   }
 };
 [[nodiscard]] MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept;

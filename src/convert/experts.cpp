@@ -16,6 +16,7 @@
 #include "catalog/expert_series.h"
 #include "convert/choose/quantize_rules.h"
 #include "convert/output_recipes.h"
+#include "loadstone/error.h"
 #include "loadstone/merge.h"
 
 namespace loadstone {
@@ -59,7 +60,11 @@ std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std:
   part.rows = last - first;
   const std::uint64_t skipped = first - product.row_begin;
   part.left = cut(product.left, skipped * product.rank, (skipped + part.rows) * product.rank);
-  if (!product.magnitudes.empty()) {
+  if (product.magnitude_columns != 0 && part.rows != product.rows) {
+    throw Error("merge.adapter", "a stack of experts cannot be cut inside a DoRA product",
+                {.found = fmt::format("rows {} to {}", begin, begin + rows)});
+  }
+  if (!product.magnitudes.empty() && product.magnitude_columns == 0) {
     part.magnitudes = cut(product.magnitudes, skipped, skipped + part.rows);
   }
   return part;

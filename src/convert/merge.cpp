@@ -254,7 +254,7 @@ class Merger {
       fail(factor->name,
            fmt::format("the model in '{}' is an adapter ('{}'), whose matrices cannot be merged "
                        "separately: the product of means is not the mean of products",
-                       printable(each.root()), printable(factor->name)));
+                       printable(each.shown_path()), printable(factor->name)));
       findings_.back().code = "merge.adapter";
       findings_.back().suggestion =
           "merge the adapters into their base: --lora A:0.5 --lora B:0.5, or lora={A: 0.5, B: 0.5}";
@@ -265,7 +265,7 @@ class Merger {
 
   void add_model(std::uint32_t model) {
     const MergeSources sources = numbers_.sources(model, findings_);
-    const std::string root = printable(catalog_.checkpoints()[model]->root());
+    const std::string root = printable(catalog_.checkpoints()[model]->shown_path());
     for (auto& [name, draft] : drafts_.items) {
       const auto found = sources.find(name);
       if (found == sources.end()) {

@@ -199,10 +199,7 @@ struct DescribedModel {
     const auto found = std::ranges::find(files, name, &ExtraFile::name);
     return found == files.end() ? nullptr : &*found;
   }
-  [[nodiscard]] std::string path() const {
-    const std::vector<Shard>& shards = catalog.shards();
-    return printable(shards.size() == 1 ? shards.front().path : catalog.root());
-  }
+  [[nodiscard]] std::string path() const { return printable(catalog.shown_path()); }
 };
 
 Finding warning(const char* code, std::vector<std::string> sources, std::string message,
@@ -376,7 +373,7 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
       "merge.models", std::move(found.names),
       fmt::format(
           "files of the {} in '{}' differ from the first model's, which the output gets: {}",
-          other.what(), printable(other.catalog.root()), first_of(found.texts)),
+          other.what(), other.path(), first_of(found.texts)),
       fmt::format("if you want to use the merged model with them, copy them from the {}'s folder "
                   "into the output",
                   other.what())));
@@ -440,7 +437,7 @@ void tell_modules(const DescribedModel& first, const DescribedModel& other,
       "convert.not_copied", std::move(names),
       fmt::format("loadstone does not merge the modules of the {} in '{}', which differ from the "
                   "first model's: {}",
-                  other.what(), printable(other.catalog.root()), list_of_names),
+                  other.what(), other.path(), list_of_names),
       other.is_adapter
           ? "if they were trained with the adapter, copy them from its folder into the output"
           : "merge each module on its own"));

@@ -1,8 +1,10 @@
 // Measures whole values for merges that need their statistics. Each value is therefore read twice.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "engine/merge_reader.h"
+#include "kernels/merge.h"
 #include "kernels/task_vectors.h"
 
 namespace loadstone {
@@ -31,13 +33,62 @@ MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
 }  // namespace
 
 void MergeReader::measure() {
-  auto found = statistics_.of(
-      *value_, [&] { return merge_->op == MergeOp::slerp ? measure_arc() : measure_magnitudes(); });
+  auto found = statistics_.of(*value_, [&] { return measure_all(); });
   if (found) {
     measured_ = *std::move(found);
   } else {
     value_ = nullptr;  // the work was stopped, so the reader is not used again
   }
+}
+
+// Later measurements depend on earlier ones.
+std::optional<MergeStatistics::Measured> MergeReader::measure_all() {
+  measured_ = {};
+  const bool is_arc = merge_->op == MergeOp::slerp;
+  if (is_arc || merge_->pruning == Pruning::smallest) {
+    auto terms = is_arc ? measure_arc() : measure_magnitudes();
+    if (!terms) return std::nullopt;
+    measured_.terms = *std::move(terms);
+  }
+  for (std::size_t t = summands_; t < merge_->terms.size(); ++t) {
+    if (has_column_magnitudes(merge_->terms[t]) && !measure_columns(t)) return std::nullopt;
+  }
+  return measured_;
+}
+
+// Appends the factors of the product's columns. Returns false if the run was stopped.
+bool MergeReader::measure_columns(std::size_t term) {
+  const LowRank& product = *merge_->terms[term].low_rank;
+  const std::uint64_t group = product.magnitude_columns;
+  const std::uint64_t count = product.magnitude_count();
+  const std::uint64_t width = merge_->row_elements;
+  CountedMemory memory(memory_, count * sizeof(double));
+  memory.use(0, memory.size());
+  auto* const sums = reinterpret_cast<double*>(memory.data());
+  std::fill_n(sums, count, 0.0);
+  const std::uint64_t first = product.row_begin * width;
+  const std::uint64_t last = first + product.rows * width;
+  for (std::uint64_t begin = first; begin < last; begin += sizes_.piece) {
+    const std::uint64_t end = std::min(last, begin + sizes_.piece);
+    combine(begin, end);
+    if (is_stopped()) return false;
+    add_terms(term, begin, end);
+    add_low_rank(term, begin, end);
+    if (is_stopped()) return false;
+    for (std::uint64_t row = begin / width; row < end / width; ++row) {
+      add_squares(row_of(product, row, begin), product.columns, group, sums);
+    }
+  }
+  std::vector<float> magnitudes(count);
+  open_operand(product.magnitudes, {count}, magnitudes_field);
+  read_numbers(0, count, magnitudes.data());
+  if (is_stopped()) return false;
+  require_finite(magnitudes, magnitudes_field);
+  for (std::uint64_t column = 0; column < product.columns; ++column) {
+    const auto norm = static_cast<float>(std::sqrt(sums[column / group]));
+    measured_.columns.push_back(magnitudes[column / group] / norm);
+  }
+  return true;
 }
 
 std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {

@@ -21,7 +21,6 @@ constexpr std::size_t f32_bytes = sizeof(float);
 // Suffixes that name an operand of a product in messages.
 constexpr const char* left_field = " (left matrix)";
 constexpr const char* right_field = " (right matrix)";
-constexpr const char* magnitudes_field = " (magnitudes)";
 
 // Marks floats of a buffer as used, and returns their address.
 float* used(CountedMemory& memory, std::uint64_t begin, std::uint64_t count) {
@@ -51,9 +50,8 @@ void MergeReader::open(const Value& value) {
   operand_ = nullptr;
   kept_.clear();
   right_used_ = 0;
-  const auto is_product = [](const Term& term) { return term.low_rank.has_value(); };
-  summands_ =
-      static_cast<std::size_t>(std::ranges::find_if(merge.terms, is_product) - merge.terms.begin());
+  summands_ = static_cast<std::size_t>(std::ranges::find_if_not(merge.terms, &Term::is_operand) -
+                                       merge.terms.begin());
   provide(numbers_, memory_, sizes_.buffers * sizes_.piece + sizes_.left);
   if (sizes_.right > 0) provide(right_, memory_, sizes_.right);
   if (is_measured(merge)) measure();
@@ -117,26 +115,51 @@ void MergeReader::read_operand(std::span<const Box> boxes, std::uint64_t number,
 }
 
 void MergeReader::make_piece(std::uint64_t begin, std::uint64_t end) {
+  combine(begin, end);
+  add_terms(merge_->terms.size(), begin, end);
+}
+
+// Computes the operation of the merge, without the terms that are added after it.
+void MergeReader::combine(std::uint64_t begin, std::uint64_t end) {
   read_operand(value_->boxes, 0, begin, end);
   if (merge_->op == MergeOp::differences) {
     add_differences(begin, end);
   } else {
     add_values(begin, end);
   }
-  for (std::size_t t = summands_; t < merge_->terms.size() && !is_stopped(); ++t) {
+}
+
+// Adds the products and differences of adapters among the first `count` terms.
+void MergeReader::add_terms(std::size_t count, std::uint64_t begin, std::uint64_t end) {
+  std::uint64_t first_factor = 0;  // of the columns of a product
+  for (std::size_t t = summands_; t < count && !is_stopped(); ++t) {
+    const Term& term = merge_->terms[t];
+    if (!term.low_rank) {
+      read_operand(term.boxes, 1, begin, end);
+      if (is_stopped()) return;
+      add_scaled(buffer(0), buffer(1), end - begin, term.factor);
+      continue;
+    }
     add_low_rank(t, begin, end);
+    if (is_stopped() || term.low_rank->magnitudes.empty()) continue;
+    if (!has_column_magnitudes(term)) {
+      normalise_rows(*term.low_rank, begin, end);
+      continue;
+    }
+    normalise_columns(*term.low_rank, first_factor, begin, end);
+    first_factor += term.low_rank->columns;
   }
 }
 
 void MergeReader::add_values(std::uint64_t begin, std::uint64_t end) {
   const bool is_arc = merge_->op == MergeOp::slerp;
-  const float factor = is_arc ? measured_.front() : merge_->factor;
+  const float factor = is_arc ? measured_.terms.front() : merge_->factor;
   if (factor != 1) scale(buffer(0), end - begin, factor);
   for (std::size_t t = 0; t < summands_; ++t) {
     read_operand(merge_->terms[t].boxes, 1, begin, end);
     if (is_stopped()) return;
     add_scaled(buffer(0), buffer(1), end - begin,
-               is_arc ? measured_.back() : merge_->terms[t].factor);
+               is_arc ? measured_.terms.back() : merge_->terms[t].factor);
   }
 }
 
@@ -147,7 +170,7 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
     if (is_stopped()) return;
     float* const difference = buffer(1 + t);
     subtract(difference, buffer(0), count);
-    if (merge_->pruning == Pruning::smallest) drop_small(difference, count, measured_[t]);
+    if (merge_->pruning == Pruning::smallest) drop_small(difference, count, measured_.terms[t]);
     if (merge_->pruning == Pruning::random) {
       const std::string_view name =
           merge_->draws_as.empty() ? value_->name : std::string_view(merge_->draws_as);
@@ -185,8 +208,7 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
   const Term& term = merge_->terms[t];
   const LowRank& product = *term.low_rank;
   const std::uint64_t width = merge_->row_elements;
-  const std::uint64_t row_begin = std::max(begin / width, product.row_begin);
-  const std::uint64_t row_end = std::min(ceil_div(end, width), product.row_begin + product.rows);
+  const auto [row_begin, row_end] = rows_of(product, begin, end);
   if (row_begin >= row_end) return;
   const float* const panels = panels_of(t);
   const std::uint64_t left_begin = (row_begin - product.row_begin) * product.rank;
@@ -218,23 +240,43 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
     }
     row += rows;
   }
-  if (!product.magnitudes.empty()) normalise(term, row_begin, row_end - row_begin, begin);
+}
+
+// Returns the rows of the product that the piece contains; empty if begin >= end.
+ElementRange MergeReader::rows_of(const LowRank& product, std::uint64_t begin,
+                                  std::uint64_t end) const {
+  const std::uint64_t width = merge_->row_elements;
+  return {std::max(begin / width, product.row_begin),
+          std::min(ceil_div(end, width), product.row_begin + product.rows)};
+}
+
+// Returns the first element of the product in a row of a piece that consists of whole rows.
+float* MergeReader::row_of(const LowRank& product, std::uint64_t row, std::uint64_t begin) const {
+  return buffer(0) + (row * merge_->row_elements + product.column_begin - begin);
 }
 
 // Requires that the piece consists of whole rows.
-void MergeReader::normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
-                            std::uint64_t begin) {
-  const LowRank& product = *term.low_rank;
+void MergeReader::normalise_rows(const LowRank& product, std::uint64_t begin, std::uint64_t end) {
+  const auto [row_begin, row_end] = rows_of(product, begin, end);
+  if (row_begin >= row_end) return;
+  const std::uint64_t rows = row_end - row_begin;
   float* const magnitudes = used(*numbers_, sizes_.piece, rows);
   open_operand(product.magnitudes, {product.rows}, magnitudes_field);
-  read_numbers(first_row - product.row_begin, first_row - product.row_begin + rows, magnitudes);
+  read_numbers(row_begin - product.row_begin, row_end - product.row_begin, magnitudes);
   if (is_stopped()) return;
   require_finite({magnitudes, rows}, magnitudes_field);
-  float* const sum = buffer(0);
   for (std::uint64_t r = 0; r < rows; ++r) {
-    float* const row =
-        sum + ((first_row + r) * merge_->row_elements + product.column_begin - begin);
+    float* const row = row_of(product, row_begin + r, begin);
     scale(row, product.columns, magnitudes[r] / norm(row, product.columns));
+  }
+}
+
+// Requires that the piece consists of whole rows.
+void MergeReader::normalise_columns(const LowRank& product, std::uint64_t first_factor,
+                                    std::uint64_t begin, std::uint64_t end) {
+  const auto [row_begin, row_end] = rows_of(product, begin, end);
+  for (std::uint64_t row = row_begin; row < row_end; ++row) {
+    multiply(row_of(product, row, begin), measured_.columns.data() + first_factor, product.columns);
   }
 }
 

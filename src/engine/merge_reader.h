@@ -44,6 +44,9 @@ class MergeReader {
     const float* panels = nullptr;
   };
 
+  // Suffix that names the operand in messages.
+  static constexpr const char* magnitudes_field = " (magnitudes)";
+
   void open(const Value& value);
   void open_operand(std::span<const Box> boxes, const Shape& shape, const char* field);
   void read_numbers(std::uint64_t begin, std::uint64_t end, float* to);
@@ -53,9 +56,15 @@ class MergeReader {
   void add_values(std::uint64_t begin, std::uint64_t end);
   void add_differences(std::uint64_t begin, std::uint64_t end);
   void join_differences(std::uint64_t count);
+  void combine(std::uint64_t begin, std::uint64_t end);
+  void add_terms(std::size_t count, std::uint64_t begin, std::uint64_t end);
   void add_low_rank(std::size_t term, std::uint64_t begin, std::uint64_t end);
-  void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
-                 std::uint64_t begin);
+  [[nodiscard]] ElementRange rows_of(const LowRank& product, std::uint64_t begin,
+                                     std::uint64_t end) const;
+  [[nodiscard]] float* row_of(const LowRank& product, std::uint64_t row, std::uint64_t begin) const;
+  void normalise_rows(const LowRank& product, std::uint64_t begin, std::uint64_t end);
+  void normalise_columns(const LowRank& product, std::uint64_t first_factor, std::uint64_t begin,
+                         std::uint64_t end);
   const float* panels_of(std::size_t term);
   // Throws if an operand has a NaN or an infinity, which would spoil a row or a column of the
   // value.
@@ -65,6 +74,8 @@ class MergeReader {
   void measure();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();
+  [[nodiscard]] std::optional<MergeStatistics::Measured> measure_all();
+  [[nodiscard]] bool measure_columns(std::size_t term);
   template <typename Visit>
   [[nodiscard]] bool for_each_difference(const Visit& visit);
   [[nodiscard]] float* buffer(std::uint64_t number) const;
@@ -79,8 +90,8 @@ class MergeReader {
   const Merge* merge_ = nullptr;
   MergeSizes sizes_;
   const Box* operand_ = nullptr;  // the operand that the reader is open for
-  std::size_t summands_ = 0;      // number of terms with boxes; products follow them
-  MergeStatistics::Numbers measured_;
+  std::size_t summands_ = 0;      // number of operands of the merge; added terms follow them
+  MergeStatistics::Measured measured_;
   Overflow overflow_;
   std::optional<CountedMemory> numbers_;  // operand buffers, followed by the left matrix
   std::optional<CountedMemory> right_;

@@ -16,20 +16,24 @@ namespace loadstone {
 class MergeStatistics {
  public:
   using Numbers = std::vector<float>;
+  struct Measured {
+    Numbers terms;    // factors of an arc, or the smallest magnitude of each difference to keep
+    Numbers columns;  // factors of columns, for each product with magnitudes of columns
+  };
   // Returns nullopt if the run was stopped before the end.
-  using Measure = std::function<std::optional<Numbers>()>;
+  using Measure = std::function<std::optional<Measured>()>;
 
-  [[nodiscard]] std::optional<Numbers> of(const Value& value, const Measure& measure) {
+  [[nodiscard]] std::optional<Measured> of(const Value& value, const Measure& measure) {
     const std::shared_ptr<Entry> entry = entry_of(value);
     const std::lock_guard lock(entry->mutex);
-    if (!entry->numbers) entry->numbers = measure();
-    return entry->numbers;
+    if (!entry->measured) entry->measured = measure();
+    return entry->measured;
   }
 
  private:
   struct Entry {
     std::mutex mutex;
-    std::optional<Numbers> numbers;
+    std::optional<Measured> measured;
   };
 
   std::shared_ptr<Entry> entry_of(const Value& value) {

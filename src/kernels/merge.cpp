@@ -143,6 +143,22 @@ void add_product(const ProductBlock& block) noexcept {
   HWY_DYNAMIC_DISPATCH(AddProduct)(block);
 }
 
+void multiply(float* numbers, const float* factors, std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) numbers[i] = numbers[i] * factors[i];
+}
+
+void add_squares(const float* numbers, std::uint64_t count, std::uint64_t group,
+                 double* sums) noexcept {
+  for (std::uint64_t begin = 0; begin < count; begin += group) {
+    const std::uint64_t end = std::min(begin + group, count);
+    for (std::uint64_t i = begin; i < end; ++i) {
+      const double number = numbers[i];
+      *sums += number * number;
+    }
+    ++sums;
+  }
+}
+
 float norm(const float* numbers, std::uint64_t count) noexcept {
   std::array<double, 8> sums = {};
   for (std::uint64_t i = 0; i < count; ++i) {

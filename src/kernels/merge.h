@@ -14,6 +14,13 @@ void scale(float* numbers, std::uint64_t count, float factor) noexcept;
 // Computes sum[i] = sum[i] + factor * numbers[i].
 void add_scaled(float* sum, const float* numbers, std::uint64_t count, float factor) noexcept;
 
+// Computes numbers[i] = numbers[i] * factors[i].
+void multiply(float* numbers, const float* factors, std::uint64_t count) noexcept;
+
+// Adds the square of each value in F64 to the sum of its group of `group` adjacent values.
+void add_squares(const float* numbers, std::uint64_t count, std::uint64_t group,
+                 double* sums) noexcept;
+
 // Returns the square root of the sum of squares. Sums in F64 and rounds once. First adds the values
 // whose indices have the same remainder modulo 8, in order, and then these eight sums, in order.
 [[nodiscard]] float norm(const float* numbers, std::uint64_t count) noexcept;

@@ -71,7 +71,7 @@ std::vector<Provenance> make_provenance(
     item.target = target.name;
     item.origin = target.recipe.origin;
     item.kind = target.kind;
-    item.merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
+    item.merged = merged_paths(*plan.catalog, plan.decodings, target.recipe);
     item.delivery = target.delivery;
     item.sources = source_ranges(values, values[i]);
     item.device = target.device;

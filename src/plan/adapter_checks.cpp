@@ -18,6 +18,10 @@ namespace loadstone {
 
 bool are_equal_products(const Catalog& catalog, const Term& first, const AddedProduct& a,
                         const Term& second, const AddedProduct& b) {
+  if (!first.low_rank || !second.low_rank) {
+    return first.is_added && second.is_added && first.factor == second.factor &&
+           are_equal(catalog, catalog.tensors()[a.left], catalog.tensors()[b.left]);
+  }
   const LowRank& one = *first.low_rank;
   const LowRank& other = *second.low_rank;
   const auto place = [](const LowRank& each) {
@@ -65,8 +69,8 @@ void report_other_encoders(const Catalog& base, const Catalog& adapter,
     std::string message = fmt::format(
         "the adapter in '{}' has {} for text encoder {} of a pipeline; loadstone merges them into "
         "the base in '{}': {}",
-        printable(adapter.root()), counted(names.size(), "module"), encoder, printable(base.root()),
-        name_list(names));
+        printable(adapter.shown_path()), counted(names.size(), "module"), encoder,
+        printable(base.shown_path()), name_list(names));
     findings.push_back(
         {.severity = Severity::warning,
          .code = "merge.adapter",

@@ -35,43 +35,111 @@ constexpr auto endings = std::to_array<Ending>({
     {".lora_up.weight", AdapterRole::left},
     {".alpha", AdapterRole::alpha},
     {".dora_scale", AdapterRole::magnitude},
+    {".diff", AdapterRole::difference},
+    {".diff_b", AdapterRole::bias_difference},
+    {".w_norm", AdapterRole::difference},
+    {".b_norm", AdapterRole::bias_difference},
 });
 
 // Parts of tensor names that belong to methods other than the product of two matrices.
-constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lokr_",
-                                              ".oft_",      ".lora_B.bias", ".on_input",
-                                              ".diff",      ".vera_lambda"};
+constexpr std::string_view unknown_parts[] = {".lora_mid.",   ".hada_",    ".lokr_",      ".oft_",
+                                              ".lora_B.bias", ".on_input", ".vera_lambda"};
 
-// A prefix that adapters put before the base's names.
+// The part of a pipeline to which a prefix refers: the denoiser, or the only model of a checkpoint
+// (0), or a text encoder by its number.
 struct Prefix {
   std::string_view text;
-  unsigned encoder = 0;                        // the number of the pipeline's text encoder
-  std::array<std::string_view, 2> parts = {};  // the base's prefixes if the pipeline is one file
+  unsigned encoder = 0;
 };
 
-// The first prefix whose removal leaves the name of a base tensor is used.
+// Prefixes that adapters put before the names of a model.
 constexpr auto adapter_prefixes = std::to_array<Prefix>({
     {""},
-    {"base_model.model."},
     {"transformer."},
     {"unet."},
-    {"text_encoder.", 1},
-    {"text_encoder_2.", 2},
     {"diffusion_model."},
     {"model.diffusion_model."},
     {"model."},
     {"prior."},
+    {"text_encoder.", 1},
+    {"text_encoder_2.", 2},
+    {"text_encoder_3.", 3},
 });
-constexpr std::array<std::string_view, 2> first_encoder = {"cond_stage_model.transformer.",
-                                                           "conditioner.embedders.0.transformer."};
-constexpr auto kohya_prefixes = std::to_array<Prefix>({
-    {"lora_unet_", 0, {"model.diffusion_model."}},
-    {"lora_transformer_", 0, {"model.diffusion_model."}},
-    {"lora_te_", 1, first_encoder},
-    {"lora_te1_", 1, first_encoder},
-    {"lora_te2_", 2, {"conditioner.embedders.1.transformer."}},
-    {"lora_te3_"},  // T5, whose names are unique among encoders
+constexpr auto underscored_prefixes = std::to_array<Prefix>({
+    {"lora_unet_"},
+    {"lora_transformer_"},
+    {"lycoris_"},
+    {"lora_te_", 1},
+    {"lora_te1_", 1},
+    {"lora_te2_", 2},
+    {"lora_te3_", 3},
 });
+// Prefixes that checkpoints put before the names of a model, such as files with a whole pipeline.
+constexpr auto base_prefixes = std::to_array<Prefix>({
+    {""},
+    {"model.diffusion_model."},
+    {"diffusion_model."},
+    {"transformer."},
+    {"unet."},
+    {"net."},
+    {"model."},
+    {"", 1},
+    {"text_encoder.", 1},
+    {"cond_stage_model.transformer.", 1},
+    {"conditioner.embedders.0.transformer.", 1},
+    {"text_encoders.clip_l.transformer.", 1},
+    {"", 2},
+    {"text_encoder_2.", 2},
+    {"conditioner.embedders.1.transformer.", 2},
+    {"text_encoders.clip_g.transformer.", 2},
+    {"text_encoders.t5xxl.transformer.", 2},
+    {"", 3},
+    {"text_encoder_3.", 3},
+    {"text_encoders.t5xxl.transformer.", 3},
+});
+
+// Calls `visit` with each name that an adapter's module, or tensor, may have in the base.
+template <typename Visit>
+void for_each_base_name(std::string_view name, const Visit& visit) {
+  for (const Prefix& prefix : adapter_prefixes) {
+    if (!name.starts_with(prefix.text)) continue;
+    const std::string_view rest = name.substr(prefix.text.size());
+    for (const Prefix& base : base_prefixes) {
+      if (base.encoder == prefix.encoder) visit(fmt::format("{}{}", base.text, rest), base);
+    }
+  }
+}
+
+// The number that AdapterPlace::encoder has for a module that is found under this prefix. The names
+// of a third encoder, which is T5, differ from those of the other encoders.
+unsigned encoder_of(const Prefix& base) {
+  constexpr unsigned third = 3;
+  return base.text.empty() && base.encoder != third ? base.encoder : 0;
+}
+
+void add_once(AdapterPlace place, std::vector<AdapterPlace>& places) {
+  const auto is_known = [&](const AdapterPlace& each) { return each.name == place.name; };
+  if (std::ranges::none_of(places, is_known)) places.push_back(std::move(place));
+}
+
+// Returns the places of the first name for which `find` returns one: the name itself, the name
+// without peft's prefix, or names with other prefixes, which may be several.
+template <typename Find>
+std::vector<AdapterPlace> places_of(std::string_view name, const Find& find) {
+  if (auto place = find(std::string(name))) return {*std::move(place)};
+  if (name.starts_with(peft_prefix)) {
+    name.remove_prefix(peft_prefix.size());
+    if (auto place = find(std::string(name))) return {*std::move(place)};
+  }
+  std::vector<AdapterPlace> places;
+  for_each_base_name(name, [&](const std::string& candidate, const Prefix& base) {
+    auto place = find(candidate);
+    if (!place) return;
+    place->encoder = encoder_of(base);
+    add_once(*std::move(place), places);
+  });
+  return places;
+}
 
 // Projections that some models store as one joined matrix, in the order of its rows.
 struct Joined {
@@ -145,14 +213,11 @@ AdapterPlaces::AdapterPlaces(const std::vector<std::string>& base) {
     names_.emplace(name, true);
     if (!name.ends_with(ending)) continue;
     const std::string module = name.substr(0, name.size() - ending.size());
-    underscored_[with_underscores(module)].push_back(name);
-    for (const Prefix& prefix : kohya_prefixes) {
-      for (const std::string_view part : prefix.parts) {
-        if (part.empty() || !module.starts_with(part)) continue;
-        std::vector<std::string>& names =
-            underscored_[fmt::format("{}{}", part, with_underscores(module.substr(part.size())))];
-        if (names.empty() || names.back() != name) names.push_back(name);
-      }
+    for (const Prefix& prefix : base_prefixes) {
+      if (!module.starts_with(prefix.text)) continue;
+      std::vector<std::string>& names = underscored_[fmt::format(
+          "{}{}", prefix.text, with_underscores(module.substr(prefix.text.size())))];
+      if (names.empty() || names.back() != name) names.push_back(name);
     }
   }
 }
@@ -176,53 +241,40 @@ std::optional<AdapterPlace> AdapterPlaces::find_exact(const std::string& module)
   return std::nullopt;
 }
 
-std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
-                                                std::vector<std::string>& ambiguous) const {
-  for (const Prefix& prefix : adapter_prefixes) {
-    if (!module.starts_with(prefix.text)) continue;
-    auto place = find_exact(module.substr(prefix.text.size()));
-    if (!place) continue;
-    place->encoder = prefix.encoder;
-    return place;
-  }
-  // ComfyUI's name for a module of a single-file pipeline.
-  if (module.starts_with("diffusion_model.")) {
-    if (auto place = find_exact("model." + module)) return place;
-  }
-  for (const Prefix& prefix : kohya_prefixes) {
-    if (!module.starts_with(prefix.text)) continue;
-    const std::string rest = module.substr(prefix.text.size());
-    std::vector<std::string> names;
-    const auto add = [&](const std::string& name) {
-      const auto found = underscored_.find(name);
-      if (found == underscored_.end()) return;
-      names.insert(names.end(), found->second.begin(), found->second.end());
-    };
-    for (const std::string_view part : prefix.parts) {
-      if (!part.empty()) add(fmt::format("{}{}", part, rest));
-    }
-    const bool is_pipeline = !names.empty();
-    add(rest);
-    if (names.size() == 1) {
-      return AdapterPlace{.name = names.front(), .encoder = is_pipeline ? 0 : prefix.encoder};
-    }
-    ambiguous = std::move(names);
-    if (!ambiguous.empty()) return std::nullopt;
-  }
-  return std::nullopt;
+std::optional<AdapterPlace> AdapterPlaces::find_tensor(const std::string& name) const {
+  return has(name) ? std::optional(AdapterPlace{.name = name}) : std::nullopt;
 }
 
-std::optional<std::string> AdapterPlaces::find_value(const std::string& tensor) const {
+// Finds a module whose name has underscores instead of dots, as kohya and LyCORIS write it.
+std::vector<AdapterPlace> AdapterPlaces::find_underscored(const std::string& module) const {
+  std::vector<AdapterPlace> places;
+  for (const Prefix& prefix : underscored_prefixes) {
+    if (!module.starts_with(prefix.text)) continue;
+    const std::string rest = module.substr(prefix.text.size());
+    for (const Prefix& base : base_prefixes) {
+      if (base.encoder != prefix.encoder) continue;
+      const auto found = underscored_.find(fmt::format("{}{}", base.text, rest));
+      if (found == underscored_.end()) continue;
+      for (const std::string& name : found->second) {
+        add_once({.name = name, .encoder = encoder_of(base)}, places);
+      }
+    }
+  }
+  return places;
+}
+
+std::vector<AdapterPlace> AdapterPlaces::find(const std::string& module) const {
+  auto places = places_of(module, [&](const std::string& name) { return find_exact(name); });
+  return places.empty() ? find_underscored(module) : places;
+}
+
+std::vector<AdapterPlace> AdapterPlaces::find_value(const std::string& tensor) const {
   std::string name = tensor;
   constexpr std::string_view wrapped = ".base_layer.";
   if (const auto at = name.find(wrapped); at != std::string::npos) {
     name.erase(at, wrapped.size() - 1);
   }
-  for (const Prefix& prefix : adapter_prefixes) {
-    const std::string_view text = prefix.text;
-    if (name.starts_with(text) && has(name.substr(text.size()))) return name.substr(text.size());
-  }
-  return std::nullopt;
+  return places_of(name, [&](const std::string& each) { return find_tensor(each); });
 }
 
 }  // namespace loadstone

@@ -10,6 +10,9 @@
 
 namespace loadstone {
 
+// peft's prefix of module names.
+inline constexpr std::string_view peft_prefix = "base_model.model.";
+
 // The role of an adapter's tensor in the change of a module's weight.
 enum class AdapterRole : std::uint8_t {
   right,            // lora_A, lora_down: [rank, in]
@@ -17,9 +20,11 @@ enum class AdapterRole : std::uint8_t {
   embedding_right,  // [rank, rows]
   embedding_left,   // [columns, rank]
   alpha,
-  magnitude,  // DoRA
-  value,      // not a factor: replaces the base's tensor of the same name
-  unknown,    // belongs to a method other than LoRA
+  magnitude,        // DoRA
+  difference,       // added to the weight
+  bias_difference,  // added to the bias
+  value,            // not a factor: replaces the base's tensor of the same name
+  unknown,          // belongs to a method other than LoRA
 };
 
 struct AdapterName {
@@ -54,25 +59,27 @@ struct AdapterPlace {
   unsigned encoder = 0;
 };
 
-// Finds modules of adapters among the names of a base. Not thread-safe.
+// Finds modules of adapters among the names of a base. The adapter and the base may put different
+// prefixes before a name. A name that the base has unchanged takes precedence. Not thread-safe.
 class AdapterPlaces {
  public:
   explicit AdapterPlaces(const std::vector<std::string>& base);
 
-  // Returns nullopt if the base does not have the module. If the module's name matches several
-  // tensors of the base, `ambiguous` receives their names.
-  [[nodiscard]] std::optional<AdapterPlace> find(const std::string& module,
-                                                 std::vector<std::string>& ambiguous) const;
-  // Returns the base's tensor that the adapter's tensor replaces.
-  [[nodiscard]] std::optional<std::string> find_value(const std::string& tensor) const;
+  // Returns all places that the module's name can refer to; empty if the base does not have the
+  // module.
+  [[nodiscard]] std::vector<AdapterPlace> find(const std::string& module) const;
+  // Returns the tensors of the base that the adapter's tensor can replace.
+  [[nodiscard]] std::vector<AdapterPlace> find_value(const std::string& tensor) const;
 
  private:
   [[nodiscard]] std::optional<AdapterPlace> find_exact(const std::string& module) const;
+  [[nodiscard]] std::optional<AdapterPlace> find_tensor(const std::string& name) const;
+  [[nodiscard]] std::vector<AdapterPlace> find_underscored(const std::string& module) const;
   [[nodiscard]] bool has(const std::string& name) const { return names_.contains(name); }
 
   std::map<std::string, bool, std::less<>> names_;
-  // Base tensors by module name with underscores instead of dots, with and without the prefix that
-  // a single-file pipeline adds.
+  // Base weights by module name with underscores instead of dots, with and without the base's
+  // prefix, which keeps its dots.
   std::map<std::string, std::vector<std::string>, std::less<>> underscored_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <tuple>
 #include <utility>
 
@@ -22,8 +23,6 @@ namespace {
 
 constexpr const char* unfit = "merge.adapter";       // the adapter does not fit the base
 constexpr const char* malformed = "format.adapter";  // the adapter is inconsistent
-// PEFT's prefix for tensor names. An adapter with this prefix has its scale only in its config.
-constexpr std::string_view peft_prefix = "base_model.model.";
 
 // Not thread-safe.
 class Adder {
@@ -63,7 +62,7 @@ class Adder {
         findings_.push_back({.severity = Severity::warning,
                              .code = malformed,
                              .message = fmt::format("the configuration of the adapter in '{}' {}",
-                                                    printable(adapter_->root()), doubt)});
+                                                    printable(adapter_->shown_path()), doubt)});
       }
     }
   }
@@ -98,22 +97,10 @@ class Adder {
     findings_.push_back(
         {.severity = Severity::error,
          .code = unfit,
-         .message = fmt::format("the adapter in '{}': {}", printable(adapter_->root()), what),
+         .message = fmt::format("the adapter in '{}': {}", printable(adapter_->shown_path()), what),
          .found = std::move(found),
          .expected = std::move(expected)});
     findings_.back().sources = std::move(sources);
-  }
-
-  [[noreturn]] static void refuse(std::string message, std::string found = {},
-                                  std::string expected = {}) {
-    throw Error(unfit, std::move(message),
-                {.found = std::move(found), .expected = std::move(expected)});
-  }
-
-  [[noreturn]] static void refuse_itself(std::string message, std::string found = {},
-                                         std::string expected = {}) {
-    throw Error(malformed, std::move(message),
-                {.found = std::move(found), .expected = std::move(expected)});
   }
 
   void unused(const std::string& name, std::string_view why) {
@@ -122,7 +109,7 @@ class Adder {
          .code = "merge.unused",
          .sources = {name},
          .message = fmt::format("'{}' of the adapter in '{}' has no effect: {}", printable(name),
-                                printable(adapter_->root()), why),
+                                printable(adapter_->shown_path()), why),
          .suggestion =
              options_.ignore.empty()
                  ? "if it belongs to another model, exclude it with a pattern (--lora-ignore)"
@@ -158,9 +145,10 @@ class Adder {
         parsed.role == AdapterRole::embedding_left || parsed.role == AdapterRole::embedding_right;
     module.is_embedding = module.is_embedding || is_embedding;
     using Part = std::optional<AdapterPart> AdapterModule::*;
-    constexpr std::array<Part, 6> parts = {&AdapterModule::right, &AdapterModule::left,
-                                           &AdapterModule::right, &AdapterModule::left,
-                                           &AdapterModule::alpha, &AdapterModule::magnitude};
+    constexpr std::array<Part, 8> parts = {
+        &AdapterModule::right,      &AdapterModule::left,           &AdapterModule::right,
+        &AdapterModule::left,       &AdapterModule::alpha,          &AdapterModule::magnitude,
+        &AdapterModule::difference, &AdapterModule::bias_difference};
     auto& part = module.*parts.at(static_cast<std::size_t>(parsed.role));
     if (part) {
       fail({name, part->name}, "two tensors have the same role in a module");
@@ -172,14 +160,16 @@ class Adder {
 
   // Replaces a base tensor that was trained in full: one of modules_to_save, or a bias.
   void replace(const std::string& name, const MergeSource& source) {
-    const auto target = places_.find_value(name);
-    if (!target) {
+    const auto places = places_.find_value(name);
+    if (places.empty()) {
       unused(name, "it is not a LoRA matrix, and the base has no tensor of this name");
       return;
     }
-    MergeDraft& draft = drafts_.at(*target);
+    if (is_ambiguous(name, {name}, places)) return;
+    const std::string& target = places.front().name;
+    MergeDraft& draft = drafts_.at(target);
     if (!draft.obstacle.empty()) {
-      fail({name}, fmt::format("'{}' cannot be replaced: {}", printable(*target), draft.obstacle));
+      fail({name}, fmt::format("'{}' cannot be replaced: {}", printable(target), draft.obstacle));
       return;
     }
     if (draft.source.shape != source.shape || !source.is_number || !draft.source.is_number) {
@@ -198,7 +188,7 @@ class Adder {
       }
       fail({name}, fmt::format("'{}' replaces '{}', but an earlier adapter already changed that "
                                "tensor to different values",
-                               printable(name), printable(drafts_.root_of(*target))));
+                               printable(name), printable(drafts_.root_of(target))));
       return;
     }
     if (options_.factor != 1) {
@@ -218,68 +208,151 @@ class Adder {
     draft.replacement = source.tensor;
   }
 
-  void add(const std::string& name, const AdapterModule& module) {
-    std::vector<std::string> ambiguous;
-    auto place = places_.find(name, ambiguous);
-    const auto means_first = [&](const std::string& each) {
-      return drafts_.root_of(each) == drafts_.root_of(ambiguous.front());
+  // Returns true, and adds an error, if the name can refer to different tensors of the base.
+  [[nodiscard]] bool is_ambiguous(const std::string& name, const std::vector<std::string>& sources,
+                                  const std::vector<AdapterPlace>& places) {
+    const std::string root = drafts_.root_of(places.front().name);
+    const auto is_root = [&](const AdapterPlace& each) {
+      return drafts_.root_of(each.name) == root;
     };
-    if (!ambiguous.empty() && std::ranges::all_of(ambiguous, means_first)) {
-      place = AdapterPlace{.name = ambiguous.front()};  // all names refer to one tensor
-    } else if (!ambiguous.empty()) {
-      fail(module.names,
-           fmt::format("'{}' can refer to {}", printable(name), name_list(ambiguous)));
-      return;
-    }
-    if (!place) {
+    if (std::ranges::all_of(places, is_root)) return false;
+    std::vector<std::string> names;
+    for (const AdapterPlace& place : places) names.push_back(place.name);
+    fail(sources,
+         fmt::format("'{}' can refer to {} of the base", printable(name), name_list(names)));
+    findings_.back().suggestion =
+        "give the adapter's tensors the base's full names, or exclude them with a pattern "
+        "(--lora-ignore)";
+    return true;
+  }
+
+  void add(const std::string& name, const AdapterModule& module) {
+    const auto places = places_.find(name);
+    if (places.empty()) {
       for (const std::string& each : module.names) {
         unused(each, "the base has no weight for its module");
       }
       return;
     }
-    if (!module.left || !module.right) {
-      refuse_itself("a module has only one of its two LoRA matrices");
+    if (is_ambiguous(name, module.names, places)) return;
+    const AdapterPlace& place = places.front();
+    if (place.encoder > 0) encoders_[place.encoder].push_back(name);
+    if (module.bias_difference) add_bias_difference(place, *module.bias_difference);
+    if (module.difference) add_difference(place, module);
+    if (module.has_product() && !module.difference) add_product(name, module, place);
+  }
+
+  void add_bias_difference(const AdapterPlace& place, const AdapterPart& difference) {
+    constexpr std::string_view weight = ".weight";
+    std::string bias = place.name;
+    const bool has_bias = bias.ends_with(weight) && place.part == AdapterPlace::Part::all;
+    if (has_bias) bias.replace(bias.size() - weight.size(), weight.size(), ".bias");
+    if (has_bias && drafts_.contains(bias)) {
+      add_values(bias, difference);
+    } else {
+      unused(difference.name, "the base has no bias for its module");
     }
-    if (place->encoder > 0) encoders_[place->encoder].push_back(name);
-    MergeDraft& draft = drafts_.at(place->name);
+  }
+
+  // ComfyUI ignores the matrices of a module that has a difference too.
+  void add_difference(const AdapterPlace& place, const AdapterModule& module) {
+    if (module.left || module.right) {
+      refuse_malformed("a module has LoRA matrices and also a difference (.diff)");
+    }
+    for (const auto& part : {module.alpha, module.magnitude}) {
+      if (part) unused(part->name, "a difference (.diff) is added without a scale");
+    }
+    if (place.part != AdapterPlace::Part::all) {
+      refuse_unfit(fmt::format("a difference (.diff) cannot be added to a part of '{}'",
+                               printable(place.name)));
+    }
+    add_values(place.name, *module.difference);
+  }
+
+  // Adds a difference that has the shape of the base's tensor.
+  void add_values(const std::string& target, const AdapterPart& difference) {
+    MergeDraft& draft = drafts_.at(target);
+    require_floats(target, draft, {&difference});
+    const MergeSource& source = difference.source;
+    if (source.shape != draft.source.shape) {
+      refuse_unfit(fmt::format("a difference does not fit the shape of '{}'", printable(target)),
+                   source.shape.text(), draft.source.shape.text());
+    }
+    const auto [known, is_new] = given_.try_emplace(
+        {drafts_.root_of(target), AdapterPlace::Part::all, 0, 0}, difference.name);
+    const AddedProduct added = {target, draft.merge.terms.size(), source.tensor, source.tensor};
+    Term term = {.factor = options_.factor, .boxes = numbers_.boxes(source), .low_rank = {}};
+    term.is_added = true;
+    if (!is_new) {
+      if (!is_repeated(draft, term, added)) {
+        refuse_malformed("the adapter changes one tensor twice", known->second);
+      }
+      draft.decided_by.push_back(source.tensor);
+      return;
+    }
+    draft.merge.terms.push_back(std::move(term));
+    draft.products.push_back(added);
+  }
+
+  void require_floats(const std::string& target, const MergeDraft& draft,
+                      std::initializer_list<const AdapterPart*> parts) {
     if (!draft.obstacle.empty()) {
-      refuse(fmt::format("the adapter cannot change '{}': {}", printable(place->name),
-                         draft.obstacle));
+      refuse_unfit(
+          fmt::format("the adapter cannot change '{}': {}", printable(target), draft.obstacle));
     }
-    if (!draft.source.is_number || !module.left->source.is_number ||
-        !module.right->source.is_number) {
-      refuse("the LoRA product can be added only to decoded floats");
+    const auto is_number = [](const AdapterPart* part) { return part->source.is_number; };
+    if (!draft.source.is_number || !std::ranges::all_of(parts, is_number)) {
+      refuse_unfit("an adapter can be added only to decoded floats");
     }
+  }
+
+  void add_product(const std::string& name, const AdapterModule& module,
+                   const AdapterPlace& place) {
+    if (!module.left || !module.right) {
+      refuse_malformed("a module has only one of its two LoRA matrices");
+    }
+    MergeDraft& draft = drafts_.at(place.name);
+    require_floats(place.name, draft, {&*module.left, &*module.right});
     const AdapterConfig* const config = config_of(name);
-    const AdapterProduct product = product_of(module);
+    const AdapterProduct product = product_of(module, numbers_);
     Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
     if (!std::isfinite(term.factor)) {
-      refuse_itself("the scale of a LoRA product is NaN, infinite or too large for F32",
-                    fmt::format("{}", term.factor));
+      refuse_malformed("the scale of a LoRA product is NaN, infinite or too large for F32",
+                       fmt::format("{}", term.factor));
     }
     LowRank& low_rank = term.low_rank.emplace();
     const bool is_transposed =
-        place->part == AdapterPlace::Part::expert
-            ? set_expert(draft.source.shape, *place, product, low_rank)
-            : set_rows(draft.source.shape, *place, product,
-                       module.is_embedding || is_conv1d(place->name, product, config), low_rank);
+        place.part == AdapterPlace::Part::expert
+            ? set_stack(draft.source.shape, place, product, low_rank)
+            : set_rows(draft.source.shape, place, product,
+                       module.is_embedding || is_conv1d(place.name, product, config), low_rank);
     set_matrices(module, product, is_transposed, low_rank);
     set_magnitudes(module, product, config, is_transposed, low_rank);
-    const std::uint64_t width = row_elements(*place, draft.source.shape);
+    const std::uint64_t width = row_elements(place, draft.source.shape);
     if (draft.merge.row_elements != 0 && draft.merge.row_elements != width) {
-      refuse("two LoRA products need the tensor as matrices with different numbers of columns");
+      refuse_unfit(
+          "two LoRA products need the tensor as matrices with different numbers of columns");
     }
     draft.merge.row_elements = width;
     const std::size_t number = draft.merge.terms.size();
-    const AddedProduct added = {place->name, number, module.left->source.tensor,
+    const AddedProduct added = {place.name, number, module.left->source.tensor,
                                 module.right->source.tensor, is_transposed};
     if (module.alpha) draft.decided_by.push_back(module.alpha->source.tensor);
-    if (!is_first(*place, draft, term, added, module.left->name)) {
+    if (!is_first(place, draft, term, added, module.left->name)) {
       draft.decided_by.insert(draft.decided_by.end(), {added.left, added.right});
       return;
     }
     draft.merge.terms.push_back(std::move(term));
     draft.products.push_back(added);
+  }
+
+  // Returns true if the adapter adds an equal term under a different name of the tensor.
+  [[nodiscard]] bool is_repeated(const MergeDraft& draft, const Term& term,
+                                 const AddedProduct& added) const {
+    return std::ranges::any_of(draft.products, [&](const AddedProduct& each) {
+      return each.name != added.name && each.left >= first_tensor_ &&
+             are_equal_products(catalog_, draft.merge.terms[each.term], each, term, added);
+    });
   }
 
   // Returns false if the adapter repeats the same product under another name of a tie.
@@ -288,12 +361,8 @@ class Adder {
     const auto [known, is_new] = given_.try_emplace(
         {drafts_.root_of(place.name), place.part, place.expert, place.share}, source);
     if (is_new) return true;
-    const auto is_same = [&](const AddedProduct& each) {
-      return each.name != added.name && each.left >= first_tensor_ &&
-             are_equal_products(catalog_, draft.merge.terms[each.term], each, term, added);
-    };
-    if (std::ranges::any_of(draft.products, is_same)) return false;
-    refuse_itself("the adapter has two products for one weight", known->second);
+    if (is_repeated(draft, term, added)) return false;
+    refuse_malformed("the adapter has two products for one weight", known->second);
   }
 
   // Returns true for a transposed weight. peft ignores the configuration for an nn.Linear.
@@ -330,99 +399,18 @@ class Adder {
     }
     if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
-      refuse_itself("the adapter's scale is in adapter_config.json, which is missing");
+      refuse_malformed("the adapter's scale is in adapter_config.json, which is missing");
     }
     return 1;
   }
 
-  // Returns the factors as matrices. A convolution's weight counts as [out, in * height * width].
-  [[nodiscard]] AdapterProduct product_of(const AdapterModule& module) const {
-    const Shape& left = module.left->source.shape;
-    const Shape& right = module.right->source.shape;
-    AdapterProduct product = {.left = numbers_.view(module.left->source),
-                              .right = numbers_.view(module.right->source)};
-    const std::uint64_t left_count = left.numel().value_or(0);
-    const std::uint64_t right_count = right.numel().value_or(0);
-    const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
-                          right_count > 0 && left[0] * left[1] == left_count && left[1] == right[0];
-    if (!is_sound) {
-      refuse_itself("the shapes of a module's two LoRA matrices do not fit each other", left.text(),
-                    right.text());
-    }
-    product.out = left[0];
-    product.rank = left[1];
-    product.in = right_count / right[0];
-    static_cast<void>(reshape(product.left, {product.out, product.rank}));
-    static_cast<void>(reshape(product.right, {product.rank, product.in}));
-    return product;
-  }
-
-  // Returns the number of columns of the base's tensor when viewed as a matrix.
-  [[nodiscard]] static std::uint64_t row_elements(const AdapterPlace& place, const Shape& shape) {
-    if (place.part == AdapterPlace::Part::expert) return shape.rank() == 3 ? shape[2] : 0;
-    return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
-  }
-
-  [[noreturn]] static void misfit(const AdapterPlace& place, const AdapterProduct& product,
-                                  const Shape& shape) {
-    refuse(fmt::format("a LoRA product does not fit the shape of '{}'", printable(place.name)),
-           fmt::format("[{}, {}]", product.out, product.in), shape.text());
-  }
-
-  // Returns true if the product is added as its transpose, which `may_be_transposed` allows.
-  [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place,
-                              const AdapterProduct& product, bool may_be_transposed,
-                              LowRank& low_rank) const {
-    const std::uint64_t width = row_elements(place, shape);
-    const std::uint64_t rows = width == 0 ? 0 : shape[0];
-    const bool is_transposed = may_be_transposed && width == product.out && rows == product.in;
-    low_rank.rank = product.rank;
-    low_rank.rows = is_transposed ? product.in : product.out;
-    low_rank.columns = is_transposed ? product.out : product.in;
-    if (width != low_rank.columns || low_rank.rows > rows) misfit(place, product, shape);
-    const std::uint64_t rest = rows - low_rank.rows;
-    const bool is_pair = place.name.ends_with("gate_up_proj.weight");
-    const bool is_half = rest == low_rank.rows;
-    bool fits = false;
-    switch (place.part) {
-      case AdapterPlace::Part::first:
-        fits = is_pair ? is_half : rest > 0 && rest % 2 == 0;
-        break;
-      case AdapterPlace::Part::middle:  // keys are followed by as many rows of values
-        fits = rest > low_rank.rows;
-        low_rank.row_begin = fits ? rest - low_rank.rows : 0;
-        break;
-      case AdapterPlace::Part::last:
-        fits = is_pair ? is_half : rest > low_rank.rows;
-        low_rank.row_begin = rest;
-        break;
-      default:
-        fits = rest == 0;
-    }
-    if (!fits) misfit(place, product, shape);
-    return is_transposed;
-  }
-
-  // Returns true for a stack [experts, in, out], to which the product's transpose is added.
-  [[nodiscard]] bool set_expert(const Shape& shape, const AdapterPlace& place,
-                                const AdapterProduct& product, LowRank& low_rank) const {
-    const std::uint64_t out = place.shares * product.out;
-    const bool has_expert = shape.rank() == 3 && place.expert < shape[0];
-    const bool is_straight = has_expert && shape[1] == out && shape[2] == product.in;
-    const bool is_transposed = has_expert && shape[1] == product.in && shape[2] == out;
-    if (!is_straight && !is_transposed) misfit(place, product, shape);
-    if (is_straight && is_transposed) {
-      refuse(fmt::format("the layout of the experts in '{}' is ambiguous", printable(place.name)),
-             fmt::format("[{}, {}]", product.out, product.in), shape.text());
-    }
+  [[nodiscard]] bool set_stack(const Shape& shape, const AdapterPlace& place,
+                               const AdapterProduct& product, LowRank& low_rank) const {
+    const bool is_transposed = set_expert(shape, place, product, low_rank);
     if (drafts_.contains(place.name + "_bias")) {
-      refuse("experts with biases interleave gate and up rows, so no LoRA product can be added");
+      refuse_unfit(
+          "experts with biases interleave gate and up rows, so no LoRA product can be added");
     }
-    low_rank.rank = product.rank;
-    low_rank.rows = is_straight ? product.out : product.in;
-    low_rank.columns = is_straight ? product.in : product.out;
-    low_rank.row_begin = place.expert * shape[1];
-    (is_straight ? low_rank.row_begin : low_rank.column_begin) += place.share * product.out;
     return is_transposed;
   }
 
@@ -443,30 +431,19 @@ class Adder {
                       const AdapterConfig* config, bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
       if (config != nullptr && config->has_magnitudes()) {
-        refuse_itself("a module has no magnitudes, but the configuration has use_dora: true");
+        refuse_malformed("a module has no magnitudes, but the configuration has use_dora: true");
       }
       return;
     }
     if (config != nullptr && !config->has_magnitudes()) {
-      refuse_itself("a module has magnitudes, but the configuration has use_dora: false");
-    }
-    const MergeSource& source = module.magnitude->source;
-    const std::uint64_t count = source.shape.numel().value_or(0);
-    const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
-    if (!is_by_row || count != product.out || !source.is_number) {
-      refuse_itself("a module needs one magnitude for each row", source.shape.text(),
-                    fmt::format("[{}]", product.out));
-    }
-    if (is_transposed || low_rank.rows != product.out) {
-      refuse("loadstone does not merge magnitudes of columns");
+      refuse_malformed("a module has magnitudes, but the configuration has use_dora: false");
     }
     if (options_.factor != 1) {
-      refuse("DoRA can be merged only with the factor 1, for which its magnitudes were trained",
-             fmt::format("{}", options_.factor), "1");
+      refuse_unfit(
+          "DoRA can be merged only with the factor 1, for which its magnitudes were trained",
+          fmt::format("{}", options_.factor), "1");
     }
-    View view = numbers_.view(source);
-    static_cast<void>(reshape(view, {count}));
-    low_rank.magnitudes = numbers_.boxes(source, view);
+    loadstone::set_magnitudes(*module.magnitude, product, is_transposed, numbers_, low_rank);
   }
 
   const Catalog& catalog_;

@@ -14,36 +14,13 @@
 #include "loadstone/merge.h"
 #include "loadstone/merge_options.h"
 #include "plan/adapter_names.h"
+#include "plan/adapter_products.h"
 #include "plan/merge_numbers.h"
 
 namespace loadstone {
 
-// A tensor of the adapter.
-struct AdapterPart {
-  std::string name;
-  MergeSource source;
-};
-
-// The tensors of one module.
-struct AdapterModule {
-  std::optional<AdapterPart> left;
-  std::optional<AdapterPart> right;
-  std::optional<AdapterPart> alpha;
-  std::optional<AdapterPart> magnitude;
-  bool is_embedding = false;
-  std::vector<std::string> names;
-};
-
-// A product with its factors in the layout of the module: [out, rank] times [rank, in].
-struct AdapterProduct {
-  std::uint64_t out = 0;
-  std::uint64_t in = 0;
-  std::uint64_t rank = 0;
-  View left;
-  View right;
-};
-
-// A product among the terms of a draft, and the adapter's tensors that are its factors.
+// A product among the terms of a draft, and the adapter's tensors that are its factors. For a
+// difference, both are the tensor that is added.
 struct AddedProduct {
   std::string name;  // name of the module in the adapter
   std::size_t term = 0;

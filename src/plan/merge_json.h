@@ -117,6 +117,7 @@ void visit_fields(Visitor& visitor, Like<LowRank> auto& product, const PlanNumbe
   visitor.member("left", product.left, numbers);
   visitor.member("right", product.right, numbers);
   visitor.optional("magnitudes", product.magnitudes, numbers);
+  visitor.optional("magnitude_columns", product.magnitude_columns);
 }
 
 template <typename Visitor>
@@ -124,6 +125,7 @@ void visit_fields(Visitor& visitor, Like<Term> auto& term, const PlanNumbers& nu
   visitor.member("factor_bits", JsonBits(term.factor));
   if (!visitor.optional("low_rank", term.low_rank, numbers)) {
     visitor.member("boxes", term.boxes, numbers);
+    visitor.optional("is_added", term.is_added);
   }
 }
 

@@ -96,11 +96,16 @@ std::shared_ptr<const Merge> some_products() {
                      .rank = 5,
                      .left = {box_of(4)},
                      .right = {box_of(5)},
-                     .magnitudes = {box_of(6)}};
+                     .magnitudes = {box_of(6)},
+                     .magnitude_columns = 2};
   Term term{.factor = 0.3f, .boxes = {}, .low_rank = product};
   product.magnitudes.clear();
-  return std::make_shared<const Merge>(Merge{
-      .op = MergeOp::sum, .factor = 0.7f, .terms = {term, {-1, {}, product}}, .row_elements = 3});
+  product.magnitude_columns = 0;
+  const Term difference{.factor = 1, .boxes = {box_of(3)}, .low_rank = {}, .is_added = true};
+  return std::make_shared<const Merge>(Merge{.op = MergeOp::sum,
+                                             .factor = 0.7f,
+                                             .terms = {term, {-1, {}, product}, difference},
+                                             .row_elements = 3});
 }
 
 std::shared_ptr<const Merge> some_differences() {

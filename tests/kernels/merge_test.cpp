@@ -140,5 +140,23 @@ TEST(MergeTest, NormsAreRoundedOnce) {
   EXPECT_FLOAT_EQ(norm(large.data(), 4), 2e30F);
 }
 
+TEST(MergeTest, SquaresAreAddedByGroup) {
+  const Numbers numbers = {1, 2, 3, 1e30F, 5, 6};
+  std::vector<double> sums = {0.5, 0, 0};
+  add_squares(numbers.data(), 6, 2, sums.data());
+  const double large = double{1e30F} * 1e30F;
+  EXPECT_EQ(sums, (std::vector<double>{5.5, 9 + large, 61}));
+  add_squares(numbers.data(), 3, 1, sums.data());
+  EXPECT_EQ(sums, (std::vector<double>{6.5, 13 + large, 70}));
+}
+
+TEST(MergeTest, ValuesAreMultipliedByTheirFactors) {
+  Numbers numbers = random_numbers(37, 8);
+  const Numbers before = numbers;
+  const Numbers factors = random_numbers(37, 9);
+  multiply(numbers.data(), factors.data(), 37);
+  for (std::size_t i = 0; i < 37; ++i) EXPECT_EQ(numbers[i], before[i] * factors[i]) << i;
+}
+
 }  // namespace
 }  // namespace loadstone

@@ -19,6 +19,7 @@ register(
         is_patchable=True,
         recipes="loadstone.diffusers:trace",
         skeleton_builder="loadstone.diffusers:skeleton_builder",
+        skipped_attributes=("_diffusers_hook",),
         tensor_classes=(
             "diffusers.quantizers.gguf.utils.GGUFParameter",
             "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",

@@ -42,8 +42,8 @@ class LibraryAdapter:
         tensor_classes: names of tensor classes whose memory the adapter fills.
         filled_modules: Python modules of layers that the adapter fills; it also does the work of
             their load hooks.
-        skipped_attributes: attributes of modules that temporarily hold copies of the module's own
-            tensors.
+        skipped_attributes: attributes of modules in which the library's hooks store tensors, such
+            as copies of the module's own tensors and cached outputs.
         wrapper_attributes: attributes in which the library's layers hold the module that they
             replaced.
         gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from merge_models import HIDDEN, INNER, added, model, modules, products, same_bits, write_peft
+from merge_models import (
+    HIDDEN,
+    INNER,
+    added,
+    close,
+    model,
+    modules,
+    products,
+    randomised,
+    same_bits,
+    write_peft,
+)
 from peft_fields import WITHOUT_INFLUENCE
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -22,8 +33,6 @@ from torch import nn
 import loadstone
 
 peft = pytest.importorskip("peft")
-
-EPSILON = 2.0**-24  # one rounding of F32
 
 
 class Net(nn.Module):
@@ -39,17 +48,6 @@ class Net(nn.Module):
 
     def forward(self, index: torch.Tensor) -> Any:
         return self.head(self.second(self.first(self.embed(index))))
-
-
-def randomised(wrapped: Any) -> None:
-    """Fill the matrices that peft initialises to zero, because zeros would hide errors."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape, generator=generator)
-                is_magnitude = "magnitude" in name
-                parameter.copy_(noise.abs() + 0.5 if is_magnitude else noise)
 
 
 def saved(tmp_path: Path, **config: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -69,12 +67,6 @@ def merged(tmp_path: Path, **options: Any) -> dict[str, torch.Tensor]:
     lora = {tmp_path / "adapter": options.pop("factor", 1.0)}
     loadstone.merge(tmp_path / "base.safetensors", out, lora=lora, **options)
     return load_file(out)
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, scale: float) -> None:
-    """Check the difference against the rounding of two sums of terms as large as ``scale``."""
-    bound = scale * EPSILON * expected.abs().max().clamp(min=1).item()
-    assert (found.double() - expected.double()).abs().max().item() <= bound
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -202,7 +202,7 @@ class TestLoad:
         report = loadstone.load(found, folder / "base", lora=both(folder))
         item = report.provenance["model.layers.0.mlp.up_proj.weight"]
         assert item.origin == "checkpoint"
-        assert [Path(root).name for root in item.merged] == ["adapter-1", "adapter-2"]
+        assert [Path(path).parent.name for path in item.merged] == ["adapter-1", "adapter-2"]
         names = [source.tensor for source in item.sources]
         assert names[0] == "model.layers.0.mlp.up_proj.weight"
         assert len(names) == 5

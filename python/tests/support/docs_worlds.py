@@ -71,6 +71,17 @@ def wan(folder: Path) -> Path:
     return folder
 
 
+def wan_lora(folder: Path) -> Path:
+    """Write diffusers' LoRA adapter of the model of :func:`wan`."""
+    from diffusers_gguf import BLOCK_CASES
+    from peft import LoraConfig
+
+    model = BLOCK_CASES[0].build()
+    model.add_adapter(LoraConfig(r=4, target_modules=["to_q"], init_lora_weights=False))
+    model.save_lora_adapter(folder)
+    return folder
+
+
 def wan_transformer(folder: Path) -> Path:
     """Write only the config of :func:`wan`."""
     from diffusers_gguf import BLOCK_CASES
@@ -394,7 +405,9 @@ WORLDS = {
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
         "import torch" + BLOCKS + OF_BITSANDBYTES,
     ),
-    "docs/diffusers.md": World((wan, at(wan_pipeline, "folder"), stable_diffusion_xl)),
+    "docs/diffusers.md": World(
+        (wan, at(wan_pipeline, "folder"), stable_diffusion_xl, at(wan_lora, "lora"))
+    ),
     "docs/convert.md": World((wan_files,)),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 
+EPSILON = 2.0**-24  # one rounding of F32
 HIDDEN, INNER, LAYERS = 72, 104, 2
 PROJECTIONS = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -102,3 +103,20 @@ def same_bits(found: Tensors | Path, expected: Tensors) -> None:
 
 def rounded(tensors: Tensors, like: Tensors) -> Tensors:
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}
+
+
+def randomised(wrapped: Any) -> None:
+    """Fill the matrices that peft initialises to zero, because zeros would hide errors."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                is_magnitude = "magnitude" in name
+                parameter.copy_(noise.abs() + 0.5 if is_magnitude else noise)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, scale: float) -> None:
+    """Check the difference against the rounding of two sums of terms as large as ``scale``."""
+    bound = scale * EPSILON * expected.abs().max().clamp(min=1).item()
+    assert (found.double() - expected.double()).abs().max().item() <= bound

@@ -90,11 +90,11 @@ void add_merge(Digest& digest, const Catalog& catalog, const Merge& merge) {
   add_all(digest, merge.factor, merge.row_elements, merge.op, merge.pruning, merge.elects_signs,
           merge.is_mean, merge.density, merge.seed, merge.terms.size());
   for (const Term& term : merge.terms) {
-    add_all(digest, term.factor, term.low_rank.has_value());
+    add_all(digest, term.factor, term.low_rank.has_value(), term.is_added);
     if (!term.low_rank) continue;
     const LowRank& product = *term.low_rank;
     add_all(digest, std::array{product.row_begin, product.column_begin, product.rows,
-                               product.columns, product.rank});
+                               product.columns, product.rank, product.magnitude_columns});
   }
   for_each_operand(merge, [&](const Operand& each) { add_operand(digest, catalog, each.boxes); });
 }

@@ -1,0 +1,105 @@
+"""Tests that an audit leaves out the tensors that hooks store, but not changes of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers.hooks import apply_group_offloading
+from diffusers.hooks.group_offloading import _maybe_remove_and_reapply_group_offloading
+
+import loadstone
+
+CPU = torch.device("cpu")
+INPUTS = {
+    "hidden_states": torch.ones(1, 16, 4),
+    "encoder_hidden_states": torch.ones(1, 8, 32),
+    "pooled_projections": torch.ones(1, 32),
+    "timestep": torch.tensor([1.0]),
+    "img_ids": torch.zeros(16, 3),
+    "txt_ids": torch.zeros(8, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = diffusers.FluxTransformer2DModel(
+        in_channels=4, num_layers=2, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("flux")
+    model.save_pretrained(path)
+    return path
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    model = loadstone.diffusers.from_pretrained(diffusers.FluxTransformer2DModel, folder, **options)
+    assert loadstone.audit(model).changed == []
+    return model
+
+
+def cache(model: Any, folder: Path) -> None:
+    model.enable_cache(diffusers.FirstBlockCacheConfig(threshold=0.1))
+    with model.cache_context("cond"):
+        model(**INPUTS)
+
+
+def offload(model: Any, folder: Path) -> None:
+    apply_group_offloading(model, CPU, CPU, offload_type="leaf_level")
+    model(**INPUTS)
+
+
+def offload_to_disk(model: Any, folder: Path) -> None:
+    apply_group_offloading(
+        model, CPU, offload_type="leaf_level", offload_to_disk_path=str(folder / "groups")
+    )
+    model(**INPUTS)
+
+
+def offload_again(model: Any, folder: Path) -> None:
+    offload(model, folder)
+    _maybe_remove_and_reapply_group_offloading(model)
+
+
+HOOKS: dict[str, Callable[[Any, Path], None]] = {
+    "cached outputs": cache,
+    "group offload": offload,
+    "group offload to disk": offload_to_disk,
+    "group offload that is applied again": offload_again,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", HOOKS)
+def test_tensors_of_hooks_are_left_out(folder: Path, tmp_path: Path, name: str) -> None:
+    model = loaded(folder)
+    HOOKS[name](model, tmp_path)
+    result = loadstone.audit(model)
+    assert result.ok
+    own = {name for name, _ in model.named_parameters()}
+    assert not [path for path in [*result.provenance, *result.changed] if "_hook" in path]
+    # Group offload to disk reads the parameters back into new memory, which is a real change.
+    assert set(result.changed) == (own if name == "group offload to disk" else set())
+    model.proj_out.bias.add_(1)
+    assert "proj_out.bias" in loadstone.audit(model).changed
+    del model.proj_out.weight
+    model.proj_out.weight = torch.nn.Parameter(torch.zeros(4, 32))
+    assert "proj_out.weight" in loadstone.audit(model).changed
+
+
+@torch.no_grad()
+def test_a_device_map_with_a_layer_on_disk(folder: Path, tmp_path: Path) -> None:
+    """Between passes, accelerate's hooks keep the values of the layer, not the layer itself."""
+    places = {"": "cpu", "transformer_blocks.0": "disk"}
+    model = loaded(folder, device_map=places, offload_folder=str(tmp_path / "offload"))
+    model(**INPUTS)
+    result = loadstone.audit(model)
+    assert result.ok
+    assert result.changed == []
+    model.proj_out.bias.add_(1)
+    assert loadstone.audit(model).changed == ["proj_out.bias"]
