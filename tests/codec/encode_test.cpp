@@ -183,7 +183,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   }
 }
 
-// The same encodings need an importance in ggml. Control: other encodings reject an importance.
+// ggml requires an importance for the same encodings. Control: other encodings reject one.
 TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   std::set<std::string_view> needing;
   for (const WrittenEncoding* const each : written_encodings()) {

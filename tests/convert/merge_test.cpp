@@ -393,7 +393,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   };
   EXPECT_EQ(code("\"left\": [", "\"left\": [],\"lost\": ["), "plan.json");
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 3"), "plan.json");
-  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // it has no 'w'
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // lacks the tensor 'w'
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 4294967296"), "plan.json");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 4"), "plan.box");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 18446744073709551615"), "plan.box");

@@ -187,13 +187,13 @@ void expect_overlap(std::size_t copies_least) {
        at = order.find("copy ", at + 1)) {
     const std::string stream = order.substr(at + 5, order.find('\n', at) - at - 5);
     const std::size_t wait = order.find("wait " + stream + "\n", at);
-    ASSERT_NE(wait, std::string::npos);  // every copy is waited for
+    ASSERT_NE(wait, std::string::npos);  // the log must contain a wait for each copy
     const std::size_t read = order.find("read\n", at);
     ++copies;
     if (read < wait) ++overlapped;
   }
   EXPECT_GE(copies, copies_least);
-  EXPECT_GE(overlapped, copies - 2);  // no window follows the last two
+  EXPECT_GE(overlapped, copies - 2);  // no window is read after the last two copies
 }
 
 TEST(Devices, CopiesGoOnWhileOthersAreRead) {
