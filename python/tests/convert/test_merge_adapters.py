@@ -72,7 +72,7 @@ def merged(tmp_path: Path, **options: Any) -> dict[str, torch.Tensor]:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, scale: float) -> None:
-    """Check the difference against the rounding of two sums of terms as large as ``scale``."""
+    """Check that the values differ by at most ``scale`` F32 roundings of the largest value."""
     bound = scale * EPSILON * expected.abs().max().clamp(min=1).item()
     assert (found.double() - expected.double()).abs().max().item() <= bound
 
@@ -142,7 +142,7 @@ class TestPeft:
     @pytest.mark.parametrize("alpha", [0, -3, 5])
     @pytest.mark.parametrize("where", ["alone", "rslora", "pattern", "dora"])
     def test_alphas_of_zero_and_below(self, tmp_path: Path, where: str, alpha: int) -> None:
-        """For such an alpha, peft adds nothing or subtracts the product."""
+        """If alpha is 0, peft adds nothing. If alpha is negative, peft subtracts the product."""
         config: dict[str, Any] = {"target_modules": ["first", "second"], "r": 4, "lora_alpha": 2}
         more = {"pattern": {"alpha_pattern": {"first": alpha}}, "alone": {}}
         more |= {"rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
@@ -405,7 +405,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
     def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
-        """peft changes the base when it loads such an adapter, so it is not a plain difference."""
+        """peft changes the base when it loads such an adapter, so merging the product is wrong."""
         saved(tmp_path, target_modules=["first"], r=4)
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())

@@ -1,5 +1,5 @@
 """A merge that changes one name of a tie, for every transformers class that ties an embedding: the
-other name keeps its value, or loadstone rejects the merge by name."""
+other name keeps its value, or loadstone rejects the merge and names the embedding."""
 
 from __future__ import annotations
 
