@@ -250,7 +250,7 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
       const Plan plan = small_values(builder, count, threads);
       const DeviceMemory memory(plan);
       const Report report = load(plan, memory, {.storage = &builder.storage}, driver);
-      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes are left
+      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // a slot keeps at most 4 KiB free
       const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
       const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
       if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {

@@ -169,7 +169,7 @@ def load_directly(folder: Path) -> Any:
 
 @each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
-    """transformers' loaders keep bitsandbytes' modules for outputs in its style."""
+    """For outputs in bitsandbytes' style, transformers' loaders keep bitsandbytes' modules."""
     output = outputs.of(cell)
     model = door(output.folder)
     found = state_of(model)
