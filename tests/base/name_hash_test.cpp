@@ -12,8 +12,8 @@
 namespace loadstone {
 namespace {
 
-// Makes names with equal hashes in libstdc++, whose seed is constant: the names differ in two
-// 8-byte words that leave the hash state the same.
+// colliding_names() returns names with equal hashes in libstdc++, whose hash has a constant seed.
+// Names differ in two 8-byte words, and the second difference cancels the first in the hash state.
 constexpr std::uint64_t factor = 0xc6a4a7935bd1e995u;
 
 std::uint64_t inverse(std::uint64_t odd) {

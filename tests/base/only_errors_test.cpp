@@ -35,8 +35,8 @@ TEST(OnlyErrors, LeaveWhatTheCallerThrewAsItIs) {
   EXPECT_THROW(only_errors([&] { throw CallerException{thrown}; }), std::out_of_range);
 }
 
-// An inner function may catch the Error for a broken file, so std::bad_alloc must not become an
-// Error before it has passed that function.
+// Inner functions may catch the Error for a broken file but must not catch std::bad_alloc, so only
+// the outermost function converts std::bad_alloc to an Error.
 TEST(OnlyErrors, AreMadeByTheOutermostFunction) {
   bool was_seen = false;
   const auto work = [&] {

@@ -66,7 +66,7 @@ TEST(VisibleJson, IsTheSameDocument) {
   EXPECT_EQ(visible_json("{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}"), "{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}");
   EXPECT_EQ(visible_json(utf8(0x9b) + utf8(0x200b) + "x"), "\\u009b\\u200bx");
   EXPECT_EQ(visible_json(utf8(0xe0041)), "\\udb40\\udc41");
-  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // incomplete; reads nothing past the end
+  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // an incomplete character at the end
 }
 
 TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {

@@ -25,7 +25,7 @@ TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
   }
 }
 
-// Views never produce dimensions that do not nest, but a plan may contain them.
+// Views produce only dimensions that nest, but a plan may contain any dimensions.
 TEST(CutBox, CutsAtAnyElementOfDimensionsThatDoNotNest) {
   const Box box = {.source = 0, .target_offset = 3, .dims = {{2, 10, 3}, {3, 1, 2}}};
   for (std::uint64_t begin = 0; begin < 14; ++begin) {

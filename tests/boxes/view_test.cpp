@@ -128,7 +128,7 @@ TEST(View, MisfitsAreSaid) {
   EXPECT_TRUE(concat({whole_view(0, {half}), whole_view(1, {half})}, 0, result));
 }
 
-// ---- random chains
+// ---- random chains of operations
 
 class Chain {
  public:
@@ -146,7 +146,7 @@ class Chain {
     return slice;
   }
 
-  // Returns a slice that takes the same range of each of several equal groups, in every dimension.
+  // Divides each dimension into equal groups, and returns a slice with the same range of each.
   Slice some_slice_of_groups(const Shape& whole) {
     Slice slice;
     std::vector<std::uint64_t> extents;
@@ -275,7 +275,7 @@ TEST(View, RandomChainsMoveEachElementToItsPlace) {
     const Pair pair = Chain(seed).run();
     expect_equal(pair);
     if (testing::Test::HasFatalFailure()) return;
-    // The check of boxes in plans must accept the same views.
+    // The plan's check of boxes must accept these views too.
     const auto boxes = boxes_of(pair.view);
     std::vector<TensorInfo> sources(16);
     for (TensorInfo& source : sources) source.shape = Shape{1u << 30};

@@ -426,7 +426,7 @@ TEST_F(Open, AccessDeniedIsTold) {
   EXPECT_EQ(code("/m"), "io.denied");
 }
 
-// ---- what opening reads
+// ---- reads while opening
 
 TEST_F(Open, AnIndexedCheckpointReadsHeadersOnly) {
   storage.add_file("/m/model-00001-of-00002.safetensors", one("a"));

@@ -1,5 +1,5 @@
-// Compares two cases with their definitions: weights with more components than one scale, and
-// blocks that are cut at the tensor's edges.
+// Tests decoding of weights that have more components than one scale, and of weights whose blocks
+// are cut off at the tensor's edges.
 #include <gtest/gtest.h>
 
 #include <array>

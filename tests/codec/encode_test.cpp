@@ -171,7 +171,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   };
   const std::vector<float> good(256, 1.0f);
   EXPECT_EQ(message("q4_k", good), "");
-  EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // for two matrices
+  EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // 2 x 256 columns
   EXPECT_EQ(message("q4_k", std::vector<float>(255)),
             "the importance matrix has a different number of columns");
   EXPECT_EQ(message("nf4", good), "this encoding does not use an importance matrix");
@@ -183,7 +183,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   }
 }
 
-// The same encodings need an importance in ggml. Control: other encodings reject an importance.
+// ggml requires an importance for the same encodings. Control: other encodings reject one.
 TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   std::set<std::string_view> needing;
   for (const WrittenEncoding* const each : written_encodings()) {

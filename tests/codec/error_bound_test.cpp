@@ -156,7 +156,7 @@ std::vector<double> errors(const Stored& stored, const std::vector<float>& numbe
 std::vector<Quantization> quantizations() {
   std::vector<Quantization> all;
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (each->is_gguf()) continue;  // single values have no bound
+    if (each->is_gguf()) continue;  // GGUF encodings have no bound for single values
     const std::string name(each->name);
     all.push_back({.encoding = name, .nested_offset = {}});
     if (each->is_bitsandbytes()) {

@@ -1,5 +1,5 @@
-// Tests the type mixes of llama.cpp. The digests below are computed from llama.cpp's
-// tests/snapshots, which list the types for published models, in loadstone's order of mixes.
+// Tests the type mixes of llama.cpp. The digests below cover the types that llama.cpp's
+// tests/snapshots list for published models, with the mixes in loadstone's order.
 #include "convert/choose/gguf_mix.h"
 
 #include <fmt/format.h>
@@ -99,7 +99,7 @@ TEST(GgufMix, PublishedModelsGetLlamaCppsTypes) {
             "5e48b97e8f0fe1b8df980d88bc14a462de2f341cd48e6a1a8460874b157ec085");
 }
 
-// Control for the previous test: a model with one key/value head less has a different digest.
+// Control for the previous test: the model with 64 key/value heads has a different digest.
 TEST(GgufMix, AnotherModelHasOtherTypes) {
   EXPECT_NE(digest_of(plain_model("llama", {80, 8192, 64, 64, 128, 28672}, true)),
             "890d3e2dada26681f5acc33f536ed14049c5096dd34b687bdfbb92fa812ba494");

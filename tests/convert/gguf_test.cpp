@@ -277,7 +277,7 @@ TEST(ConvertGguf, ValuesThatAreNoneOfTheirTypeAreRefused) {
   }
 }
 
-// Rules that keep blocks whole copy the blocks. Other rules, or a requested dtype, decode them.
+// loadstone copies blocks if the rules keep them whole. Other rules or a requested dtype decode.
 TEST(ConvertGguf, BlocksStayWhereRowsStayWhole) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.gguf", block_file());

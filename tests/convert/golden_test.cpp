@@ -174,7 +174,7 @@ class Conversions {
     return options;
   }
 
-  // Digest of a text, with the folder's path replaced.
+  // Returns the digest of a text after replacing the folder's path.
   [[nodiscard]] std::string text_digest(std::string text) const {
     const std::string path = folder_.path().string();
     for (auto at = text.find(path); at != std::string::npos; at = text.find(path, at)) {

@@ -223,7 +223,7 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
       {"terms[0].boxes", [](Merge& m) { m.terms[0].boxes[0].dims[0].extent += 1; }},
       {"terms[1]", [](Merge& m) { m.row_elements = 0; }},
       {"row_elements", [](Merge& m) { m.row_elements = columns - 1; }},
-      // Pieces without elements would make the loop endless, even if the merge has no product.
+      // Windows without elements would make the loop endless, even if the merge has no product.
       {"row_elements", [](Merge& m) { m.row_elements = 1ULL << 40, m.terms.pop_back(); }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = 1; }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = UINT64_MAX; }},
@@ -393,7 +393,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   };
   EXPECT_EQ(code("\"left\": [", "\"left\": [],\"lost\": ["), "plan.json");
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 3"), "plan.json");
-  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // it has no 'w'
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // lacks the tensor 'w'
   EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 4294967296"), "plan.json");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 4"), "plan.box");
   EXPECT_EQ(code("\"rank\": 3", "\"rank\": 18446744073709551615"), "plan.box");

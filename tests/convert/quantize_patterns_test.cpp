@@ -71,8 +71,8 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
 struct InPart {
   Names plain;
   Names quantized;
-  Names same_plain;      // different names of the plain modules
-  Names same_quantized;  // different names of the quantized modules
+  Names same_plain;      // other names that the modules in `plain` may have
+  Names same_quantized;  // other names that the modules in `quantized` may have
 };
 
 // Models in which only some layers of a list are quantized.

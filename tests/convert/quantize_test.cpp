@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace ::testing;
 
-// BF16 values between -size and size.
+// Returns random BF16 values between -size and size.
 std::string numbers(std::size_t count, float size, unsigned seed) {
   std::string bytes;
   std::uint32_t state = seed * 2654435761u + 1;
@@ -209,7 +209,7 @@ TEST(QuantizeFiles, PartnersAndPartsStandInOneFile) {
 
 TEST(QuantizeFiles, NumbersThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
-  for (const std::uint64_t rows : {32u, 40000u}) {  // one window; several, measured first
+  for (const std::uint64_t rows : {32u, 40000u}) {  // the matrix takes one window or several
     std::string value = numbers(rows * 64, 1, 1);
     value.replace(2 * 1000, 2, "\xc0\x7f", 2);
     const std::string source =

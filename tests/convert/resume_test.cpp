@@ -249,7 +249,7 @@ TEST_F(Resume, PartsTogetherAreTheWhole) {
       EXPECT_FALSE(fs::exists(target));
     }
     EXPECT_EQ(bytes, plan().bytes_to_write);
-    // A second run finds the part finished.
+    // A second run of a finished part reads nothing.
     const auto again = convert(plan(), target, part(1, count));
     EXPECT_EQ(again.bytes_read, 0u);
     EXPECT_GT(again.bytes_kept, 0u);
@@ -293,7 +293,7 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   const auto third = convert(plan(), target, part(3, 3));
   fs::resize_file(third.outputs.front(), 100);
   EXPECT_THAT(message(), HasSubstr("run part 3 of 3 again"));
-  EXPECT_EQ(code({}), "convert.state");  // nothing discards them by mistake
+  EXPECT_EQ(code({}), "convert.state");  // a plain run must not discard finished parts
   killed(plan(), 0, part(3, 3));
   EXPECT_EQ(code(part(3, 3)), "");
   EXPECT_EQ(code(finish), "");
@@ -334,7 +334,7 @@ TEST_F(Resume, WhatMakesNoSenseIsRefused) {
   EXPECT_THAT(names_in(folder / "in"), ElementsAre("source.safetensors"));
 }
 
-// Starts a second run from inside the first one, and expects what a second process would get.
+// Starts other runs from inside the first one, and expects the errors that processes would get.
 TEST_F(Resume, TwoDoNotDoTheSame) {
   LoggingStorage watched(local_storage());
   std::atomic<int> reads = 0;

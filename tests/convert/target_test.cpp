@@ -133,7 +133,7 @@ class Stopper final : public Observer {
   bool on_progress(const Progress& /*progress*/) override { return false; }
 };
 
-// Any early end must leave no new file and must not change an old target.
+// A conversion that ends early must leave no new file and must not change an old target.
 TEST_F(Target, AFailureLeavesNothing) {
   folder.write("old.safetensors", "old");
   folder.write("joined/config.json", "{}");

@@ -143,7 +143,7 @@ TEST_F(Cuda, TheCopyThatFailsIsKnownWhereTheDriverSaysIt) {
                        }).value();
     EXPECT_EQ(error.code(), "device.driver");
     EXPECT_EQ(failed, expected[version]);
-    device->wait(0);  // the copies before it had started
+    device->wait(0);  // the copies before the failed one had started
     device->free(pinned);
     EXPECT_STREQ(fake_cuda_violations(), "");
   }

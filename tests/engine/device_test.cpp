@@ -187,13 +187,13 @@ void expect_overlap(std::size_t copies_least) {
        at = order.find("copy ", at + 1)) {
     const std::string stream = order.substr(at + 5, order.find('\n', at) - at - 5);
     const std::size_t wait = order.find("wait " + stream + "\n", at);
-    ASSERT_NE(wait, std::string::npos);  // every copy is waited for
+    ASSERT_NE(wait, std::string::npos);  // the log must contain a wait for each copy
     const std::size_t read = order.find("read\n", at);
     ++copies;
     if (read < wait) ++overlapped;
   }
   EXPECT_GE(copies, copies_least);
-  EXPECT_GE(overlapped, copies - 2);  // no window follows the last two
+  EXPECT_GE(overlapped, copies - 2);  // no window is read after the last two copies
 }
 
 TEST(Devices, CopiesGoOnWhileOthersAreRead) {
@@ -250,7 +250,7 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
       const Plan plan = small_values(builder, count, threads);
       const DeviceMemory memory(plan);
       const Report report = load(plan, memory, {.storage = &builder.storage}, driver);
-      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes are left
+      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // a slot keeps at most 4 KiB free
       const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
       const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
       if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {

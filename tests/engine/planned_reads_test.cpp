@@ -19,7 +19,7 @@ constexpr std::uint64_t rows = 3;
 
 class PlannedReadsTest : public ::testing::Test {
  protected:
-  // Adds a target for some columns of a matrix whose rows have 1 MiB each.
+  // Adds a target for some columns of a matrix whose rows take 1 MiB each.
   void add_columns(std::uint64_t begin, std::uint64_t count, Dtype dtype) {
     const auto source = builder.add_tensor("w", Dtype::u8, {rows, mib}, pattern(rows * mib, 1));
     builder.add_target(
@@ -73,7 +73,7 @@ TEST_F(PlannedReadsTest, NeighboursAreOneUnlessALargerHoleIsBetweenThem) {
   EXPECT_THAT(asked(), ElementsAre(ByteRange{0, 4296}, ByteRange{8393, 8493}));
 }
 
-// The plan is executed in parts, as by one of several processes.
+// The run executes only a part of the plan, like one of several processes.
 TEST_F(PlannedReadsTest, WhatThisRunDoesNotMakeIsNotAskedFor) {
   builder.add_plain("a", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 1));
   builder.add_plain("b", Dtype::u8, Dtype::u8, {mib}, pattern(mib, 2));

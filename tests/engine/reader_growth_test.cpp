@@ -76,7 +76,7 @@ TEST(ReaderGrowth, ShortPeriodsSayNothing) {
   EXPECT_TRUE(growth.is_enough({.seconds = 0.2, .bytes = 64 << 20}));
 }
 
-// The readers sleep, as on a slow file system. The test also ends if no reader joins.
+// The readers sleep, as on a slow file system. The test ends even if no reader joins.
 TEST(ReaderGrowth, ThreadsJoinTheWorkThatGoesOn) {
   const auto readers_of = [](ReaderGrowth growth) {
     std::atomic<bool> stop = false;

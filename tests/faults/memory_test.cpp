@@ -36,8 +36,8 @@ Skeleton model() {
 
 class MemoryFaults : public testing::Test {
  protected:
-  // Repeats the work while each run has a different failing allocation. `step` is the distance
-  // between two of these allocations, more than 1 if a run takes long.
+  // Repeats the work with a different failing allocation in each run. `step` is the distance
+  // between the failing allocations of two runs, more than 1 if a run takes long.
   template <typename Work>
   void walk(const Work& work, std::uint64_t step = 1) {
     work();

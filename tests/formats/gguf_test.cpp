@@ -387,7 +387,7 @@ TEST(Gguf, UnusualFilesAreToldAndRead) {
   }
 }
 
-// Only a valid key raises the limit, and it never lowers the caller's.
+// A valid key may raise the limit on dims but never lowers the caller's limit.
 TEST(Gguf, AFileDeclaresItsNumberOfDims) {
   const auto file = [](std::uint32_t type, auto value, std::size_t rank) {
     Writer writer = begun().entry_number(gguf_rank_key, type, value);

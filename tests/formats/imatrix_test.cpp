@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Old, BadImatrix, ::testing::ValuesIn(bad_old_files()),
 INSTANTIATE_TEST_SUITE_P(Gguf, BadImatrix, ::testing::ValuesIn(bad_gguf_files()),
                          [](const auto& each) { return each.param.what; });
 
-// Expects an Error of the formats, or importances that encoders accept. Returns the error code.
+// Expects a file format Error or a matrix that encoders accept. Returns the error code.
 std::string outcome(const std::string& bytes) {
   const auto error = error_of([&] {
     for (const auto& [name, numbers] : read(bytes).entries) {

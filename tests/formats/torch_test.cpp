@@ -92,7 +92,7 @@ TEST(Torch, AViewKeepsItsStrides) {
   const TensorInfo each_second = strided({.size = {2}, .stride = {2}});
   EXPECT_THAT(each_second.strides, ElementsAre(2));
   EXPECT_EQ(each_second.byte_count(), 12u);
-  // The stride of a dimension of 1 has no meaning. If a tensor has no elements, no stride has one.
+  // Strides have no meaning for a dimension of 1 and for a tensor without elements.
   EXPECT_THAT(strided({.size = {1, 4}, .stride = {77, 1}}).strides, IsEmpty());
   const TensorInfo none = strided({.offset = 3, .size = {0, 4}, .stride = {9, 9}});
   EXPECT_THAT(none.strides, IsEmpty());
@@ -210,8 +210,8 @@ TEST(Torch, WhatIsNestedIsJoinedWithDots) {
             "pt.duplicate");
 }
 
-// In 20 nested dicts, two keys of each lead to the next dict: a million names for a tensor in one
-// kilobyte.
+// In each of 20 nested dicts, two keys refer to the next dict: one kilobyte gives a tensor a
+// million names.
 TEST(Torch, ManyNamesOfOneDictAreNotMultiplied) {
   std::string value = with_w(tensor()) + "q" + '\0';
   for (char i = 1; i <= 20; ++i) {

@@ -37,8 +37,8 @@ constexpr std::size_t convert_bytes = 4 << 20;
 // Tensors with stride 0 can expand to a huge output. This test does not write outputs larger than
 // this bound.
 constexpr std::uint64_t written_bytes_max = 64 << 20;
-// The header and the values are read, and values twice if their scale is computed first. A read
-// takes at least one page.
+// Opening reads the header, and conversions read values twice if they compute the scale first. Each
+// read takes at least one page.
 constexpr std::uint64_t reads_per_byte = 4;
 constexpr std::uint64_t reads_constant = 64 << 10;
 

@@ -220,7 +220,7 @@ TEST(BnbTest, DialectsDifferInSignsOfZeroAndInEmptyBlocks) {
   }
 }
 
-// ---- against a plain loop
+// ---- comparisons with a plain loop
 
 TEST(BnbTest, FourBitsAreThoseOfAPlainLoop) {
   for (const std::size_t count :
@@ -453,7 +453,7 @@ TEST(BnbTest, EveryInstructionSetGivesTheSameBytes) {
       const std::vector<Bytes> expected = everything_of(source, dtype);
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // control: forces one instruction set at a time
+        seen.insert(hwy::SupportedTargets());  // control: each target must really be forced
         EXPECT_TRUE(everything_of(source, dtype) == expected)
             << hwy::TargetName(isa) << " " << name(dtype) << " " << static_cast<int>(kind);
       }

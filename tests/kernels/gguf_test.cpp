@@ -136,7 +136,7 @@ TEST(GgufTest, TheFingerprintSeesOneCode) {
   EXPECT_NE(fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks)), before);
 }
 
-// ---- against a plain loop, one value at a time
+// ---- comparisons with a plain loop over single values
 
 float rounded(float value, bool to_f16) {
   if (!to_f16) return value;

@@ -1,7 +1,7 @@
-// Tests windows of ModelOpt's encodings and of GGUF blocks: in any order, from several threads and
-// on every instruction set, the windows have the bytes of the value encoded whole.
-// python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py compare the bytes with
-// independent implementations.
+// Tests windows of ModelOpt's encodings and of GGUF blocks. Windows encoded in any order, by
+// several threads and on every instruction set must give the same bytes as one call for the whole
+// value. python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py compare the bytes
+// with independent implementations.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
@@ -310,7 +310,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
       const Bytes back = decoded(form, expected, dtype, {{0, form.elements}});
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
         const ForcedTarget forced(isa);
-        seen.insert(hwy::SupportedTargets());  // control: forces one instruction set at a time
+        seen.insert(hwy::SupportedTargets());  // control: each target must really be forced
         EXPECT_EQ(encoded(form, numbers), expected)
             << hwy::TargetName(isa) << " " << one.encoding << " " << name(dtype);
         EXPECT_EQ(decoded(form, expected, dtype, {{0, form.elements}}), back)

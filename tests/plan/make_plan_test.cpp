@@ -315,7 +315,7 @@ TEST(MakePlan, DtypeOfTheFile) {
   EXPECT_EQ(found(plan, "plan.cast").size(), 2u);
 }
 
-// ---- targets without a file
+// ---- targets without a tensor in the checkpoint
 
 TEST(MakePlan, ConstructorValuesStay) {
   const Plan plan = make_plan(
@@ -325,7 +325,7 @@ TEST(MakePlan, ConstructorValuesStay) {
   EXPECT_TRUE(plan.findings.empty());
   EXPECT_EQ(plan.targets[0].recipe.origin, Origin::constructor);
   EXPECT_EQ(plan.targets[1].recipe.origin, Origin::constructor);
-  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 24u);  // a table can be larger than the weights
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 24u);  // includes the targets that keep their values
 }
 
 TEST(MakePlan, BuffersWithoutAValueAreErrorsForAModelAndExceptionsForAFile) {

@@ -80,7 +80,7 @@ TEST(Quantize, SizesAreThoseOfTheParts) {
   EXPECT_TRUE(plan.ok());
   EXPECT_EQ(plan.targets[0].byte_count(), 65u + 12u);
   EXPECT_EQ(plan.bytes_to_read, 260u);
-  EXPECT_EQ(plan.peak_bytes.at("cpu"), 65u + 12u + 2u * (576u + 260u));  // values and their source
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 65u + 12u + 2u * (576u + 260u));  // components and staging
   PlanOptions balanced;
   balanced.device_map.mode = DeviceMapMode::sequential;
   balanced.max_memory = {{"cuda:0", 100}, {"cpu", 1000}};

@@ -1,4 +1,4 @@
-// Tests the check of numbered series, and the findings for rules that declare a series which is
+// Tests the check of numbered series, and the findings if a series that the rules declare is
 // broken.
 #include "catalog/series.h"
 

@@ -1,4 +1,4 @@
-// Tests plans for slices of targets, which each of several processes loads.
+// Tests plans for slices of targets. Each of several processes loads one slice.
 #include <gmock/gmock.h>
 
 #include <cstring>

@@ -204,7 +204,7 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
               receipt.sources[0].tensors.push_back(file.tensors[0]);
             }),
             "two tensors have the same name");
-  // Sources may be covered partly.
+  // A receipt need not cover all tensors of a source.
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               file.tensors.pop_back();
               receipt.sources.swap(receipt.outputs);

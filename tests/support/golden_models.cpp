@@ -75,8 +75,8 @@ const Shapes stack_shapes = {{"model.embed_tokens.weight", {64, 128}},
                              {"model.layers.0.mlp.experts.down_proj", {3, 128, 128}},
                              {"model.layers.0.mlp.gate.weight", {3, 128}}};
 
-// Returns tensors with llama.cpp's names. There are 16 layers, because a mix can depend on the
-// eighth of the model that a layer is in.
+// Returns tensors with llama.cpp's names. There are 16 layers, because the type of a tensor can
+// depend on which eighth of the layers contains the tensor.
 Shapes llama_shapes(std::uint64_t rows) {
   Shapes all = {{"token_embd.weight", {rows, 256}}, {"output_norm.weight", {256}}};
   for (int layer = 0; layer < 16; ++layer) {

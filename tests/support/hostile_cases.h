@@ -9,11 +9,11 @@ namespace loadstone::test {
 
 struct HostileCase {
   std::string name;
-  std::string format;   // absolute path
+  std::string format;   // "safetensors", "sharded", "gguf", "torch" ...
   std::string path;     // absolute
   std::string accept;   // "yes", "no", "warn"
-  std::string field;    // text that the error's message contains
-  std::string culprit;  // expected code; "-" if none
+  std::string field;    // text that the error's message contains; "-" if none
+  std::string culprit;  // text that the error's message contains
   std::string expect;   // the code; "-" if none
 };
 
@@ -25,15 +25,14 @@ struct HostileCase {
 // files do no harm, not the manifest's expectations.
 [[nodiscard]] const std::vector<HostileCase>& unread_cases();
 
-// Returns true if the error depends on a tensor's values or on a model, so that opening the file
-// cannot find it.
+// Returns true if opening the file cannot find the error, because it depends on a tensor's values.
 [[nodiscard]] bool needs_values(std::string_view code);
-// Returns true if loadstone does not check the rule: checksums inside an archive.
+// Returns true for rules that loadstone does not check, such as checksums inside an archive.
 [[nodiscard]] bool is_not_looked_at(std::string_view code);
 [[nodiscard]] bool needs_model(std::string_view code);
 
-// Returns true for codes of files that other readers may swap or unpack, but that loadstone
-// rejects.
+// Returns true for codes of byte-swapped or compressed files, which loadstone rejects but other
+// readers may accept.
 [[nodiscard]] bool is_never_read(std::string_view code);
 
 }  // namespace loadstone::test

@@ -27,7 +27,7 @@ def command() -> Path:
 
 @pytest.fixture(scope="session")
 def run(command: Path) -> Run:
-    """Run the command; check its exit status if `status` is given."""
+    """Return a function that runs the command, and checks its exit status if `status` is given."""
 
     def run_command(
         *arguments: object, status: int | None = None, **options: Any
@@ -83,7 +83,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write_skeleton(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a skeleton of parameters; each name has (dtype, shape)."""
+    """Return a function that writes a skeleton of parameters, given (dtype, shape) by name."""
 
     def write(
         targets: Mapping[str, tuple[str, list[int]]], file_name: str = "skeleton.json"

@@ -14,7 +14,7 @@ HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
 FACTOR = 32
 MEMORY_KB_MAX = 64 * 1024
 MEMORY_PER_FILE_BYTE = 128
-# Far more than any of the commands needs, and far less than a reader of quadratic cost.
+# Far more than a command needs, and far less than a reader with quadratic run time needs.
 CPU_SECONDS = 60
 ADDRESS_BYTES = 8 << 30
 

@@ -20,7 +20,7 @@ LIMITS = {"new_memory", "memory_copy", "page_cache", "page_cache_to_new_memory",
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Write two shards of 12 and 4 MiB, of which the second has tensors off sector boundaries."""
+    """Write two shards of 12 and 4 MiB; only the second has tensors off sector boundaries."""
     folder = tmp_path_factory.mktemp("model")
     save_file({f"a{i}": torch.randn(MIB) for i in range(3)}, folder / "a.safetensors")
     save_file({"b": torch.randn(MIB), "odd": torch.randn(3)}, folder / "b.safetensors")

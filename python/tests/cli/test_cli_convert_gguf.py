@@ -208,7 +208,7 @@ def test_q8_0_is_that_of_the_gguf_package(run, tmp_path, write_safetensors):
 
 
 def llama_like(write_safetensors: Callable[..., Path], path: Path, layers: int = 2) -> Path:
-    """Write a model with llama.cpp's names and feed-forward rows that do not fill 256-blocks."""
+    """Write llama.cpp's tensor names, and feed-forward rows that do not fill blocks of 256."""
     shapes = {
         "token_embd.weight": [32, 256],
         "output.weight": [32, 256],

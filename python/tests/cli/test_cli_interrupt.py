@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# The dynamic linker runs before the program can handle a signal.
+# Time limit for the dynamic linker, which runs before the program can handle a signal.
 LOADING_SECONDS_MAX = 5.0
 
 

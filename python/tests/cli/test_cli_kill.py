@@ -1,4 +1,4 @@
-"""SIGKILL at any time leaves an offload folder or a target either as before or complete."""
+"""SIGKILL at any time leaves an offload folder or a conversion's target unchanged or complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoint(state: dict[str, torch.Tensor], tmp_path: Path) -> Path:
 
 
 def kills(arguments: list[object], seed: int) -> Iterator[None]:
-    """Run the command once to the end, and then kill it after random times; yield after each."""
+    """Run the command to its end, then start and kill it repeatedly; yield after each run."""
     begin = time.perf_counter()
     subprocess.run([str(each) for each in arguments], check=True, capture_output=True)
     whole = time.perf_counter() - begin
@@ -96,7 +96,7 @@ def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path
 def test_the_library_writes_into_the_same_folder(
     command: Path, checkpoint: Path, state, tmp_path: Path
 ) -> None:
-    """accelerate can update an index that loadstone wrote, and loadstone one of accelerate."""
+    """accelerate can update loadstone's index, and loadstone can update accelerate's."""
     from accelerate.utils import offload_state_dict
 
     folder = tmp_path / "offload"

@@ -165,7 +165,7 @@ def test_html(run, small, tmp_path, name):
 
 
 def test_readers_are_part_of_the_plan(run, small, tmp_path):
-    """A saved plan contains its number of threads, and its execution can choose a different one."""
+    """A saved plan contains the number of threads, and its execution may use a different number."""
     plan = tmp_path / "plan.json"
     for threads in (1, 3):
         run("plan", small, "--threads", threads, "-o", plan, status=0)

@@ -188,7 +188,7 @@ def test_a_second_conversion_leaves_nothing_of_the_first(
 
 
 def test_a_strangers_file_of_the_receipts_name_is_set_aside(source: Path, tmp_path: Path) -> None:
-    """Control: loadstone deletes only receipts of its conversions."""
+    """Control: loadstone does not delete a file that only has the name of a receipt."""
     out = tmp_path / "out"
     convert(source, out)
     (out / "receipt.json").write_text('{"paid": true}')

@@ -45,7 +45,7 @@ def test_version(run):
     assert run("--version", status=0).stdout.startswith("loadstone ")
 
 
-# ---- 1: it ran, and found something
+# ---- 1: a problem was found
 
 
 def test_incomplete_plan(run, small, incomplete):
@@ -99,7 +99,7 @@ def test_difference(run, small, tmp_path, write_safetensors):
     ],
 )
 def test_bad_value(run, file, code):
-    """Headers contain no values, so only `verify` can detect this."""
+    """Headers contain no values, so only `verify` can detect an invalid value."""
     run("inspect", HOSTILE / file, status=0)
     assert code in run("verify", HOSTILE / file, status=1).stdout
     document = json.loads(run("verify", HOSTILE / file, "--json", status=1).stdout)
@@ -219,7 +219,7 @@ def test_full_standard_output(command, small, arguments):
     assert b"[io.no_space]" in done.stderr
 
 
-# Python ignores the signal (SIGXFSZ), and the command inherits that.
+# Python ignores SIGXFSZ, and the command inherits this setting.
 def test_standard_output_that_may_not_grow(command, small, tmp_path):
     with (tmp_path / "out").open("wb") as out:
         done = subprocess.run(

@@ -43,7 +43,7 @@ class Terminal:
         self.seen = b""
 
     def read(self) -> Iterator[bytes]:
-        """Yield all output received until then, each time there is more."""
+        """Yield all output received up to then, each time new output arrives."""
         with contextlib.suppress(OSError):  # EIO means that the command has closed its side
             while piece := os.read(self._master, 4096):
                 self.seen += piece

@@ -1,4 +1,4 @@
-"""Every file of tests/hostile through the command: exit status, code, named file, and memory."""
+"""Every file of tests/hostile through the command: exit status, code, named file and memory."""
 
 import json
 import re
@@ -194,8 +194,8 @@ OPTIONS = ([], ["--quantize", "nvfp4"], ["--experts", "fused"], ["--experts", "s
 
 @pytest.fixture
 def numbers(tmp_path: Path, write_safetensors: Callable[..., Path]) -> list[Path]:
-    """Write files of experts of which only the last of 100,000 exists: one expert with a long name,
-    and one expert in each of 400 series."""
+    """Write two files that contain only the last of 100,000 experts: of one series with a long
+    name, and of each of 400 series."""
     suffix = ".experts.99999.up_proj.weight"
     named = {"long": ["a" * 10_000], "many": [f"{k:x}" for k in range(400)]}
     return [
@@ -221,6 +221,6 @@ def test_claimed_experts(
     for file, outcome in zip(files, outcomes, strict=True):
         assert outcome.status in (0, 1, 3), (file, outcome.err)
         assert outcome.memory_kb < version.memory_kb + CLAIMS_MEMORY_KB_MAX, file
-    # One rank's file may contain such a share of the experts, so a conversion only warns.
+    # The file of one rank may contain only a few experts, so a conversion only warns.
     for outcome in outcomes[1:]:
         assert "experts" in outcome.err or "left_alone" in outcome.err

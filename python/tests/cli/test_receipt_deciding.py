@@ -1,5 +1,5 @@
-"""Receipts include tensors that only affect how others are converted, and verify names the sources
-that it did not read."""
+"""Receipts include tensors that affect only the conversion of other tensors, and verify names the
+sources that it did not read."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_adapters_config_is_in_the_receipt(tmp_path: Path) -> None:
 
 
 def test_a_scale_that_becomes_a_constant_is_in_the_receipt(tmp_path: Path) -> None:
-    """Repacking inverts NVFP4's global scale, which divides in the new style, into a constant."""
+    """Repacking stores the inverse of NVFP4's global scale as a constant of the plan."""
     plain, source, out = tmp_path / "plain", tmp_path / "source", tmp_path / "out"
     plain.mkdir()
     largest = 6 * 448 / 4096  # the scale is a power of two, so its inverse is exact

@@ -1,4 +1,4 @@
-"""Receipts of sources that were read in part: some columns, rows for several files, or nothing."""
+"""Receipts of partly read sources: some columns, rows for several files, or nothing."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OPTIONS = [
     ("merge", "--method", vocabulary.MergeMethod),
 ]
 
-# Names of the types that keywords have in the public signatures.
+# For each keyword of the public signatures, the name of its type.
 KEYWORDS = {
     "missing": "Missing",
     "unexpected": "Unexpected",

@@ -1,6 +1,6 @@
-"""Adapters trained per expert by versions of transformers before 5, which stacks the experts.
+"""Adapters trained per expert by transformers 4. transformers 5 stacks the experts.
 
-The expected values come from a base to whose files the adapter's products were added.
+The expected values come from a base whose files contain the sum of base and product.
 """
 
 from __future__ import annotations

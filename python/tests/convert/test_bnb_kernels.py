@@ -1,7 +1,7 @@
-"""nf4, fp4 and LLM.int8 against real bitsandbytes on a CPU, and against a numpy model of it.
+"""nf4, fp4 and LLM.int8 against bitsandbytes on a CPU, and against a numpy model of its formats.
 
-bitsandbytes' encoders are right. Its AVX-512 decoders are wrong if rows are a multiple of 16 but
-not of the block size; one test shows this, and the others avoid it.
+bitsandbytes' encoders are right. Its AVX-512 decoders are wrong if the row length is a multiple of
+16 but not of the block size; one test shows this, and the others avoid such rows.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MANTISSA = {"F32": (23, torch.int32, 255), "F64": (52, torch.int64, 2047)}
 
 
 def bits_of_wide_floats(name: str) -> torch.Tensor:
-    """Return bit patterns around each boundary where a narrower float rounds, per exponent."""
+    """Return bit patterns around each value where the rounding to a narrower float changes."""
     mantissa_bits, integer, exponent_max = MANTISSA[name]
     kept = [bits for bits in (0, 1, 2, 3, 7, 8, 9, 10, 11, 23, 24) if bits <= mantissa_bits]
     mantissas = {0, 1, (1 << mantissa_bits) - 1}

@@ -48,7 +48,7 @@ def offloaded(folder: Path) -> Tensors:
     return {name: reader[name] for name in reader}
 
 
-# ---- entry points: each returns its decoded values
+# ---- entry points: each returns the decoded values
 
 
 def by_load(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
@@ -64,7 +64,7 @@ def by_load_into_memory(file: Written, dtype: torch.dtype, folder: Path) -> Tens
 
 
 def by_dtype(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Load into a model whose dtype differs, and cast by an option."""
+    """Load with the `dtype` option into a model that has a different dtype."""
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     model = model_of(file.numbers, other)
     loadstone.load(model, file.path, dtype=dtype)
@@ -110,7 +110,7 @@ def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tenso
 
 
 def by_command(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
-    """Plan and load with the command: into memory, which it audits, and to disk."""
+    """Plan and load with the command, into memory and into an offload folder."""
     needs = skeleton(file, dtype, folder)
     report = done("load", file.path, "--skeleton", needs)
     assert set(report["provenance"]) == set(file.numbers)
@@ -164,7 +164,7 @@ DOORS: list[Door] = [
     by_offload,
     by_reader,
 ]
-# Pairs each codec with each entry point, and rotates the dtypes so that each codec meets them all.
+# All pairs of a codec and an entry point. The dtypes rotate, so each codec is tested with them all.
 CELLS = [
     (door, codec, list(DTYPES)[(i + j) % len(DTYPES)])
     for i, door in enumerate(DOORS)

@@ -287,7 +287,7 @@ CACHE_LEAVES = ("q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "k_ze
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("leaf", CACHE_LEAVES)
 def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str, way: str) -> None:
-    """Codes in other places of the model do not own the scales of an attention module."""
+    """Scales of an attention module that has no codes are learned, so a conversion keeps them."""
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     learned = {
         f"{module}.{leaf}": torch.tensor([1.7])

@@ -1,5 +1,5 @@
-"""The source's config has the same effect at every entry point, through each file that can name
-the checkpoint, and for outputs that are folders and single files."""
+"""A config of the source has the same effect at every entry point, for every path that can name the
+checkpoint, and for outputs that are folders and single files."""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def test_fp8_codes_that_are_decoded(tmp_path: Path, door: str, dequantize: bool)
         tmp_path / "codes", tmp_path / "out", **({"dequantize": True} if dequantize else {})
     )
     found = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
-    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # control: copies keep it
+    assert found == (
+        "bfloat16" if dequantize else "float8_e4m3fn"
+    )  # control: copies keep the dtype
 
 
 @pytest.mark.parametrize("door", DOORS)

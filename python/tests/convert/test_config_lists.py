@@ -116,8 +116,8 @@ MIXED = {r"self_attn": "fp8", "": "fp8-channel"}
 
 
 def cells() -> list[tuple[str, str]]:
-    """Return each layout with each choice that loadstone accepts for it, because the choice's
-    `include` patterns match tensors of the layout."""
+    """Return all pairs of a layout and a choice whose `include` patterns all match tensors of the
+    layout, because loadstone rejects other patterns."""
     return [
         (layout, choice)
         for layout in LAYOUTS
@@ -309,7 +309,7 @@ def test_a_repack_has_the_lists_of_a_quantization(
     "options", [{"quantize": "fp8-channel", "style": "compressed-tensors"}, {"quantize": "nf4"}]
 )
 def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]) -> None:
-    """Without an entry for the head, the library builds a quantized layer without scales."""
+    """Without a config entry for the head, transformers builds a quantized head without scales."""
     config = LlamaConfig(
         hidden_size=H,
         intermediate_size=H,

@@ -174,7 +174,7 @@ def moved(prefix: str) -> list[Config]:
 
 
 DOWN = f"{LAYER}.mlp.down_proj"
-# For each list of a copied config: the encoding, the style, and the config with an entry.
+# For each kind of list: the encoding, the style, and fields with an entry that names a module.
 LISTS: dict[str, tuple[str, str | None, Config]] = {
     "ignore": ("fp8", CT, {"ignore": [DOWN]}),
     "expression": ("fp8", CT, {"ignore": [r"re:model\.layers\.\d+\.mlp\.down_proj$"]}),
@@ -198,7 +198,7 @@ def test_lists_with_names_before_the_rules_are_told(tmp_path: Path, name: str) -
     (finding,) = [each for each in report.findings if each.code == "convert.lists"]
     assert finding.severity == "warning"
     assert finding.sources == [json.loads(f'"{entry}"')]
-    # Controls: module names that do not change, and entries that still match by the names' ends.
+    # Controls: module names that do not change, and entries that match only the ends of names.
     report = loadstone.convert(stored, tmp_path / "same", rules=moved("model.layers"))
     assert messages(report, "convert.lists") == []
     section |= {"ignore": ["down_proj", "re:.*down_proj", "*down_proj", "Linear", "lm_head"]}

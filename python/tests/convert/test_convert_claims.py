@@ -369,7 +369,9 @@ def test_one_file_agrees_with_the_config_beside_it(
     out = tmp_path / "out"
     loadstone.convert(source, out, name=name.removesuffix(".safetensors"), **KINDS[first])
     before = (out / name).read_bytes()
-    loadstone.convert(source, out / "merged.safetensors", **KINDS[second])  # libraries ignore it
+    loadstone.convert(
+        source, out / "merged.safetensors", **KINDS[second]
+    )  # libraries ignore this name
     if first == second:
         loadstone.convert(source, out / name, **KINDS[second])
         assert (out / name).read_bytes() == (out / "merged.safetensors").read_bytes()

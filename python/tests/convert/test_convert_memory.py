@@ -14,7 +14,7 @@ MB = 1_000_000
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write rows that do not fill a digest's blocks, so that windows wait for their neighbours."""
+    """Write rows that only partly fill a digest's blocks, so windows wait for their neighbours."""
     tensors = {
         f"model.layers.{i}.mlp.up_proj.weight": ("BF16", [2000, 4124], None) for i in range(6)
     }

@@ -215,7 +215,7 @@ def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path
 def test_files_that_somebody_puts_among_the_shards_are_refused(
     source: Path, whole: dict[str, bytes], tmp_path: Path, ending: dict[str, bool], name: str
 ) -> None:
-    """Such a file would become part of the target. Files of the operating system are ignored."""
+    """An added file would become part of the target, unless the operating system made it."""
     target = tmp_path / "out"
     options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
     for i in (1, 2):
@@ -242,7 +242,7 @@ def of_values(folder: Path, values: float) -> Path:
     return folder
 
 
-# The source of each step before the last one. "a" and its copy "c" have equal values; "b" differs.
+# The sources of all steps except the last. "a" and its copy "c" have equal values; "b" differs.
 BEGUN: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "a, a": [("a", {"part": (1, 2)}), ("a", {"part": (2, 2)})],
     "a, c": [("a", {"part": (1, 2)}), ("c", {"part": (2, 2)})],

@@ -1,4 +1,4 @@
-"""Converted quantized tensors and experts have the values that the library which wrote the codes
+"""Converted quantized tensors and experts have the values that the library of their source format
 computes."""
 
 from __future__ import annotations

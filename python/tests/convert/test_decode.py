@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused(kernel, weight, scale, shape):
 
 
 class Experts(torch.nn.Module):
-    """Targets of fused models: stacked, transposed experts, gates next to ups, a plain matrix."""
+    """Parameters as in fused models: stacked, transposed and plain ones, and gates next to ups."""
 
     def __init__(self) -> None:
         super().__init__()

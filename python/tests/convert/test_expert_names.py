@@ -1,4 +1,4 @@
-"""A conversion to separate experts gives them the names of the published checkpoints."""
+"""A conversion to separate experts uses the tensor names of the published checkpoints."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def same_blocks(
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_of_grids_are_those_of_ggml(name: str, oracle: Any) -> None:
-    """Compare more than a million values; skip blocks whose squares overflow, as ggml fails."""
+    """Compare over a million values, without blocks whose squares overflow, which ggml rejects."""
     choices = importances()
     compared = 0
     with np.errstate(all="ignore"):

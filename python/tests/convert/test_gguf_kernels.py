@@ -116,7 +116,7 @@ def test_the_comparison_sees_one_bit() -> None:
 
 @pytest.mark.parametrize("name", ["Q1_0", "Q2_0"])
 def test_formats_that_gguf_py_cannot_decode(name: str) -> None:
-    """Decode the formats here: one scale, then codes of 1 or 2 bits, low bits first."""
+    """The test decodes these formats itself: a scale, then codes of 1 or 2 bits, low bits first."""
     elements, size = _core.gguf_layout(name)
     width = 1 if name == "Q1_0" else 2
     rows = np.random.default_rng(0).integers(0, 256, (20, size), np.uint8)

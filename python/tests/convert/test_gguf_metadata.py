@@ -80,7 +80,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
 
 
 TOKENS = "tokenizer.ggml.tokens"
-# A key that safetensors cannot store, a file next to the source or target, and whether it warns.
+# A key that safetensors cannot store, a file next to source or target, and True for a warning.
 LOST: dict[str, tuple[str, str, bool]] = {
     "description": ("general.tags", "", False),
     "vocabulary": (TOKENS, "", True),

@@ -134,7 +134,7 @@ class TestPeft:
     @pytest.mark.parametrize("alpha", [0, -3, 5])
     @pytest.mark.parametrize("where", ["alone", "rslora", "pattern", "dora"])
     def test_alphas_of_zero_and_below(self, tmp_path: Path, where: str, alpha: int) -> None:
-        """For such an alpha, peft adds nothing or subtracts the product."""
+        """If alpha is 0, peft adds nothing. If alpha is negative, peft subtracts the product."""
         config: dict[str, Any] = {"target_modules": ["first", "second"], "r": 4, "lora_alpha": 2}
         more = {"pattern": {"alpha_pattern": {"first": alpha}}, "alone": {}}
         more |= {"rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
@@ -397,7 +397,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
     def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
-        """peft changes the base when it loads such an adapter, so it is not a plain difference."""
+        """peft changes the base when it loads such an adapter, so merging the product is wrong."""
         saved(tmp_path, target_modules=["first"], r=4)
         file = tmp_path / "adapter" / "adapter_config.json"
         config = json.loads(file.read_text())

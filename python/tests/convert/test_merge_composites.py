@@ -117,7 +117,7 @@ def test_peft_transposes_by_the_layer(declares: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["InternVLChatModel", "InternVLModel"])
 def test_a_chat_model_has_a_head(architecture: str, tmp_path: Path) -> None:
-    """Remote code names a model with a head so. The control is the class without a head."""
+    """Remote code gives this name to a model with a head. Control: a class without a head."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     name = "language_model.model.embed_tokens"
     base.mkdir()

@@ -259,7 +259,7 @@ def test_keep_changes_both_names_that_a_base_holds(which: str, door: str, tmp_pa
 
 @pytest.mark.parametrize("prefix", ["", "net."])
 def test_a_split_of_names_that_a_base_holds_stays(prefix: str, tmp_path: Path) -> None:
-    """The split stays for names with a prefix too, and transformers does not tie them again."""
+    """Both names stay separate, even with a prefix, and transformers does not tie them again."""
     trained(tmp_path, "product of the head")
     hold_both(tmp_path)
     path = tmp_path / "base" / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Codes and scales of fp8, int8, int4, nvfp4, mxfp4 and mxfp8 against a model and ModelOpt."""
+"""Codes and scales of fp8, int8, int4, nvfp4, mxfp4 and mxfp8 against numpy code and ModelOpt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversion with the option for it leaves the system's page cache unchanged."""
+"""A conversion with page_cache="release" leaves the system's page cache unchanged."""
 
 from __future__ import annotations
 

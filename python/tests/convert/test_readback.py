@@ -169,7 +169,7 @@ def load_directly(folder: Path) -> Any:
 
 @each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
-    """transformers' loaders keep bitsandbytes' modules for outputs in its style."""
+    """For outputs in bitsandbytes' style, transformers' loaders keep bitsandbytes' modules."""
     output = outputs.of(cell)
     model = door(output.folder)
     found = state_of(model)
@@ -187,7 +187,7 @@ def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> Non
 
 @each_cell()
 def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outputs) -> None:
-    """Pin what transformers reads now: if a release reads more, update the page."""
+    """If a new release of transformers reads more cells, update the documentation page."""
     pytest.importorskip("compressed_tensors")
     if (documented := foreign.documented_releases()) != foreign.releases():
         pytest.skip(f"the page is of {documented}")
@@ -202,7 +202,7 @@ def unread(report: Any) -> list[str]:
 def test_a_conversion_warns_of_what_transformers_does_not_read(
     cell: Cell, outputs: Outputs, tmp_path: Path
 ) -> None:
-    """Only these cells warn. ModelOpt's style never does, because it is for servers."""
+    """ModelOpt's style never causes the warning, because that style is for servers."""
     report = loadstone.convert(outputs.source(cell.source), tmp_path / "out", **cell.options)
     is_read = cell.style == "modelopt" or foreign.documented(cell) == "right"
     assert is_read == (not unread(report))

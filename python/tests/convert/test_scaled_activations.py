@@ -1,4 +1,4 @@
-"""AWQ activations that a tensor of the file divides, which only AWQ's config implies."""
+"""AWQ models with a tensor that divides activations; only AWQ's config reveals this division."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A NaN or infinite scale spoils its values: for every codec, each entry point warns or rejects the
 file, and names the tensor.
 
-Only scales by which the library divides may be infinite. Their values are zeros, as the library
-decodes them, and ``verify`` reports the scale.
+Only scales by which the library divides may be infinite. Then the decoded values are zeros, as in
+the library, and ``verify`` reports the scale.
 """
 
 from __future__ import annotations

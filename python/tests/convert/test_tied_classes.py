@@ -1,5 +1,5 @@
 """A merge that changes one name of a tie, for every transformers class that ties an embedding: the
-other name keeps its value, or loadstone rejects the merge by name."""
+other name keeps its value, or loadstone rejects the merge and names the embedding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROWS, WIDTH = 64, 16
 MEMBER = "tie_word_embeddings"
 
 
-# Names of word matrices, and similar names that are not word matrices.
+# Names of word embeddings, and similar names of other tensors.
 WORDS = re.compile(r"(embed\w*|shared|wte|w|tokens_embed|embed_in)\.weight")
 OTHERS = re.compile(r"bbox_embed|class_embed|patch_embed|audio_tokens|codec")
 
 
 def classes() -> dict[str, tuple[str, str]]:
-    """Return both names of a tied word matrix by class; a file may contain only the second."""
+    """Return both names of a tied word embedding by class; a file may contain only the second."""
     found = {}
     for name in dir(transformers):
         cls = getattr(transformers, name, None)
@@ -102,7 +102,7 @@ def test_the_head_keeps_its_value_or_the_merge_is_refused(
 
 
 def test_the_classes_are_those_of_the_library() -> None:
-    """Control: heads tied to words, and words that encoders and decoders share, are found."""
+    """Control: the list has tied heads, and embeddings that an encoder and a decoder share."""
     assert len(CLASSES) > 350
     assert CLASSES["LlamaForCausalLM lm_head.weight"][1] == "model.embed_tokens.weight"
     assert CLASSES["T5Model encoder.embed_tokens.weight"][1] == "shared.weight"

@@ -1,6 +1,6 @@
 """``verify`` of a quantized copy accepts quantization errors and detects a damaged component.
 
-The limits follow from each code, so that verify detects a single wrong row.
+The limits follow from the error bound of each encoding, so verify detects a single wrong row.
 """
 
 from __future__ import annotations

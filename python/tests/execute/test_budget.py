@@ -1,9 +1,9 @@
-"""A load's peak memory is the one that its plan promises: 50 loads, each in a fresh process.
+"""A load's peak memory is at most what its plan promises: 50 loads, each in a fresh process.
 
 The loads choose at random the encoding of the file, the dtype, layout and encoding of the targets,
 the number of readers and the staging. Each test measures the largest resident set, minus that of an
-empty load. It grows by anonymous memory only, because files are read and not mapped. The engine's
-own count of bytes in flight must agree.
+empty load. Files are read and not mapped, so only anonymous memory counts. The engine's own count
+of bytes in flight must agree.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def problems_of(
     background: tuple[Callable[[], object], ...] = (),
     rounds: int = ROUNDS,
 ):
-    """Run the workers, with threads in the background; return the errors that were raised."""
+    """Run the workers and endless background threads; return the errors that were raised."""
     problems: list[BaseException] = []
     done = threading.Event()
 
@@ -142,7 +142,7 @@ def test_loads_into_one_model_wait_for_each_other(reference, file):
 
 
 def test_a_walk_over_the_collectors_objects_is_noticed():
-    """Control: a reference to another thread's incomplete tuple makes that thread fail."""
+    """Control: a thread fails if another thread holds a reference to its unfinished tuple."""
 
     def walk() -> None:
         held = [thing for thing in gc.get_objects() if type(thing) is tuple]

@@ -182,7 +182,10 @@ def test_ranks_of_a_machine_share_what_is_pinned(
         assert pinned[ranks] <= (8 << 20) // max(ranks, 1)
         assert same(model.weight.detach(), state["weight"])
         assert json.loads(plan.to_json()).get("local_ranks", 1) == max(ranks, 1)
-    assert (peaks[0], pinned[0]) == (peaks[1], pinned[1])  # one rank is like no torchrun
+    assert (peaks[0], pinned[0]) == (
+        peaks[1],
+        pinned[1],
+    )  # one rank is like a load without torchrun
     assert pinned[8] < pinned[2] < pinned[1] and peaks[8] < peaks[1]
 
 

@@ -182,8 +182,8 @@ class Table(torch.nn.Module):
 @pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
 @pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
 def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
-    """Regression: a load ignored a value of the checkpoint without an error, left a parameter on
-    meta, or reported a buffer as a parameter."""
+    """Regression: if the kinds differed, a load ignored a value of the checkpoint, left a parameter
+    on meta, or reported a buffer as a parameter."""
     save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
     with loadstone.skeleton():
@@ -316,7 +316,7 @@ def test_signal_handlers_are_those_of_the_caller(state, tmp_path):
 
 
 def test_policies_for_what_is_missing_go_by_name(tmp_path):
-    """The first pattern that matches a whole name applies; a name must match a pattern."""
+    """The first pattern that matches the whole name applies; a name without a match is an error."""
     model = randomise(Tiny())
     state = save(model, tmp_path / "model.safetensors")
     for name in ("blocks.0.norm.bias", "blocks.1.norm.weight", "blocks.1.linear.bias"):
@@ -343,6 +343,6 @@ def test_a_message_names_its_tensor_once():
     twice, once = "'w': 'w' is [7] [plan.shape]", "'w' is [7] [plan.shape]"
     assert str(from_core(twice, "plan.shape", "'w' is [7]", "", "w")) == once
     assert str(new_error("plan.shape", "'w' is [7]", tensor="w")) == once
-    named = "'w': it is [7] [plan.shape]"  # control: the text does not contain the name
+    named = "'w': it is [7] [plan.shape]"  # control: the reason does not repeat the name
     assert str(from_core(named, "plan.shape", "it is [7]", "", "w")) == named
     assert str(new_error("plan.shape", "it is [7]", tensor="w")) == "w: it is [7] [plan.shape]"

@@ -188,15 +188,15 @@ def test_a_step_that_fails_leaves_everything_old(step, loads, tmp_path, monkeypa
 def is_with(frame):
     """Return whether the line starts a `with` statement.
 
-    The test does not raise at such a line, because its event recurs before the exit, where no
-    signal arrives and an error would leave a lock held.
+    The test does not raise there, because Python reports the line again before the exit of the
+    block, where no signal arrives and an error would leave a lock held.
     """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return line.lstrip().startswith("with ")
 
 
 def lines_of(load, at=None):
-    """Run a load; raise KeyboardInterrupt before the package's line ``at``; count its lines."""
+    """Run a load and count the package's lines; raise KeyboardInterrupt before number ``at``."""
     count = 0
 
     def tracer(frame, event, _):

@@ -49,13 +49,13 @@ def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
     print(
         f"{kind}, {case}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB"
     )
-    # Control: the measurement sees the model.
+    # Control: the measurement includes the model.
     assert result.grown_anonymous > 0.9 * model
     assert result.grown_anonymous <= model + ROOM
 
 
 def test_fused_experts_leave_no_mapped_file_behind(folders):
-    """transformers keeps the mapped pages of experts that it stacked: 1.9 times the model."""
+    """transformers keeps the mapped pages of stacked experts, 1.9 times the model in total."""
     folder = folders["experts"]
     model = finished_bytes(folder, "")
     totals = {}
@@ -87,4 +87,4 @@ def test_gguf_blocks_become_numbers_in_the_memory_of_the_numbers(mebibytes, tmp_
         print(f"{case}: {totals[case] / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
     ours, theirs = totals.values()
     assert 0.9 * model < ours <= model + ROOM
-    assert theirs > model + ROOM  # control: diffusers has blocks, values and file at a time
+    assert theirs > model + ROOM  # control: diffusers keeps blocks, values and file together

@@ -24,7 +24,7 @@ class OneLayer(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_a_plain_load_stops_at_numbers_that_are_none(kind: str, tmp_path: Path) -> None:
-    """Python, a saved plan and the command reject such values, unless the plan allows them."""
+    """Python, a saved plan and the command reject NaN and infinity, unless the plan allows them."""
     weight = torch.randn(32, 64)
     weight[3, 5] = float("nan")
     file, saved = tmp_path / "model.safetensors", tmp_path / "plan.json"

@@ -1,7 +1,7 @@
-"""Finite values that a target's dtype cannot represent, on every path to a different dtype.
+"""Finite values that a target's dtype cannot represent, on every path that changes the dtype.
 
-Conversions and merges reject them, unless ``allow_non_finite`` is given; a load warns once. The
-controls are the same files with a value that fits, and with values that were already infinite.
+Conversions and merges reject such values unless ``allow_non_finite`` is given; a load warns once.
+The controls are the same files with a value that fits, and with values that were already infinite.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> No
 
 
 def spoiled_file(path: Path, kind: str, scale: float) -> int:
-    """Write codes of which some have the given scale; return how many."""
+    """Write codes, some of which have the given scale; return the number of those codes."""
     codes = torch.ones(64, 64)
     match kind:
         case "fp8":
@@ -435,7 +435,7 @@ def test_a_conversion_in_shards_stops_at_the_tensor(shards: int | None, tmp_path
 def test_verify_compares_across_dtypes(
     source: torch.dtype, target: torch.dtype, large: float, small: float, tmp_path: Path
 ) -> None:
-    """Values that are equal after rounding are equal; changed and overflowed values are not."""
+    """verify accepts values that are equal after rounding, but not changed or overflowed values."""
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     tensor = values(source, small)
     written(first, x_weight=tensor)

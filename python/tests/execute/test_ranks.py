@@ -83,11 +83,11 @@ def test_a_rank_reads_its_share_and_nothing_else(matrix) -> None:
 @pytest.mark.parametrize(
     ("run", "ranks", "dtype", "joined"),
     [
-        (4096, 2, None, True),  # reads straight into place continue across holes of 4 KiB
+        (4096, 2, None, True),  # values without a cast: reads include holes of up to 4 KiB
         (4112, 2, None, False),
-        (4080, 17, None, True),  # reads of runs below 4 KiB continue across holes of 64 KiB
+        (4080, 17, None, True),  # runs below 4 KiB: reads include holes of up to 64 KiB
         (4080, 18, None, False),
-        (64 << 10, 2, "float64", True),  # values that are cast: across holes of 64 KiB
+        (64 << 10, 2, "float64", True),  # values with a cast: reads include holes of up to 64 KiB
         ((64 << 10) + 16, 2, "float64", False),
     ],
 )
@@ -114,7 +114,7 @@ def test_what_a_rank_reads_of_columns(
 def test_slices_of_rows_are_joined_over_small_holes(
     cast: bool, hole: int, further: int, tmp_path: Path
 ) -> None:
-    """Reads continue across holes of up to 4 KiB, or up to 64 KiB for values that are cast."""
+    """Reads include holes of up to 4 KiB, or of up to 64 KiB if the values are cast."""
     rows = 2 * (hole + further) // 16  # the hole is the second half of the first tensor
     tensors = {f"{name}.weight": torch.randn(rows, 4) for name in "ab"}
     save_file(tensors, tmp_path / "m.safetensors")

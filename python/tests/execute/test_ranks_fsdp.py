@@ -98,7 +98,7 @@ def test_each_node_reads_by_itself(found: list[dict]) -> None:
 
 
 def test_loads_of_two_threads_that_read_together_take_turns(found: list[dict]) -> None:
-    """If they did not, one load would receive messages of the other, and gloo would abort."""
+    """If the loads overlapped, one would receive the other's messages, and gloo would abort."""
     expected = {"failures": [], "wrong": [], "at a time": 1}
     assert [each["threads"] for each in found] == [expected] * len(found)
 
@@ -123,7 +123,7 @@ def test_ranks_fail_together_from_the_plan_to_the_end(
     found: list[dict], case: str, rank: int, code: str, text: str
 ) -> None:
     for number, each in enumerate(found):
-        got, message = each["read once"][case]  # a third item would report parameters with memory
+        got, message = each["read once"][case]  # fails if a third item lists parameters with memory
         assert got == (code if number == rank else "plan.ranks") and text in message
         assert number == rank or f"rank {rank} could not load" in message
 

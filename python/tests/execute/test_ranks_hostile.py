@@ -212,7 +212,7 @@ def test_a_plan_of_slices_is_for_no_whole_model_and_the_other_way_round(file: Pa
 
 
 def test_a_plan_of_slices_is_for_the_tensors_that_they_are_of(file: Path) -> None:
-    """The same rows of a tensor that is larger as a whole do not fit the plan."""
+    """A slice with the planned rows does not fit the plan if the whole tensor is larger."""
     with rank(1, (4,)) as mesh:
         plan = loadstone.plan(slices(mesh, 1), file)
     with rank(1, (8,)) as mesh:

@@ -155,7 +155,7 @@ def test_a_load_that_would_keep_what_is_half_written_is_refused(
 
 
 def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp_path):
-    """A load repairs the views that it writes, but not the views that it keeps."""
+    """A load completes half-written views if it writes them, but not if it keeps them."""
     whole = torch.zeros(4, 3)
     model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("first", "second")})
     model["first"].weight.data, model["second"].weight.data = whole[:2], whole[2:]
@@ -200,7 +200,7 @@ def test_a_failure_of_a_load_into_new_memory_names_nothing(live, plan, steps):
 
 
 def test_a_part_that_is_half_written_is_so_in_the_whole(live, steps, tmp_path):
-    """The state belongs to the memory, so an audit of the whole model reports it too."""
+    """An audit of the whole model also reports half-written tensors of a module."""
     state = {"weight": torch.ones(ROWS, 3), "bias": torch.ones(ROWS)}
     save_file(state, tmp_path / "part.safetensors")
     part = loadstone.plan(live["first"], tmp_path / "part.safetensors")

@@ -1,4 +1,4 @@
-"""Adapters of tied names that the base stores both: the new values, and side effects."""
+"""Adapters that change tied names of a base that stores both names: values and side effects."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ using namespace fake_cuda;
 
 namespace {
 
-std::string answer;  // of the last function that returned a string
+std::string answer;  // buffer for the last returned string
 
 }  // namespace
 

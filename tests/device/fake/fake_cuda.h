@@ -1,8 +1,8 @@
 // Declares a CUDA driver for tests without a GPU, in which registered memory of this process acts
-// as device memory. A copy happens only when a caller waits for it, and takes the source bytes of
-// that moment. The functions have C linkage, so Python can call them too, and are thread-safe.
-// Three libraries act as CUDA 13, CUDA 12.8 and older versions. They differ only in the functions
-// for batches of copies, and share all other functions and the state.
+// as device memory. A copy reads its source bytes only when a caller waits for the copy. The
+// functions have C linkage, so Python can call them too, and are thread-safe. Three libraries act
+// as CUDA 13, CUDA 12.8 and older versions. They differ only in the functions for batches of
+// copies, and share all other functions and the state.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ extern "C" {
 void fake_cuda_reset();
 // Registers [address, address + bytes) as memory of a device, 0 or 1.
 void fake_cuda_register(void* address, std::size_t bytes, int device);
-// Makes call `number` (from 0) of a function return `result`. If the function is "lost", every
-// later call returns `result` too, starting with that copy.
+// Makes call `number` (from 0) of a function return `result`. If `function` is "lost", copy
+// `number` and every later call of any function return `result`.
 void fake_cuda_fail(const char* function, int number, int result);
 // Makes call `number` of a batch function fail at the copy with index `position`. Earlier copies of
 // the batch have started by then.
