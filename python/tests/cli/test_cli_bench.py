@@ -18,6 +18,12 @@ MIB = 1 << 20
 LIMITS = {"new_memory", "memory_copy", "page_cache", "page_cache_to_new_memory", "disk", "write"}
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Keep the rates from the plans of other tests, which would show a duration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Write two shards of 12 and 4 MiB, of which the second has tensors off sector boundaries."""
