@@ -209,7 +209,7 @@ def test_five_dims_that_we_wrote(run, tmp_path):
 
 def test_nine_dims_are_too_many(run, tmp_path):
     """loadstone writes no file that it cannot read, even if ggml's limit is lifted."""
-    for rank, status in ((8, 0), (9, 3)):
+    for rank, status in ((8, 0), (9, 1)):
         header = {"x": {"dtype": "F32", "shape": [1] * rank, "data_offsets": [0, 4]}}
         raw = json.dumps(header).encode()
         raw += b" " * (-len(raw) % 8)
