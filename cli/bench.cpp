@@ -17,6 +17,7 @@
 #include "base/thread_count.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
+#include "cli/duration.h"
 #include "cli/interrupt.h"
 #include "cli/machine_limits.h"
 #include "cli/options.h"
@@ -45,6 +46,7 @@ struct BenchArgs {
   PlanArgs plan;
   double seconds = 30;
   std::string sample = "1GiB";
+  std::string write_folder;
 };
 
 void rest() {
@@ -160,7 +162,7 @@ std::uint64_t sample_bytes_max(const BenchArgs& args) {
 class Bench {
  public:
   Bench(const Plan& plan, const BenchArgs& args)
-      : plan_(plan), sample_(plan, sample_bytes_max(args)) {
+      : plan_(plan), sample_(plan, sample_bytes_max(args)), write_folder_(args.write_folder) {
     if (sample_.target_count() == 0) {
       throw Error("usage", "the plan reads no tensor into memory: there is nothing to measure");
     }
@@ -170,6 +172,7 @@ class Bench {
     figures_.sample_targets = sample_.target_count();
     figures_.threads = plan.threads;
     figures_.disk_readers = disk_readers;
+    if (write_folder_.empty()) figures_.no_write = "pass --write FOLDER";
   }
 
   BenchFigures measure(double seconds_max) {
@@ -204,6 +207,9 @@ class Bench {
     add(figures_.memory_copy, copied, [&] { return seconds_to_copy(copied, threads); });
     add(figures_.page_cache, figures_.sample_bytes,
         [&] { return seconds_to_read(extents_, threads, ReadInto::memory_at_hand); });
+    if (!write_folder_.empty()) {
+      add(figures_.write, copied, [&] { return seconds_to_write(write_folder_, copied); });
+    }
     if (is_load_first) add_load(figures_.load_from_page_cache);
     add(figures_.page_cache_to_new_memory, figures_.sample_bytes,
         [&] { return seconds_to_read(extents_, threads, ReadInto::new_memory); });
@@ -254,6 +260,7 @@ class Bench {
 
   const Plan& plan_;
   const Sample sample_;
+  const std::string write_folder_;
   std::vector<Extent> extents_;
   BenchFigures figures_;
 };
@@ -271,6 +278,9 @@ int bench(const BenchArgs& args, bool json) {
     print_hint(fmt::format("measuring for about {:.0f} s", args.seconds));
   }
   const BenchFigures figures = measurement.measure(args.seconds);
+  if (!save_rates(figures) && !json) {
+    print_hint("the rates could not be saved in the cache folder, so plans show no duration");
+  }
   print_line(json ? to_json(figures) : to_text(figures, style_of(stdout)));
   return 0;
 }
@@ -292,6 +302,9 @@ void add_bench(Program& program, Chosen& chosen) {
                      "Bytes of tensors to measure, beginning with the first tensor; at most\na "
                      "quarter of the free memory" +
                          default_text(args->sample));
+  command.add_option(
+      "--write", args->write_folder, "FOLDER",
+      "Also measure writing, of at most 256 MiB to a file in FOLDER that is removed");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return bench(*args, chosen.json); });

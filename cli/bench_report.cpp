@@ -33,15 +33,22 @@ struct Row {
   std::string_view name;   // in JSON
   std::string_view title;  // for people
   const Series& series;
+  std::string note;  // text behind the rates or, for an empty series, the reason
 };
 
-std::array<Row, 5> limits_of(const BenchFigures& figures) {
-  return {
-      {{"new_memory", "new memory", figures.new_memory},
-       {"memory_copy", "copy from memory to memory", figures.memory_copy},
-       {"page_cache", "page cache to existing memory", figures.page_cache},
-       {"page_cache_to_new_memory", "page cache to new memory", figures.page_cache_to_new_memory},
-       {"disk", "disk, bypassing the page cache", figures.disk}}};
+std::array<Row, 6> limits_of(const BenchFigures& figures) {
+  const std::string disk_note = figures.disk.seconds.empty()
+                                    ? figures.no_disk
+                                    : fmt::format("{} reads at once", figures.disk_readers);
+  return {{{"new_memory", "new memory", figures.new_memory, {}},
+           {"memory_copy", "copy from memory to memory", figures.memory_copy, {}},
+           {"page_cache", "page cache to existing memory", figures.page_cache, {}},
+           {"page_cache_to_new_memory",
+            "page cache to new memory",
+            figures.page_cache_to_new_memory,
+            {}},
+           {"disk", "disk, bypassing the page cache", figures.disk, disk_note},
+           {"write", "write to a new file", figures.write, figures.no_write}}};
 }
 
 std::string row_text(std::string_view title, const Series& series, const std::string& last) {
@@ -151,14 +158,7 @@ std::string to_text(const BenchFigures& figures, const TextStyle& style) {
                       counted(figures.load_from_page_cache.series.seconds.size(), "round"),
                       counted(figures.threads, "thread"));
   text += fmt::format("{:<30} {:>6}   {}\n", "limits", "GB/s", "lowest to highest");
-  for (const Row& row : limits_of(figures)) {
-    const bool is_disk = &row.series == &figures.disk;
-    text += row_text(row.title, row.series,
-                     !is_disk ? std::string()
-                     : row.series.seconds.empty()
-                         ? figures.no_disk
-                         : fmt::format("{} reads at once", figures.disk_readers));
-  }
+  for (const Row& row : limits_of(figures)) text += row_text(row.title, row.series, row.note);
   text += "\nloads\n";
   text += row_text("from the page cache", figures.load_from_page_cache.series,
                    percent(warm.of_limit) + " of page cache to new memory");
@@ -196,6 +196,7 @@ std::string to_json(const BenchFigures& figures) {
   json.begin_object();
   if (!figures.no_disk.empty()) json.member("limits.disk", figures.no_disk);
   if (!figures.no_disk_load.empty()) json.member("loads.disk", figures.no_disk_load);
+  if (!figures.no_write.empty()) json.member("limits.write", figures.no_write);
   json.member("limits.devices", "this version of loadstone does not measure links to GPUs");
   json.end_object();
   json.end_object();

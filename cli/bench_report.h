@@ -43,9 +43,11 @@ struct BenchFigures {
   Series page_cache;
   Series page_cache_to_new_memory;
   Series disk;
+  Series write;
   LoadSeries load_from_page_cache;
   LoadSeries load_from_disk;
   std::string no_disk;       // reason why `disk` is empty
+  std::string no_write;      // reason why `write` is empty
   std::string no_disk_load;  // reason why `load_from_disk` is empty
 };
 

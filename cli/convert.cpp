@@ -21,19 +21,8 @@ namespace {
 struct ConvertArgs {
   OpenArgs open;
   std::string to;
-  std::string rules_path;
   WriteArgs write;
 };
-
-ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) {
-  ConvertOptions options = write_options(args.write, args.open.paths.front(), catalog);
-  if (!args.rules_path.empty()) {
-    RulesOrRecipes given = read_rules(args.rules_path, catalog);
-    options.rules = std::move(given.rules);
-    options.recipes = std::move(given.recipes);
-  }
-  return options;
-}
 
 // Checks that --to, if given, repeats the format that the target's name determines.
 void check_format(const ConvertArgs& args) {
@@ -48,8 +37,8 @@ int convert(const ConvertArgs& args, bool json) {
   check_format(args);
   check_write(args.write);
   const auto catalog = open_paths(args.open);
-  return write_checkpoint(catalog, convert_options(args, *catalog), args.write, args.open.strict,
-                          json);
+  const ConvertOptions options = write_options(args.write, args.open.paths.front(), *catalog);
+  return write_checkpoint(catalog, options, args.write, args.open.strict, json);
 }
 
 }  // namespace
@@ -71,14 +60,11 @@ void add_convert(Program& program, Chosen& chosen) {
       .required();
   command.add_option("--to", args->to, "FORMAT",
                      "Format to write; optional, because TARGET determines it");
-  command.add_option("--rules", args->rules_path, "FILE", rules_help);
+  add_rules_option(command, args->write);
   command.add_choice("--unexpected", args->write.options.unexpected, "P",
                      "What to do with tensors that no recipe uses");
   add_write_options(command, args->write);
-  command.add_flag("--dequantize", args->write.options.dequantize,
-                   "Decode quantized tensors of SOURCE (to --dtype, or bf16)");
-  command.add_choice("--experts", args->write.options.experts, "LAYOUT",
-                     "fused: one tensor for all experts of a layer; separate: one tensor for each");
+  add_layout_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });

@@ -13,12 +13,17 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
+#include <random>
+#include <span>
 
 #include "cli/interrupt.h"
 #include "engine/pages.h"
 #include "engine/team.h"
 #include "loadstone/error.h"
+#include "loadstone/storage.h"
 #include "storage/descriptor.h"
+#include "storage/new_file.h"
 #include "storage/regular_file.h"
 
 namespace loadstone::cli {
@@ -197,6 +202,24 @@ std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
   };
   const double seconds = seconds_of(pieces.size(), threads, worker);
   return is_supported ? std::optional(seconds) : std::nullopt;
+}
+
+double seconds_to_write(const std::string& folder, std::uint64_t bytes) {
+  std::vector<std::uint64_t> values(piece_bytes / sizeof(std::uint64_t));
+  std::mt19937_64 random;
+  std::ranges::generate(values, random);
+  const auto piece = std::as_bytes(std::span(values));
+  WritableStorage& storage = local_storage().writable();
+  const std::string path = folder + "/" + unique_part_name();
+  const auto file = storage.create(path);
+  const std::shared_ptr<void> removed(nullptr, [&](void*) { storage.remove(path); });
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::uint64_t at = 0; at < bytes; at += piece_bytes) {
+    if (InterruptibleWork::interrupted()) throw Error("cancelled", "interrupted");
+    file->write(at, piece.first(std::min(piece_bytes, bytes - at)));
+  }
+  file->sync();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 bool drop_from_page_cache(const std::vector<Extent>& extents) {

@@ -35,6 +35,10 @@ enum class ReadInto { memory_at_hand, new_memory };
 [[nodiscard]] std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
                                                            unsigned threads);
 
+// Writes bytes that do not compress to a new file in the folder, flushes them to the disk, and
+// removes the file.
+[[nodiscard]] double seconds_to_write(const std::string& folder, std::uint64_t bytes);
+
 // Drops these bytes from the page cache, except pages that a different process has mapped and pages
 // that are not written to disk yet. Returns true if at most 1 % of the bytes remain.
 [[nodiscard]] bool drop_from_page_cache(const std::vector<Extent>& extents);

@@ -17,6 +17,7 @@
 #include "cli/output.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
+#include "loadstone/execute.h"
 #include "loadstone/machine.h"
 #include "loadstone/receipt.h"
 #include "loadstone/remote.h"

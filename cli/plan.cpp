@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/duration.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/voice.h"
@@ -27,7 +28,8 @@ int show_plan(const PlanCommandArgs& args, bool json) {
   if (!args.output_path.empty()) write_document(args.output_path, to_json(plan));
   compare_with_machine(plan, args.plan);
   write_page(plan, args.plan);
-  print_line(json ? to_json(plan) : plan_text(plan, style_of(stdout)));
+  print_line(json ? with_duration(duration_of(plan), to_json(plan))
+                  : plan_text(plan, style_of(stdout)) + duration_line(duration_of(plan)));
   // The first finding is the most severe one, because findings are sorted by severity.
   if (!plan.ok()) return exit_status(plan.findings.front().code);
   return args.plan.open.strict && has_warnings(plan.findings) ? 3 : 0;

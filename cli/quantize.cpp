@@ -22,7 +22,7 @@ std::string in_lines(std::string words) {
 
 }  // namespace
 
-void add_quantize_options(Command command, QuantizeArgs& args) {
+Command add_quantize_options(Command command, QuantizeArgs& args) {
   const Command group = command.in_group("Quantizing");
   std::string encodings;
   for (const WrittenEncoding* const each : written_encodings()) {
@@ -47,6 +47,7 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
                    "GGUF: an importance matrix of llama-imatrix (.gguf or .dat)");
   group.add_flag("--allow-non-finite", args.options.allow_non_finite,
                  "Continue if values are NaN or infinite, or become so in the output's dtype");
+  return group;
 }
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {

@@ -19,7 +19,8 @@ struct QuantizeArgs {
   bool copy_code = false;
 };
 
-void add_quantize_options(Command command, QuantizeArgs& args);
+// Returns the group of the options.
+Command add_quantize_options(Command command, QuantizeArgs& args);
 
 // Reads the importance matrix and returns the options. Throws Error "usage" for options that have
 // no effect without --quantize.

@@ -2,7 +2,11 @@
 // tensor.
 #include "loadstone/verify.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +19,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/write.h"
 #include "formats/sharded_index.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
@@ -37,7 +42,21 @@ struct VerifyArgs {
   bool digests = false;
   std::string receipt_path;
   std::vector<std::string> sources;
+  WriteArgs conversion;  // the conversion of `first` that made `second`
+  std::vector<Command> conversion_groups;
+
+  // Returns the options of the conversion that were typed.
+  [[nodiscard]] std::vector<std::string> conversion_options() const {
+    std::vector<std::string> typed;
+    for (const Command& group : conversion_groups) {
+      std::ranges::move(group.typed_options(), std::back_inserter(typed));
+    }
+    return typed;
+  }
 };
+
+// Bytes of tensors that a comparison with a conversion makes at once.
+constexpr const char* part_bytes_max = "256MiB";
 
 VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyArgs& args) {
   const InterruptibleWork work;
@@ -131,8 +150,44 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
   return report.ok() ? 0 : 1;
 }
 
+// Plans the conversion whose output `second` should be.
+Conversion planned_conversion(const std::shared_ptr<const Catalog>& first, const Catalog& second,
+                              const VerifyArgs& args) {
+  WriteArgs write = args.conversion;
+  const bool is_gguf = second.shards().front().format == FileFormat::gguf;
+  write.target = is_gguf ? "B.gguf" : "B";  // only its suffix matters, because nothing is written
+  write.shard_size = part_bytes_max;
+  write.options.threads = args.options.threads;
+  return make_conversion(first, write_options(write, args.first, *first));
+}
+
+int verify_conversion(const std::shared_ptr<const Catalog>& first, const Catalog& second,
+                      const VerifyArgs& args, bool json) {
+  const Conversion conversion = planned_conversion(first, second, args);
+  const std::vector<Finding>& warnings = conversion.plan.findings;
+  if (const Finding* const error = obstacle(warnings, args.open.strict)) {
+    return refuse(warnings, *error, "'loadstone convert --dry-run'", json);
+  }
+  if (!json) print_warnings(warnings);
+  const InterruptibleWork work;
+  WorkWatch watch;
+  VerifyOptions options = args.options;
+  options.observer = &watch;
+  const VerifyReport report = compare_with_conversion(conversion, second, options);
+  watch.clear();
+  print_line(json ? verify_json(report, warnings) : to_table(report));
+  return report.ok() ? 0 : 1;
+}
+
 int verify(const VerifyArgs& args, bool json) {
-  if (args.receipt || !args.receipt_path.empty()) return verify_with_receipt(args, json);
+  const std::vector<std::string> conversion = args.conversion_options();
+  const bool has_receipt = args.receipt || !args.receipt_path.empty();
+  if (!conversion.empty() && (has_receipt || args.digests || args.second.empty())) {
+    throw Error("usage", fmt::format("{} describes the conversion of A that made B: pass B, and "
+                                     "omit receipts and --digests",
+                                     conversion.front()));
+  }
+  if (has_receipt) return verify_with_receipt(args, json);
   if (!args.sources.empty()) throw Error("usage", "--source needs --receipt");
   if (args.digests && !args.second.empty()) {
     throw Error("usage", "--digests checks only A: omit B");
@@ -140,6 +195,7 @@ int verify(const VerifyArgs& args, bool json) {
   const auto first = open_checkpoint(args.first, args.open.options());
   const auto second = args.second.empty() ? std::shared_ptr<const Catalog>()
                                           : open_checkpoint(args.second, args.open.options());
+  if (!conversion.empty()) return verify_conversion(first, *second, args, json);
   std::vector<Finding> warnings = first->findings();
   if (second) warnings.insert(warnings.end(), second->findings().begin(), second->findings().end());
   if (!json) print_warnings(warnings);
@@ -172,6 +228,7 @@ void add_verify(Program& program, Chosen& chosen) {
                   "adapter of a merge")
       .shown_once();
   add_threads_option(command, args->options.threads, "Readers", defaults::verify_threads_max);
+  args->conversion_groups = add_conversion_options(command, args->conversion);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return verify(*args, chosen.json); });

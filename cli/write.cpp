@@ -11,10 +11,13 @@
 
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "cli/duration.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "formats/gguf_keys.h"
+#include "formats/metadata.h"
 #include "loadstone/error.h"
 #include "loadstone/machine.h"
 
@@ -40,6 +43,20 @@ ConvertPart part_option(const std::string& text) {
 // Returns true for GGUF shards, which have the target's name as llama.cpp expects.
 bool is_split(const WriteArgs& args) {
   return !args.shard_size.empty() && format_of_target(args.target) == FileFormat::gguf;
+}
+
+Metadata metadata_option(const WriteArgs& args) {
+  Metadata metadata;
+  if (!args.metadata_path.empty()) metadata = parse_file(args.metadata_path, metadata_from_json);
+  if (args.architecture.empty()) return metadata;
+  const MetadataValue given = {.value = args.architecture, .type = MetadataType::string};
+  const auto [found, is_new] = metadata.emplace(gguf_architecture_key, given);
+  if (const std::string other = json_of(found->second); !is_new && other != json_of(given)) {
+    throw Error("usage", fmt::format("--arch {} contradicts --metadata, which sets {} to {}: omit "
+                                     "one of the two",
+                                     printable(args.architecture), gguf_architecture_key, other));
+  }
+  return metadata;
 }
 
 ConvertRun run_options(const WriteArgs& args) {
@@ -100,14 +117,15 @@ void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
   const Finding* const first = obstacle(conversion.plan.findings, is_strict);
-  print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
+  print_line(json ? with_duration(duration_of(conversion), to_json(conversion))
+                  : to_table(conversion, args.tensors) + duration_line(duration_of(conversion)));
   if (first == nullptr) return 0;
   return first->severity == Severity::error ? exit_status(first->code) : 3;
 }
 
 }  // namespace
 
-void add_write_options(Command command, WriteArgs& args) {
+static void add_value_options(Command command, WriteArgs& args) {
   command.add_option("--dtype", args.dtype, "T",
                      "Cast floats of 16 bits and more, and decode blocks, to this dtype\n(default: "
                      "floats are not cast)");
@@ -115,10 +133,17 @@ void add_write_options(Command command, WriteArgs& args) {
                      "Dtype of decoded GGUF blocks without --dtype, in files that cannot "
                      "store\nblocks: bf16 (default), f16 or f32");
   command.add_option("--metadata", args.metadata_path, "FILE",
-                     "Metadata keys to add or replace, as JSON; with types for a GGUF file");
+                     "Metadata keys to add or replace, as JSON: {\"KEY\": VALUE}, with or without "
+                     "GGUF\ntypes");
+  command.add_option("--arch", args.architecture, "NAME",
+                     "Set general.architecture, which every GGUF file needs: llama, wan ...");
   command.add_flag("--beyond-ggml", args.options.beyond_ggml,
                    "GGUF: allow more than 4 dimensions and long names, which ComfyUI supports\nand "
                    "ggml rejects");
+}
+
+void add_write_options(Command command, WriteArgs& args) {
+  add_value_options(command, args);
   command.add_option("--shard-size", args.shard_size, "SIZE",
                      "Maximum bytes of a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
                          default_text(exact_bytes(defaults::shard_bytes_max)));
@@ -147,6 +172,25 @@ void add_write_options(Command command, WriteArgs& args) {
   add_quantize_options(command, args.quantize);
 }
 
+void add_rules_option(Command command, WriteArgs& args) {
+  command.add_option("--rules", args.rules_path, "FILE", rules_help);
+}
+
+void add_layout_options(Command command, WriteArgs& args) {
+  command.add_flag("--dequantize", args.options.dequantize,
+                   "Decode quantized tensors of SOURCE (to --dtype, or bf16)");
+  command.add_choice("--experts", args.options.experts, "LAYOUT",
+                     "fused: one tensor for all experts of a layer; separate: one tensor for each");
+}
+
+std::vector<Command> add_conversion_options(Command command, WriteArgs& args) {
+  const Command group = command.in_group("The conversion of A that made B");
+  add_rules_option(group, args);
+  add_value_options(group, args);
+  add_layout_options(group, args);
+  return {group, add_quantize_options(command, args.quantize)};
+}
+
 void check_write(const WriteArgs& args) {
   static_cast<void>(format_of_target(args.target));
   static_cast<void>(run_options(args));
@@ -160,8 +204,11 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
   options.is_split = is_split(args);
   options.one_file = format && !options.is_split;
   if (options.is_split) options.stem = std::filesystem::path(args.target).stem().string();
-  if (!args.metadata_path.empty()) {
-    options.metadata = parse_file(args.metadata_path, metadata_from_json);
+  options.metadata = metadata_option(args);
+  if (!args.rules_path.empty()) {
+    RulesOrRecipes given = read_rules(args.rules_path, catalog);
+    options.rules = std::move(given.rules);
+    options.recipes = std::move(given.recipes);
   }
   if (options.one_file && !args.shard_size.empty()) {
     throw Error("usage", "--shard-size needs a folder as TARGET, but this is the name of a file");

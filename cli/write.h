@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/parser.h"
 #include "cli/quantize.h"
@@ -14,9 +15,11 @@ namespace loadstone::cli {
 // Options for writing a checkpoint, as typed.
 struct WriteArgs {
   std::string target;
+  std::string rules_path;
   std::string dtype;
   std::string block_dtype;
   std::string metadata_path;
+  std::string architecture;
   std::string shard_size;
   std::string name;
   std::string max_memory;
@@ -31,11 +34,19 @@ struct WriteArgs {
 
 void add_write_options(Command command, WriteArgs& args);
 
+// Options of conversions that a merge does not have.
+void add_rules_option(Command command, WriteArgs& args);
+void add_layout_options(Command command, WriteArgs& args);
+
+// Adds the options of a conversion without merges that change the tensors' names or values. Returns
+// the groups of these options.
+std::vector<Command> add_conversion_options(Command command, WriteArgs& args);
+
 // Checks the options. Call before opening any file. Throws Error "usage", and "convert.target" for
 // a target with the suffix of a different format.
 void check_write(const WriteArgs& args);
 
-// Returns the options for a conversion, without rules, recipes and merges. `source`: the folder of
+// Returns the options for a conversion, without merges. `source`: the folder of
 // `catalog`, whose companion files are copied. Throws Error "usage".
 [[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source,
                                            const Catalog& catalog);

@@ -39,6 +39,7 @@ def in_terminal(command: list[str], folder: Path) -> str:
     """Return the output of a command connected to a terminal."""
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+    environment["XDG_CACHE_HOME"] = str(folder)  # without rates from `loadstone bench`
     environment.pop("NO_COLOR", None)
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdin=its, stdout=its, stderr=its

@@ -128,10 +128,12 @@ struct MetadataValue {
 // Metadata values by key.
 using Metadata = std::map<std::string, MetadataValue>;
 
-// Parses GGUF metadata from JSON, see docs/formats/gguf.md: {"format": "loadstone-gguf-metadata",
-// "version": 1, "entries": [{"key", "type", "value"} ...]}. Checks everything: throws Error
-// "convert.metadata_json" if the JSON is malformed, if GGUF does not allow a key, or if a value
-// does not fit its type.
+// Parses metadata that people and programs write as JSON, see docs/formats/gguf.md: values by key,
+// {"general.architecture": "wan", "wan.block_count": 40}, or
+// {"format": "loadstone-gguf-metadata", "version": 1, "entries": [{"key", "type", "value"} ...]}.
+// A value without a type gets the type of its key in GGUF or, for other keys, the type of the
+// value. Checks everything: throws Error "convert.metadata_json" if the JSON is malformed, if GGUF
+// does not allow a key, or if a value does not fit its type or has none.
 [[nodiscard]] LOADSTONE_API Metadata metadata_from_json(std::string_view text);
 
 // Returns "string", "u32", "array of f32" ...

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/convert.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
@@ -102,6 +103,14 @@ struct VerifyOptions {
 // verify_values() about configs and ties.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
+
+// Compares the tensors of `output` with those that the conversion writes: names, encodings, shapes
+// and bytes. Makes each file of the conversion in memory, so ConvertOptions::shard_bytes_max bounds
+// the memory; the output may have different files. Does not compare metadata. Throws the errors of
+// convert_in_memory().
+[[nodiscard]] LOADSTONE_API VerifyReport compare_with_conversion(const Conversion& conversion,
+                                                                 const Catalog& output,
+                                                                 const VerifyOptions& options = {});
 
 // Compares files with their receipt. A tensor with different bytes is a difference, and so is a
 // tensor that only the files or only the receipt has, or a file that is too short. `output`: the

@@ -23,7 +23,7 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"convert.architecture",
      "A GGUF file specifies no architecture, or has names that its readers reject.",
      "For llama.cpp, use its own converter (--converter). For other readers, set the architecture "
-     "(--metadata, metadata=)."},
+     "(--arch, metadata=)."},
     {"convert.config_stays", "A config or tokenizer file at the target differs from the source's.",
      "Remove the file at the target, or replace it with the source's: libraries read it together "
      "with the output."},
@@ -53,9 +53,11 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Wait until the other process ends, or stop it."},
     {"convert.lossy", "The requested layout of codes would change a value.",
      "Quantize again (--quantize), dequantize (--dequantize), or keep the source's layout."},
-    {"convert.metadata", "The output's header cannot store some of the source's metadata.",
+    {"convert.metadata",
+     "The output's header cannot store some of the source's metadata, or lacks keys that its "
+     "readers need.",
      "Keep the source if you need the metadata. A vocabulary can be replaced by the tokenizer's "
-     "files."},
+     "files. For llama.cpp, use its own converter (--converter) or add the keys (--metadata)."},
     {"convert.metadata_json", "A metadata file (--metadata) is invalid.",
      "Correct the file at the place in the message; docs/formats/gguf.md describes its format."},
     {"convert.name", "The output format cannot store a tensor's name.",

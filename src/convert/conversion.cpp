@@ -257,6 +257,9 @@ void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool
   if (container_of(conversion.format).holds_blocks()) add_folded_shapes(conversion);
   name_ambiguous(conversion, is_decoded);
   keep_layer_metadata(conversion, options, is_decoded || options.merge || repacks(options));
+  if (auto finding = container_of(conversion.format).check_metadata(conversion)) {
+    conversion.plan.findings.push_back(*std::move(finding));
+  }
 }
 
 }  // namespace

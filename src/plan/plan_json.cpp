@@ -235,7 +235,8 @@ SavedPlan read_plan(std::string_view text) {
   fields.member("targets", saved.plan.targets, numbers);
   fields.optional("tie_checks", saved.tie_checks);
   visit_totals(fields, saved.plan);
-  // `loadstone plan --json` also prints findings about the machine that it ran on.
+  // `loadstone plan --json` also prints findings and a duration for the machine that it ran on.
+  static_cast<void>(fields.optional("duration"));
   std::erase_if(saved.plan.findings, [](const Finding& finding) {
     return finding.code == "memory.host" || finding.code == "io.no_space";
   });

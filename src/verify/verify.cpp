@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -190,7 +191,50 @@ std::optional<Difference> header_difference(const TensorInfo& a, const TensorInf
   return std::nullopt;
 }
 
+Difference unexpected(const TensorInfo& tensor) {
+  return {tensor.name, DifferenceKind::unexpected,
+          fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()), "nothing"};
+}
+
 bool is_of_config(const Finding& finding) { return finding.code == "q.config"; }
+
+// Returns a warning if most tensors of the first checkpoint are missing and the second has others.
+std::optional<Finding> names_differ(const Catalog& first, const VerifyReport& report) {
+  const auto count = [&](DifferenceKind kind) {
+    return static_cast<std::size_t>(
+        std::ranges::count(report.differences, kind, &Difference::kind));
+  };
+  const std::size_t missing = count(DifferenceKind::missing);
+  if (2 * missing <= first.tensors().size() || count(DifferenceKind::unexpected) == 0) return {};
+  return Finding{
+      .severity = Severity::warning,
+      .code = "verify.names",
+      .message = fmt::format(
+          "{} of {} names of the first checkpoint are missing in the second; if 'loadstone "
+          "convert' "
+          "renamed the tensors, pass its options to verify too: --rules FILE, or --converter DIR "
+          "with `python -m loadstone verify`",
+          missing, first.tensors().size())};
+}
+
+// Reports the progress of one of several calls as a part of the whole.
+class PartOfWork final : public Observer {
+ public:
+  PartOfWork(Observer* whole, std::uint64_t bytes_total)
+      : whole_(whole), bytes_total_(bytes_total) {}
+
+  void finish(std::uint64_t bytes) noexcept { bytes_before_ += bytes; }
+  bool on_progress(const Progress& progress) override {
+    if (whole_ == nullptr) return true;
+    const std::uint64_t bytes = std::min(bytes_before_ + progress.bytes_done, bytes_total_);
+    return whole_->on_progress({bytes, bytes_total_});
+  }
+
+ private:
+  Observer* const whole_;
+  const std::uint64_t bytes_total_;
+  std::uint64_t bytes_before_ = 0;
+};
 
 const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
   const auto index = catalog.find(name);
@@ -327,10 +371,9 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   for (std::uint32_t i = 0; i < second.tensors().size(); ++i) {
     const TensorInfo& tensor = second.tensors()[i];
     if (pairs.covers_second(i) || first.find(tensor.name)) continue;
-    report.differences.push_back({tensor.name, DifferenceKind::unexpected,
-                                  fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
-                                  "nothing"});
+    report.differences.push_back(unexpected(tensor));
   }
+  if (auto finding = names_differ(first, report)) report.findings.push_back(*std::move(finding));
   jobs.run_one([&] {
     report_pairs(pairs, first_shards, second_shards, jobs.stop(), report);
     for (const Catalog* const each : {&first, &second}) {
@@ -346,6 +389,67 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   first_shards.require_unchanged();
   second_shards.require_unchanged();
   return report;
+}
+
+// Compares a tensor of a conversion, whose bytes are `made`, with the tensor in the output.
+static std::optional<Difference> made_difference(const OpenShards& output,
+                                                 const OutputTensor& tensor,
+                                                 std::span<const std::byte> made,
+                                                 std::vector<std::byte>& scratch) {
+  const TensorInfo expected = {
+      .name = tensor.name, .encoding = tensor.encoding, .shape = tensor.shape};
+  const TensorInfo* const found = partner(output.catalog(), tensor.name);
+  if (auto difference = header_difference(expected, found)) return difference;
+  std::atomic<bool> stop = false;  // convert_in_memory() takes the time, so only it is interrupted
+  ElementReader reader(output, *found, found->strides.empty(), stop);
+  const std::size_t step = chunk_bytes(tensor.encoding);
+  for (std::size_t at = 0; at < made.size(); at += step) {
+    const auto part = made.subspan(at, std::min(step, made.size() - at));
+    scratch.resize(part.size());
+    reader.read(at, scratch);
+    if (const auto first = first_byte(part, scratch)) {
+      return Difference{tensor.name, DifferenceKind::bytes,
+                        fmt::format("different bytes, first at byte {} of the tensor", at + *first),
+                        "the bytes that the conversion writes"};
+    }
+  }
+  return std::nullopt;
+}
+
+static VerifyReport compared_with_conversion(const Conversion& conversion, const Catalog& output,
+                                             const VerifyOptions& options) {
+  const OpenShards shards(output, options.storage);
+  PartOfWork observer(options.observer, conversion.bytes_to_read);
+  VerifyReport report;
+  std::set<std::string_view> names;
+  std::vector<std::byte> made;
+  std::vector<std::byte> scratch;
+  for (std::uint32_t i = 0; i < conversion.files.size(); ++i) {
+    const OutputFile& file = conversion.files[i];
+    made.resize(file.data_bytes);
+    const std::uint64_t bytes = convert_in_memory(conversion, i, made, &observer, options.storage);
+    observer.finish(bytes);
+    report.bytes_read += bytes;
+    for (const OutputTensor& tensor : file.tensors) {
+      names.insert(tensor.name);
+      const auto value = std::span(made).subspan(tensor.begin, tensor.byte_count());
+      if (auto found = made_difference(shards, tensor, value, scratch)) {
+        report.differences.push_back(*std::move(found));
+      }
+      report.bytes_read += tensor.byte_count();
+    }
+  }
+  for (const TensorInfo& tensor : output.tensors()) {
+    if (names.contains(tensor.name)) continue;
+    report.differences.push_back(unexpected(tensor));
+  }
+  shards.require_unchanged();
+  return report;
+}
+
+VerifyReport compare_with_conversion(const Conversion& conversion, const Catalog& output,
+                                     const VerifyOptions& options) {
+  return only_errors([&] { return compared_with_conversion(conversion, output, options); });
 }
 
 VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOptions& options) {

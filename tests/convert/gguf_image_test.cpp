@@ -127,7 +127,7 @@ TEST(GgufImage, NamesOfDiffusersAreRefusedWithTheReason) {
       catalog_of(folder, {"transformer_blocks.0.attn.norm_added_k.weight", "proj_out.weight"}));
   EXPECT_EQ(finding.severity, Severity::error);
   EXPECT_THAT(finding.message, HasSubstr("diffusers' names"));
-  EXPECT_THAT(finding_for(catalog_of(folder, {"x.weight"})).suggestion, HasSubstr("--metadata"));
+  EXPECT_THAT(finding_for(catalog_of(folder, {"x.weight"})).suggestion, HasSubstr("--arch NAME"));
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ ConvertOptions llama_options(const std::string& format) {
   options.metadata = {{"general.architecture", {.value = "llama"}},
                       {"llama.block_count", number(2)},
                       {"llama.attention.head_count", number(2)},
-                      {"llama.attention.head_count_kv", number(1)}};
+                      {"llama.attention.head_count_kv", number(1)},
+                      {"tokenizer.ggml.model", {.value = "none"}}};
   options.quantize.formats = {
       {.pattern = {},
        .quantization = parse_quantization(format, QuantizeMode::exact, FileFormat::gguf)}};

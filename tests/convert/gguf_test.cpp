@@ -219,7 +219,7 @@ TEST(ConvertGguf, AnArchitectureIsNeeded) {
   options.format = FileFormat::gguf;
   const Conversion refused = make_conversion(catalog, options);
   ASSERT_THAT(codes_of(refused), ElementsAre("convert.architecture "));
-  EXPECT_THAT(refused.plan.findings[0].suggestion, HasSubstr("--metadata"));
+  EXPECT_THAT(refused.plan.findings[0].suggestion, HasSubstr("--arch NAME"));
   options.format = FileFormat::torch;
   EXPECT_EQ(code_of([&] { (void)make_conversion(catalog, options); }), "plan.options");
 }
@@ -427,72 +427,6 @@ TEST(ConvertGguf, TargetsSayTheirFormat) {
   for (const char* name : {"b.GGUF", "b.pt", "b.Safetensors", "b.bin"}) {
     EXPECT_EQ(code_of([&] { (void)format_of_target(name); }), "convert.target") << name;
   }
-}
-
-std::string metadata_json(const std::string& entries) {
-  return R"({"format": "loadstone-gguf-metadata", "version": 1, "entries": [)" + entries + "]}";
-}
-
-TEST(MetadataJson, EveryTypeIsRead) {
-  const Metadata metadata = metadata_from_json(metadata_json(
-      R"({"key": "u8", "type": "u8", "value": 255}, {"key": "i8", "type": "i8", "value": -128},
-         {"key": "u64", "type": "u64", "value": 18446744073709551615},
-         {"key": "i64", "type": "i64", "value": -9223372036854775808},
-         {"key": "f32", "type": "f32", "value": 1e-06}, {"key": "f64", "type": "f64", "value": 1},
-         {"key": "inf", "type": "f32", "value": "-inf"},
-         {"key": "nan", "type": "f64", "value": "nan"}, {"key": "b", "type": "bool", "value": true},
-         {"key": "s", "type": "string", "value": "\u00e9"},
-         {"key": "list", "type": "array", "items": "string", "value": ["a", "", "b"]},
-         {"key": "numbers", "type": "array", "items": "i16", "value": [-1, 2]},
-         {"key": "none", "type": "array", "items": "f32", "value": []})"));
-  EXPECT_EQ(std::get<std::uint64_t>(metadata.at("u64").value), UINT64_MAX);
-  EXPECT_EQ(std::get<std::int64_t>(metadata.at("i64").value), INT64_MIN);
-  EXPECT_EQ(std::get<double>(metadata.at("f32").value), double{1e-6f});
-  EXPECT_EQ(std::get<double>(metadata.at("inf").value), -std::numeric_limits<double>::infinity());
-  EXPECT_EQ(type_name(metadata.at("f64")), "f64");
-  EXPECT_EQ(std::get<std::string>(metadata.at("s").value), "\xc3\xa9");
-  const auto& list = std::get<MetadataArray>(metadata.at("list").value);
-  EXPECT_EQ(std::get<std::string>(list[2].value), "b");
-  const auto& numbers = std::get<MetadataArray>(metadata.at("numbers").value);
-  EXPECT_EQ(std::get<std::int64_t>(numbers[0].value), -1);
-  EXPECT_EQ(type_name(metadata.at("none")), "array of f32");
-}
-
-TEST(MetadataJson, WhatIsNoneIsRefused) {
-  const std::vector<std::string> wrong = {
-      "",
-      "[]",
-      R"({"format": "other", "version": 1, "entries": []})",
-      R"({"format": "loadstone-gguf-metadata", "version": 2, "entries": []})",
-      R"({"format": "loadstone-gguf-metadata", "version": 1, "entries": [], "more": 1})",
-      metadata_json(R"({"key": "a", "type": "u8", "value": 256})"),
-      metadata_json(R"({"key": "a", "type": "u8", "value": -1})"),
-      metadata_json(R"({"key": "a", "type": "i8", "value": 128})"),
-      metadata_json(R"({"key": "a", "type": "u32", "value": 1.5})"),
-      metadata_json(R"({"key": "a", "type": "u32", "value": "1"})"),
-      metadata_json(R"({"key": "a", "type": "f32", "value": 1e39})"),
-      metadata_json(R"({"key": "a", "type": "f32", "value": "infinity"})"),
-      metadata_json(R"({"key": "a", "type": "f64", "value": true})"),
-      metadata_json(R"({"key": "a", "type": "bool", "value": 1})"),
-      metadata_json(R"({"key": "a", "type": "string", "value": null})"),
-      metadata_json(R"({"key": "a", "type": "strings", "value": "x"})"),
-      metadata_json(R"({"key": "a", "type": "array", "value": [1]})"),
-      metadata_json(R"({"key": "a", "type": "u8", "items": "u8", "value": 1})"),
-      metadata_json(R"({"key": "a", "type": "array", "items": "array", "value": [[1]]})"),
-      metadata_json(R"({"key": "a", "type": "array", "items": "u8", "value": [1, 256]})"),
-      metadata_json(R"({"key": "a", "type": "array", "items": "u8", "value": 1})"),
-      metadata_json(R"({"key": "a b", "type": "u8", "value": 1})"),
-      metadata_json(R"({"key": "", "type": "u8", "value": 1})"),
-      metadata_json(R"({"key": "a", "key": "a", "type": "u8", "value": 1})"),
-      metadata_json(
-          R"({"key": "a", "type": "u8", "value": 1}, {"key": "a", "type": "u8", "value": 1})"),
-      metadata_json(R"({"key": "a", "type": "u8", "value": 1, "more": 2})"),
-      metadata_json(R"({"key": "a", "type": "u8"})"),
-      metadata_json("1")};
-  for (const std::string& text : wrong) {
-    EXPECT_EQ(code_of([&] { (void)metadata_from_json(text); }), "convert.metadata_json") << text;
-  }
-  EXPECT_THAT(metadata_from_json(metadata_json("")), IsEmpty());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 ``convert FOLDER NAME.gguf`` first runs llama.cpp's converter for names, layouts and metadata
 (:mod:`loadstone.llama_cpp`), and passes them to the C++ command as ``--rules`` and ``--metadata``.
+``verify FOLDER NAME.gguf --converter DIR`` does the same, to compare the file with its conversion.
 ``export-rules`` asks a Python library for its conversions, and ``doctor`` checks the libraries and
 the machine.
 """
@@ -95,11 +96,14 @@ def _prepare_in_process(arguments: list[str], folder: Path) -> list[str]:
 
 
 def _is_traced(arguments: list[str]) -> bool:
-    if len(arguments) < 3 or arguments[0] != "convert":
+    if len(arguments) < 3 or arguments[0] not in ("convert", "verify"):
         return False
     options = {argument.partition("=")[0] for argument in arguments}
-    has_result = not options.isdisjoint(("--rules", "--metadata"))
-    return not has_result and model_folder.is_for_converter(arguments[1], arguments[2])
+    if not options.isdisjoint(("--rules", "--metadata")):
+        return False
+    # verify compares two checkpoints as they are unless the user asks for the conversion.
+    is_asked = arguments[0] == "convert" or "--converter" in options
+    return is_asked and model_folder.is_for_converter(arguments[1], arguments[2])
 
 
 def _command() -> str:

@@ -115,9 +115,9 @@ def convert(
         experts: ``"fused"``: all experts of a layer in one tensor, as in transformers 5;
             ``"separate"``: one tensor per expert, as in published checkpoints; ``"keep"``:
             unchanged.
-        metadata: keys to add to the source's metadata, or to replace: strings and bools by key, or
-            ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
-            [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
+        metadata: keys to add to the source's metadata, or to replace: values by key, or with their
+            types as ``{"type": "u64", "value": 7}`` and ``{"type": "array", "items": "string",
+            "value": [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
             ``general.architecture``, from the source or from this argument.
         beyond_ggml: allow GGUF tensors with more than 4 dims and names of more than 63 bytes, which
             ggml rejects but programs for video models read.

@@ -15,23 +15,28 @@ Metadata = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def metadata_text(metadata: Metadata) -> str:
+    """Return the JSON that the core parses; the core chooses the types of plain values."""
     if isinstance(metadata, str | os.PathLike):
         return read_text(metadata)
-    entries = [_entry(key, value) for key, value in metadata.items()]
-    return json.dumps({"format": "loadstone-gguf-metadata", "version": 1, "entries": entries})
+    return json.dumps({key: _value(key, value) for key, value in metadata.items()})
 
 
-def _entry(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str | bool):
-        return {"key": key, "type": "bool" if isinstance(value, bool) else "string", "value": value}
-    if isinstance(value, Mapping):
-        return {"key": key, **value, "value": json_value(value.get("value"))}
+def _value(key: Any, value: Any) -> Any:
+    """Check what JSON cannot express, so that the error names the key."""
+    if isinstance(key, str) and isinstance(value, Mapping):
+        return {**value, "value": json_value(value.get("value"))}
+    try:
+        json.dumps(value, allow_nan=False)
+        if isinstance(key, str):
+            return value
+    except (TypeError, ValueError):
+        pass
     raise new_error(
         "plan.options",
-        "the GGUF type of a number or list must be specified",
+        "the key or the value cannot be converted to GGUF metadata",
         field=f"metadata[{key!r}]",
-        found=type(value).__name__,
-        expected="{'type': 'u32', 'value': 7}",
+        found=repr(value)[:80],
+        expected="a str, bool, int, finite float, a list of these, or {'type': 'u32', 'value': 7}",
     )
 
 

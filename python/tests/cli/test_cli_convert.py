@@ -209,10 +209,6 @@ def test_five_dims_that_we_wrote(run, tmp_path):
 
 def test_nine_dims_are_too_many(run, tmp_path):
     """loadstone writes no file that it cannot read, even if ggml's limit is lifted."""
-    entry = {"key": "general.architecture", "type": "string", "value": "wan"}
-    metadata = tmp_path / "metadata.json"
-    named = {"format": "loadstone-gguf-metadata", "version": 1, "entries": [entry]}
-    metadata.write_text(json.dumps(named))
     for rank, status in ((8, 0), (9, 1)):
         header = {"x": {"dtype": "F32", "shape": [1] * rank, "data_offsets": [0, 4]}}
         raw = json.dumps(header).encode()

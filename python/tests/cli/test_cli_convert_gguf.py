@@ -129,12 +129,33 @@ def test_hostile_metadata(run, small, tmp_path, text):
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_an_architecture_by_option(run, small, tmp_path):
+    target = tmp_path / "out.gguf"
+    run("convert", small, target, "--arch", "wan", status=0)
+    kinds = gguf.GGUFValueType
+    assert fields_of(target) == {"general.architecture": ([kinds.STRING], "wan")}
+    plain = tmp_path / "plain.json"
+    plain.write_text('{"general.architecture": "wan", "wan.block_count": 40}')
+    run("convert", small, target, "--metadata", plain, "--arch", "wan", status=0)
+    assert fields_of(target)["wan.block_count"] == ([kinds.UINT32], 40)
+    done = run("convert", small, target, "--metadata", plain, "--arch", "flux", status=2)
+    assert "--arch flux contradicts --metadata" in done.stderr and '"wan"' in done.stderr
+
+
+def test_the_value_without_a_type_is_named(run, small, tmp_path):
+    plain = tmp_path / "plain.json"
+    plain.write_text('{"general.architecture": "wan", "wan.list": [1, "a"]}')
+    done = run("convert", small, tmp_path / "out.gguf", "--metadata", plain, status=1)
+    assert "[convert.metadata_json]" in done.stderr
+    assert "wan.list" in done.stderr and "expected an integer" in done.stderr
+
+
 def test_what_is_refused(run, small, source, tmp_path, write_safetensors):
     target = tmp_path / "out.gguf"
     done = run("convert", small, target)
     assert done.returncode != 0
     assert "[convert.architecture]" in done.stderr
-    assert "--metadata" in done.stderr
+    assert "--arch NAME" in done.stderr
     extra = metadata_file(
         tmp_path, {"key": "general.architecture", "type": "string", "value": "wan"}
     )

@@ -89,10 +89,62 @@ def test_metadata_from_a_file(source, tmp_path):
     assert fields_of(tmp_path / "out.gguf") == {"general.architecture": "wan"}
 
 
-@pytest.mark.parametrize("metadata", [{"a": 1}, {"a": [1]}, {"a": None}, {"a": 0.5}])
-def test_numbers_say_their_type(source, tmp_path, metadata):
-    with pytest.raises(loadstone.Error, match="must be specified"):
-        loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
+# Plain values, and the types that they get.
+PLAIN = {
+    "general.architecture": ("wan", "string"),
+    "general.file_type": (7, "u32"),
+    "tokenizer.ggml.scores": ([1, 0.5], "array of f32"),
+    "tokenizer.ggml.token_type": ([], "array of i32"),
+    "wan.block_count": (40, "u32"),
+    "wan.rope.freq_base": (10000, "f32"),
+    "wan.attention.head_count_kv": ([8, 4], "array of u32"),
+    "a.flag": (True, "bool"),
+    "a.text": ("7", "string"),
+    "a.most": (2**32 - 1, "u32"),
+    "a.larger": (2**32, "u64"),
+    "a.below": (-(2**31), "i32"),
+    "a.lower": (-(2**31) - 1, "i64"),
+    "a.part": (0.5, "f32"),
+    "a.texts": (["a", ""], "array of string"),
+    "a.flags": ([True], "array of bool"),
+    "a.signed": ([1, -2], "array of i32"),
+    "a.wide": ([-1, 2**31], "array of i64"),
+    "a.typed": ({"type": "u8", "value": 7}, "u8"),
+}
+
+
+def test_plain_values_get_the_types_of_their_keys_or_values(source, tmp_path):
+    plain = {key: value for key, (value, _) in PLAIN.items()}
+    path = tmp_path / "metadata.json"
+    path.write_text(json.dumps(plain))
+    for metadata in (plain, path):
+        report = loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
+        assert report.outputs
+        found = loadstone.inspect(tmp_path / "out.gguf")
+        types = json.loads(found.to_json())["metadata_types"]
+        assert types == {key: kind for key, (_, kind) in PLAIN.items()}
+        expected = plain | {"a.typed": 7}
+        assert {key: found.metadata[key] for key in PLAIN} == expected
+
+
+WITHOUT_TYPE = [None, [None], {"b": 1}, [[1]], [], [1, "a"], [1, 0.5], [True, 1], 1e39, {}]
+
+
+@pytest.mark.parametrize("value", WITHOUT_TYPE, ids=str)
+def test_a_value_without_a_type_is_an_error_that_names_the_key(source, tmp_path, value):
+    path = tmp_path / "metadata.json"
+    path.write_text(json.dumps({"some.key": value}))
+    for metadata in ({"some.key": value}, path):
+        with pytest.raises(loadstone.Error, match=r"some\.key") as caught:
+            loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
+        assert caught.value.code == "convert.metadata_json"
+
+
+@pytest.mark.parametrize("value", [{1}, b"a", float("nan"), torch.zeros(1)], ids=str)
+def test_a_value_that_json_lacks_is_an_error_that_names_the_key(source, tmp_path, value):
+    with pytest.raises(loadstone.Error, match=r"some\.key") as caught:
+        loadstone.convert(source, tmp_path / "out.gguf", metadata={"some.key": value})
+    assert caught.value.code == "plan.options"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +199,34 @@ def test_files_of_gguf_keep_their_names(source, tmp_path):
     loadstone.convert(source, tmp_path / "a.gguf", metadata={"general.architecture": "toy"})
     report = loadstone.convert(tmp_path / "a.gguf", tmp_path / "b.gguf")
     assert not [each for each in report.findings if each.code == "convert.architecture"]
+
+
+# Keys of the tokenizer, tensor names, architecture, and the keys that llama.cpp misses.
+TOKENIZERS = {
+    "none": ({}, LLAMA_CPP, "llama", ["model", "tokens"]),
+    "without merges": ({"model": "gpt2", "tokens": ["a"]}, LLAMA_CPP, "llama", ["merges"]),
+    "complete": ({"model": "llama", "tokens": ["a"]}, LLAMA_CPP, "llama", []),
+    "a model without text": ({"model": "none"}, LLAMA_CPP, "llama", []),
+    "no embedding": ({}, {"blk.0.ffn_up.weight": (4, 32)}, "llama", []),
+    "a video model": ({}, LLAMA_CPP, "wan", []),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_a_missing_tokenizer_is_named(tmp_path, case):
+    keys, shapes, architecture, missing = TOKENIZERS[case]
+    path = tmp_path / "m.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    metadata = {"general.architecture": architecture}
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    report = loadstone.convert(path, tmp_path / "out.gguf", metadata=metadata)
+    told = [each for each in report.findings if each.code == "convert.metadata"]
+    expected = [f"tokenizer.ggml.{key}" for key in missing]
+    assert [each.sources for each in told] == [expected] * bool(missing)
+    for each in told:
+        assert each.severity == "warning"
+        assert all(key in each.message for key in expected)
+        assert "--converter" in each.suggestion and "--metadata" in each.suggestion
 
 
 @pytest.mark.parametrize("width", [256, 96])

@@ -1,8 +1,9 @@
 """A plan is compared with the free memory and disk of this machine, wherever it is made."""
 
 import json
+import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from remote_server import Server
 
 import loadstone
 import loadstone.accelerate
@@ -121,6 +123,34 @@ def test_nothing_is_read(file, tmp_path, entry):
     assert codes(caught.value.findings) == ["memory.host"]
     assert caught.value.expected.endswith("TB")
     assert module.weight.is_meta
+
+
+@pytest.fixture
+def server(file: Path) -> Iterator[Server]:
+    """Serve the file, which is larger than the memory, from a mapping."""
+    server = Server()
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        server.files["/model.safetensors"] = data
+        yield server
+        server.close()
+
+
+def test_a_checkpoint_on_a_server_is_compared_too(server, tmp_path):
+    url = server.url("/model.safetensors")
+    module = model()
+    plan = loadstone.plan(module, url)
+    assert codes(plan.findings) == ["memory.host"]
+    plan.save(tmp_path / "plan.json")
+    for load in (plan.execute, lambda: loadstone.load(module, url)):
+        with pytest.raises(loadstone.Error) as caught:
+            load()
+        assert caught.value.code == "memory.host"
+        assert module.weight.is_meta
+    assert "memory.host" in command.output("plan", url, status=5)
+    assert "memory.host" in command.output("load", url, status=5)
+    assert "memory.host" in command.output("load", "--plan", tmp_path / "plan.json", status=5)
+    assert loadstone.plan(module, url, max_memory={"cpu": "unlimited"}).ok  # control
+    assert server.sent < 1 << 20  # only headers
 
 
 def test_memory_that_the_load_reuses_is_not_counted(file):

@@ -36,6 +36,10 @@ class Container {
   // support.
   [[nodiscard]] virtual Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                           std::vector<Finding>& findings) const = 0;
+  // Returns a warning if the metadata lacks keys that readers of the output's tensors need.
+  [[nodiscard]] virtual std::optional<Finding> check_metadata(const Conversion&) const {
+    return {};
+  }
   // Returns an error for a tensor whose name, shape or encoding files cannot store.
   [[nodiscard]] virtual std::optional<Finding> refuse(const OutputTensor& tensor,
                                                       const ConvertOptions& options) const = 0;

@@ -20,6 +20,7 @@
 #include "convert/values.h"
 #include "convert/write/container.h"
 #include "formats/gguf.h"
+#include "formats/gguf_keys.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "loadstone/defaults.h"
@@ -30,7 +31,6 @@ namespace loadstone {
 namespace {
 
 constexpr const char* alignment_key = "general.alignment";
-constexpr const char* architecture_key = "general.architecture";
 constexpr const char* own_converter =
     "for llama.cpp, use its own converter: `python -m loadstone convert --converter` (converter= "
     "in Python)";
@@ -84,71 +84,13 @@ std::uint64_t alignment_of(const Metadata& metadata) {
                .expected = "u32, a power of two"});
 }
 
-// ---- Types of metadata that the format fixes, and types that were lost in text
-
-struct KeyType {
-  std::string_view key;
-  MetadataType type;
-  MetadataType items = MetadataType::u8;  // type of an array's elements
-};
-
-constexpr MetadataType text_type = MetadataType::string;
-constexpr MetadataType list_type = MetadataType::array;
-
-// The types that gguf-py writes and llama.cpp requires.
-constexpr auto key_types = std::to_array<KeyType>({
-    {"general.architecture", text_type},
-    {"general.type", text_type},
-    {"general.name", text_type},
-    {"general.author", text_type},
-    {"general.version", text_type},
-    {"general.organization", text_type},
-    {"general.basename", text_type},
-    {"general.finetune", text_type},
-    {"general.description", text_type},
-    {"general.quantized_by", text_type},
-    {"general.size_label", text_type},
-    {"general.license", text_type},
-    {"general.license.name", text_type},
-    {"general.license.link", text_type},
-    {"general.url", text_type},
-    {"general.repo_url", text_type},
-    {"general.tags", list_type, text_type},
-    {"general.languages", list_type, text_type},
-    {"general.alignment", MetadataType::u32},
-    {"general.quantization_version", MetadataType::u32},
-    {"general.file_type", MetadataType::u32},
-    {"tokenizer.ggml.model", text_type},
-    {"tokenizer.ggml.pre", text_type},
-    {"tokenizer.ggml.tokens", list_type, text_type},
-    {"tokenizer.ggml.merges", list_type, text_type},
-    {"tokenizer.ggml.scores", list_type, MetadataType::f32},
-    {"tokenizer.ggml.token_type", list_type, MetadataType::i32},
-    {"tokenizer.ggml.bos_token_id", MetadataType::u32},
-    {"tokenizer.ggml.eos_token_id", MetadataType::u32},
-    {"tokenizer.ggml.unknown_token_id", MetadataType::u32},
-    {"tokenizer.ggml.padding_token_id", MetadataType::u32},
-    {"tokenizer.ggml.add_bos_token", MetadataType::boolean},
-    {"tokenizer.ggml.add_eos_token", MetadataType::boolean},
-    {"tokenizer.ggml.add_space_prefix", MetadataType::boolean},
-});
-
-std::string type_text(const KeyType& row) {
-  if (row.type != MetadataType::array) return std::string(name(row.type));
-  return "array of " + std::string(name(row.items));
-}
-
-bool has_type(const MetadataValue& item, const KeyType& row) {
-  if (item.type != row.type) return false;
-  const auto* const array = std::get_if<MetadataArray>(&item.value);
-  return array == nullptr || array->item_type() == row.items;
-}
+// ---- Types that were lost in text
 
 // Returns the type of a key; nullopt if the format does not fix the type, or if the values are
 // arrays.
 std::optional<MetadataType> fixed_type(std::string_view key) {
-  const auto row = std::ranges::find(key_types, key, &KeyType::key);
-  if (row == key_types.end() || row->type == list_type) return std::nullopt;
+  const GgufKey* const row = find_gguf_key(key);
+  if (row == nullptr || !row->is_fixed() || row->type == MetadataType::array) return std::nullopt;
   return row->type;
 }
 
@@ -209,15 +151,29 @@ std::vector<std::string> restore_types(std::string_view types, Metadata& metadat
 // Throws Error "plan.options" if the caller gave an entry with the wrong type for its key: ggml
 // would reject the file, or treat the key as missing.
 void check_key_types(const Metadata& given) {
-  for (const KeyType& row : key_types) {
-    const auto found = given.find(std::string(row.key));
-    if (found == given.end() || has_type(found->second, row)) continue;
+  for (const auto& [key, item] : given) {
+    const GgufKey* const row = find_gguf_key(key);
+    if (row == nullptr || !row->is_fixed() || row->fits(item)) continue;
     throw Error("plan.options", "the key has a different type in GGUF",
-                {.tensor = found->first,
+                {.tensor = key,
                  .field = "metadata",
-                 .found = type_name(found->second),
-                 .expected = type_text(row)});
+                 .found = type_name(item),
+                 .expected = row->type_text()});
   }
+}
+
+// Returns the keys without which llama.cpp loads no model with a token embedding.
+std::vector<std::string> missing_tokenizer_keys(const Metadata& metadata) {
+  const std::string* const model = find_text(metadata, "tokenizer.ggml.model");
+  const bool has_vocabulary = model == nullptr || (*model != "none" && *model != "no_vocab");
+  std::vector<std::string> missing;
+  if (model == nullptr) missing.emplace_back("tokenizer.ggml.model");
+  const auto require = [&](const char* key) {
+    if (!metadata.contains(key)) missing.emplace_back(key);
+  };
+  if (has_vocabulary) require("tokenizer.ggml.tokens");
+  if (model != nullptr && *model == "gpt2") require("tokenizer.ggml.merges");
+  return missing;
 }
 
 class GgufContainer final : public Container {
@@ -253,6 +209,25 @@ class GgufContainer final : public Container {
     }
     static_cast<void>(alignment_of(metadata));
     return metadata;
+  }
+
+  [[nodiscard]] std::optional<Finding> check_metadata(const Conversion& conversion) const override {
+    // A GGUF source without these keys was made so by its own converter.
+    if (is_gguf(*conversion.plan.catalog) || image_model(conversion.metadata) != nullptr) return {};
+    const bool has_tokens = std::ranges::any_of(conversion.plan.targets, [](const auto& target) {
+      return is_token_embedding(target.name);
+    });
+    const std::vector<std::string> missing = missing_tokenizer_keys(conversion.metadata);
+    if (!has_tokens || missing.empty()) return std::nullopt;
+    return Finding{
+        .severity = Severity::warning,
+        .code = "convert.metadata",
+        .sources = missing,
+        .message = fmt::format("llama.cpp cannot load the output, which lacks the tokenizer: {}",
+                               fmt::join(missing, ", ")),
+        .suggestion = fmt::format("{}; or add these keys with --metadata FILE (metadata= in "
+                                  "Python)",
+                                  own_converter)};
   }
 
   [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
@@ -372,13 +347,13 @@ class GgufContainer final : public Container {
   // contain it.
   static void settle_architecture(const Catalog& catalog, Metadata& metadata,
                                   std::vector<Finding>& findings) {
-    const auto found = metadata.find(architecture_key);
+    const auto found = metadata.find(gguf_architecture_key);
     if (found != metadata.end() && found->second.type == MetadataType::string) return;
     Finding finding = {.code = "convert.architecture"};
     if (const ImageModel* const image = recognised_image_model(catalog);
         image != nullptr && found == metadata.end()) {
       const std::string name(image->architecture);
-      metadata.emplace(architecture_key,
+      metadata.emplace(gguf_architecture_key,
                        MetadataValue{.value = name, .type = MetadataType::string});
       finding.severity = Severity::info;
       finding.message = fmt::format(
@@ -387,8 +362,8 @@ class GgufContainer final : public Container {
       finding.severity = Severity::error;
       finding.message = "a GGUF file needs general.architecture, which the source does not specify";
       finding.suggestion = fmt::format(
-          "{}; for other programs set it with --metadata FILE (metadata= in Python), for example "
-          "to \"wan\" for ComfyUI",
+          "{}; for other programs set it with --arch NAME (metadata={{\"general.architecture\": "
+          "NAME}} in Python), for example to \"wan\" for ComfyUI",
           own_converter);
     }
     findings.push_back(std::move(finding));
@@ -410,7 +385,7 @@ class GgufContainer final : public Container {
       return false;
     }
     // If the metadata lacks the architecture, settle_architecture() has reported an error.
-    const bool is_named = metadata.contains(architecture_key);
+    const bool is_named = metadata.contains(gguf_architecture_key);
     if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
     findings.push_back(
         {.severity = Severity::warning,

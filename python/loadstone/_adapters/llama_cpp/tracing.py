@@ -17,7 +17,7 @@ import torch
 from loadstone._adapters.llama_cpp.arrays import PLAIN, array_class, constant, symbol_in
 from loadstone._adapters.llama_cpp.converter import Converter, needs
 from loadstone._adapters.llama_cpp.files import Files
-from loadstone._adapters.llama_cpp.metadata import MetadataEntry, entries_of, to_json
+from loadstone._adapters.llama_cpp.metadata import FORMAT, MetadataEntry, entries_of, to_json
 from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
 from loadstone._base.dtypes import dtype_argument, dtype_name
 from loadstone._base.errors import Error, new_error
@@ -66,13 +66,17 @@ class GgufTraced(LibraryRecipes):
     def metadata_with(self, additions: Metadata | None) -> dict[str, Any]:
         """Return the keys for :func:`loadstone.convert`; ``additions`` adds or replaces keys."""
         entries = [entry.to_json() for entry in self.metadata]
+        plain: dict[str, Any] = {}
         if additions is not None:
             try:
-                entries += json.loads(metadata_text(additions))["entries"]
-            except (ValueError, TypeError, KeyError):
+                given = json.loads(metadata_text(additions))
+                is_typed = given.get("format") == FORMAT
+                entries += given["entries"] if is_typed else []
+                plain = {} if is_typed else given
+            except (ValueError, TypeError, KeyError, AttributeError):
                 message = "the metadata is invalid; docs/formats/gguf.md describes it"
                 raise new_error("plan.options", message, field="metadata") from None
-        return {entry["key"]: entry for entry in entries}
+        return {entry.pop("key"): entry for entry in entries} | plain
 
 
 def trace_model(

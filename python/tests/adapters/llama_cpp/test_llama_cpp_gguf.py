@@ -163,13 +163,33 @@ def test_files_of_llama_cpps_converter_make_its_own_file(tmp_path: Path) -> None
     assert keys == {each["key"]: each["value"] for each in expected}
 
 
+def test_the_command_compares_a_file_with_its_conversion(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_command", lambda: COMMAND)
+    target = tmp_path / "out.gguf"
+    options = [f"--converter={CONVERTER}", "--dtype=f16"]
+    words = [str(model), str(target)]
+    assert command.main(["convert", *words, *options]) == 0
+    assert command.main(["verify", *words, *options]) == 0
+    assert command.main(["verify", *words, options[0]]) == 1  # control: the checkpoint's dtype
+    assert command.main(["verify", *words]) == 1
+
+
 def test_keys_can_be_added_and_replaced(model: Path, tmp_path: Path) -> None:
     given = {"general.name": "mine", "toy.eps": {"type": "f32", "value": 0.5}}
     loadstone.convert(model, tmp_path / "out.gguf", metadata=given, converter=CONVERTER)
     keys = {row[0]: row[3] for row in oracle.keys_of(oracle.read(tmp_path / "out.gguf"))}
     assert (keys["general.name"], keys["toy.eps"]) == ("mine", 0.5)
     assert keys["general.architecture"] == "toy"
-    (tmp_path / "bad.json").write_text('{"entries": 3}')
+    plain = {"general.name": "other", "toy.eps": 0.25, "toy.runs": 7}
+    (tmp_path / "plain.json").write_text(json.dumps(plain))
+    loadstone.convert(
+        model, tmp_path / "out.gguf", metadata=tmp_path / "plain.json", converter=CONVERTER
+    )
+    rows = {row[0]: row for row in oracle.keys_of(oracle.read(tmp_path / "out.gguf"))}
+    assert {key: rows[key][3] for key in plain} == plain
+    (tmp_path / "bad.json").write_text("[]")
     with pytest.raises(loadstone.Error, match="the metadata is invalid"):
         loadstone.convert(
             model, tmp_path / "out.gguf", metadata=tmp_path / "bad.json", converter=CONVERTER

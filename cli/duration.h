@@ -1,0 +1,32 @@
+// Estimates how long a load or a conversion takes, from the rates that `loadstone bench` measured
+// on this machine. Plans do not contain the estimate.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cli/bench_report.h"
+#include "loadstone/convert.h"
+#include "loadstone/plan.h"
+
+namespace loadstone::cli {
+
+// Saves the rates for later estimates, in loadstone's folder of the user's cache. Returns false if
+// they cannot be saved.
+bool save_rates(const BenchFigures& figures);
+
+struct Duration {
+  std::optional<double> seconds;  // nullopt: unknown
+  bool is_least = false;  // the work also computes, which `loadstone bench` does not measure
+  std::string reason;     // the measurement, or the reason why the duration is unknown
+};
+
+[[nodiscard]] Duration duration_of(const Plan& plan);
+[[nodiscard]] Duration duration_of(const Conversion& conversion);
+
+// Returns a line such as "duration  about 40 s (...)\n".
+[[nodiscard]] std::string duration_line(const Duration& duration);
+// Returns the JSON of a plan or conversion with the member "duration" added.
+[[nodiscard]] std::string with_duration(const Duration& duration, const std::string& json);
+
+}  // namespace loadstone::cli

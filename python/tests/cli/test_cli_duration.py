@@ -1,0 +1,148 @@
+"""Plans and dry runs estimate their duration from the rates that `loadstone bench` has measured."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from remote_server import Server
+from safetensors.torch import save_file
+
+import loadstone
+
+torch = pytest.importorskip("torch")
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "loadstone" / "bench.json"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_file({"a": torch.randn(1250, 800)}, tmp_path / "a.safetensors")  # 4 MB
+    return tmp_path / "a.safetensors"
+
+
+@pytest.fixture
+def rates(run: Callable, model: Path, cache: Path) -> dict:
+    """Return the rates that bench wrote, with which a read takes 40 s."""
+    run("bench", model, "--seconds", 0, "--write", model.parent, "--json", status=0)
+    rates = json.loads(cache.read_text())
+    return rates | {
+        "date": "2026-11-30",
+        "is_disk": True,
+        "read_bytes_per_second": 100_000,
+        "write_bytes_per_second": 200_000,
+    }
+
+
+def duration(run: Callable, *words: object) -> dict:
+    return json.loads(run(*words, "--json", status=0).stdout)["duration"]
+
+
+def test_bench_saves_the_rates_of_this_machine(run, model, cache):
+    before = set(model.parent.iterdir())
+    run("bench", model, "--seconds", 0, status=0)
+    rates = json.loads(cache.read_text())
+    assert rates["host"] == os.uname().nodename
+    assert rates["read_bytes_per_second"] > 0 and rates["write_bytes_per_second"] == 0
+    said = json.loads(
+        run("bench", model, "--seconds", 0, "--write", model.parent, "--json", status=0).stdout
+    )
+    rates = json.loads(cache.read_text())
+    assert rates["write_bytes_per_second"] == int(said["limits"]["write"]["bytes_per_second"])
+    assert set(model.parent.iterdir()) - before == {cache.parents[1]}
+    assert [path.name for path in cache.parent.iterdir()] == ["bench.json"]
+
+
+def test_a_plan_estimates_its_duration(run, model, cache, rates, tmp_path):
+    cache.write_text(json.dumps(rates))
+    told = "about 40 s (measured by 'loadstone bench' on 2026-11-30: 100.0 kB/s read from the disk)"
+    saved = tmp_path / "plan.json"
+    assert f"duration  {told}\n" in run("plan", model, "-o", saved, status=0).stdout
+    found = duration(run, "plan", model)
+    assert found == {"seconds": 40.0, "is_lower_bound": False, "text": told}
+    assert "duration" not in saved.read_text()
+    # The document of --json is a plan too.
+    shown = tmp_path / "shown.json"
+    shown.write_text(run("plan", model, "--json", status=0).stdout)
+    assert "duration" not in loadstone.Plan.load(shown).to_json()
+    run("load", "--plan", shown, status=0)
+
+
+def test_a_dry_run_estimates_its_duration(run, model, cache, rates, tmp_path):
+    cache.write_text(json.dumps(rates))
+    words = ["convert", model, tmp_path / "b.safetensors", "--dry-run"]
+    found = duration(run, *words)
+    assert found["seconds"] == pytest.approx(60, rel=0.01)
+    assert found["text"].startswith("about 1:0") and "200.0 kB/s written" in found["text"]
+    assert "duration  about 1:0" in run(*words, status=0).stdout
+    words = ["convert", model, tmp_path / "b.gguf", "--dry-run", "--arch", "test"]
+    found = duration(run, *words, "--quantize", "q8_0", "--include", "a")
+    assert found["is_lower_bound"] and found["text"].startswith("at least ")
+    rates["write_bytes_per_second"] = 0
+    cache.write_text(json.dumps(rates))
+    found = duration(run, *words)
+    assert found["seconds"] is None
+    assert found["text"] == "unknown: run 'loadstone bench CHECKPOINT --write FOLDER'"
+    assert duration(run, "plan", model)["seconds"] == 40.0
+
+
+UNUSABLE = {
+    "none": None,
+    "of another host": {"host": "other"},
+    "of another processor": {"processor": "other"},
+    "no rate": {"read_bytes_per_second": 0},
+    "a negative rate": {"read_bytes_per_second": -1},
+    "a later version": {"version": 2},
+    "an unknown field": {"more": 1},
+    "no object": "[]",
+    "empty": "",
+    "cut off": '{"version": 1, "host"',
+    "not UTF-8": "\udcff",
+    "long": "[" * 100_000,
+    "a folder": Path,
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_without_usable_rates_the_duration_is_unknown(run, model, cache, rates, case):
+    content = UNUSABLE[case]
+    cache.unlink()
+    if isinstance(content, str):
+        cache.write_bytes(content.encode("utf-8", "surrogateescape"))
+    elif isinstance(content, dict):
+        cache.write_text(json.dumps(rates | content))
+    elif content is not None:
+        cache.mkdir()
+    unknown = "unknown: run 'loadstone bench CHECKPOINT'"
+    found = duration(run, "plan", model)
+    assert found == {"seconds": None, "is_lower_bound": False, "text": unknown}
+    assert f"duration  {unknown}\n" in run("plan", model, status=0).stdout
+
+
+def test_no_cache_folder_is_no_error(run, model, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    done = run("bench", model, "--seconds", 0, status=0)
+    assert "could not be saved" in done.stderr
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    assert duration(run, "plan", model)["seconds"] is None
+
+
+def test_files_on_a_server_have_no_known_duration(run, model, cache, rates):
+    cache.write_text(json.dumps(rates))
+    server = Server()
+    try:
+        server.files["/a.safetensors"] = model.read_bytes()
+        found = duration(run, "plan", server.url("/a.safetensors"))
+    finally:
+        server.close()
+    assert found["seconds"] is None
+    assert found["text"].endswith("measures only files on this machine")
