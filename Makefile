@@ -48,6 +48,7 @@ help:
 	@echo 'make test-page the page of a plan in a browser, which it installs'
 	@echo 'make screenshots  pictures of it for docs/images'
 	@echo 'make wheel     the source archive and the wheel, with all it links, in build/dist'
+	@echo 'make aarch64   the same for aarch64, cross compiled; the C++ tests and the wheel in QEMU'
 	@echo 'make docs      the documentation as a site: build/docs/html'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make bench-table  the same for the tables of the documentation'
@@ -78,6 +79,15 @@ $(PACKAGE_STAMP): $(PACKAGE_SOURCES)
 .PHONY: wheel
 wheel: package
 	python tools/wheel.py build/dist
+
+# Needs Debian 12 on x86-64.
+.PHONY: aarch64
+aarch64: setup
+	tools/aarch64.sh sysroot
+	cmake --preset aarch64
+	cmake --build --preset aarch64 --parallel $(JOBS)
+	$(CTEST) aarch64 | $(SHORTEN)
+	tools/aarch64.sh wheel
 
 demo: package
 	python -m examples.demo
