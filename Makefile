@@ -49,6 +49,7 @@ help:
 	@echo 'make test-page test the page of a plan in a browser, which is installed first'
 	@echo 'make screenshots  make the pictures of the page for docs/images'
 	@echo 'make wheel     make the source archive and the wheel, in build/dist'
+	@echo 'make aarch64   cross compile for aarch64, and test in QEMU'
 	@echo 'make docs      make the documentation as a site, in build/docs/html'
 	@echo 'make bench     compare speed and memory with other loaders'
 	@echo 'make bench-table  measure the figures of the documentation'
@@ -80,6 +81,15 @@ $(PACKAGE_STAMP): $(PACKAGE_SOURCES)
 .PHONY: wheel
 wheel: package
 	python tools/wheel.py build/dist
+
+# Needs Debian 12 on x86-64.
+.PHONY: aarch64
+aarch64: setup
+	tools/aarch64.sh sysroot
+	cmake --preset aarch64
+	cmake --build --preset aarch64 --parallel $(JOBS)
+	$(CTEST) aarch64 | $(SHORTEN)
+	tools/aarch64.sh wheel
 
 demo: package
 	python -m examples.demo

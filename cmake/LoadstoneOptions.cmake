@@ -33,7 +33,11 @@ function(loadstone_target_options target)
     # PUBLIC for a library: programs that link it need the sanitizer's runtime.
     target_link_options(${target} PUBLIC ${flags})
   endif()
-  if(LOADSTONE_ONE_VECTOR_ISA)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+    # NEON only: the kernels keep vectors in arrays, which SVE's sizeless types do not allow.
+    target_compile_definitions(${target} PRIVATE
+      "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
+  elseif(LOADSTONE_ONE_VECTOR_ISA)
     target_compile_definitions(${target} PRIVATE
       "HWY_DISABLED_TARGETS=(HWY_AVX3_DL|HWY_AVX3|HWY_SSE4|HWY_SSSE3)")
   endif()

@@ -157,6 +157,45 @@ template <std::integral Integer, std::floating_point Wide>
   }
 }
 
+// ---- Arithmetic whose NaNs have the bits of x86-64 on every processor: those of the first NaN
+// operand, made quiet, or invalid_nan if no operand is NaN
+
+inline constexpr float invalid_nan = std::bit_cast<float>(0xffc00000u);
+
+[[nodiscard]] inline float quiet(float nan) noexcept {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(nan) | 0x00400000u);
+}
+
+// Returns the result of an operation on `a` and `b`, with the bits above if it is NaN.
+[[nodiscard]] inline float with_known_nan(float a, float b, float result) noexcept {
+  if (result == result) return result;
+  if (a != a) return quiet(a);
+  return b != b ? quiet(b) : invalid_nan;
+}
+
+[[nodiscard]] inline float product(float a, float b) noexcept {
+  return with_known_nan(a, b, a * b);
+}
+[[nodiscard]] inline float quotient(float a, float b) noexcept {
+  return with_known_nan(a, b, a / b);
+}
+[[nodiscard]] inline float sum(float a, float b) noexcept { return with_known_nan(a, b, a + b); }
+
+// Returns true if products with the factor and quotients by it are NaN only for NaN values. Every
+// processor keeps the bits of these.
+[[nodiscard]] inline bool is_plain_factor(float factor) noexcept {
+  return factor - factor == 0 && factor != 0;
+}
+
+// Multiplies each value by the factor.
+inline void multiply(float* values, std::uint64_t count, float factor) noexcept {
+  if (!is_plain_factor(factor)) {
+    for (std::uint64_t i = 0; i < count; ++i) values[i] = product(values[i], factor);
+    return;
+  }
+  for (std::uint64_t i = 0; i < count; ++i) values[i] *= factor;
+}
+
 // ---- Reading and writing one value
 
 template <typename Raw>

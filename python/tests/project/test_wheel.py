@@ -23,8 +23,8 @@ import loadstone
 REPOSITORY = Path(__file__).resolve().parents[3]
 # Libraries that every manylinux system has, according to PEP 600 and auditwheel's list.
 OF_THE_SYSTEM = re.compile(
-    r"(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s"
-    r"|libz)\.so[.0-9]*"
+    r"(linux-vdso|ld-linux-[a-z0-9-]+|libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+"
+    r"|libgcc_s|libz)\.so[.0-9]*"
 )
 # Folders and top-level files of the repository that a source package contains.
 PACKED = ("cli/", "cmake/", "include/", "python/bindings/", "python/loadstone/", "src/")

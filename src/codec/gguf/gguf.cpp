@@ -7,6 +7,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
+#include "kernels/number.h"
 
 namespace loadstone {
 
@@ -95,7 +96,7 @@ class ScaledBlockDecoder final : public Decoder {
       std::memcpy(&scale, parts[1] + (at / per_scale_ - first_scale) * sizeof(float),
                   sizeof(float));
       const std::uint64_t count = to - at;
-      for (std::uint64_t i = 0; i < count; ++i) numbers[i] *= scale;
+      number::multiply(numbers.data(), count, scale);
       cast_.run(reinterpret_cast<const std::byte*>(numbers.data()), target, count);
       target += count * size_;
       at = to;

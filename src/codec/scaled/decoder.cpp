@@ -88,20 +88,12 @@ void load_offset_codes(const std::byte* weights, bool starts_low, float* values,
   }
 }
 
-void divide_values(float* values, std::uint64_t count, float scale) noexcept {
-  for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
-}
-
-// Multiplies. On every machine, a NaN value keeps its bits even if the scale is NaN too.
-void multiply(float* values, std::uint64_t count, float scale) noexcept {
-  if (scale != scale) {
-    const auto quiet = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | 0x00400000u);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      if (values[i] == values[i]) values[i] = quiet;
-    }
+void divide(float* values, std::uint64_t count, float scale) noexcept {
+  if (!number::is_plain_factor(scale)) {
+    for (std::uint64_t i = 0; i < count; ++i) values[i] = number::quotient(values[i], scale);
     return;
   }
-  for (std::uint64_t i = 0; i < count; ++i) values[i] *= scale;
+  for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
 }
 
 class ScaledDecoder final : public Decoder {
@@ -193,12 +185,12 @@ void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values
 }
 
 void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {
-  if (form_.codes == Codes::offset_nibbles) return divide_values(values, count, scale);
+  if (form_.codes == Codes::offset_nibbles) return divide(values, count, scale);
   if (form_.by_exponent && std::isinf(scale)) {
-    multiply(values, count, 0x1p127f);
+    number::multiply(values, count, 0x1p127f);
     scale = 2.0f;
   }
-  multiply(values, count, scale);
+  number::multiply(values, count, scale);
 }
 
 void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
@@ -225,7 +217,8 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
         const std::uint64_t matrix =
             form_.global_count == 1 ? 0 : at / matrix_elements - begin / matrix_elements;
         const float global = number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
-        scale = form_.global == Global::factor ? scale * global : scale / global;
+        scale = form_.global == Global::factor ? number::product(scale, global)
+                                               : number::quotient(scale, global);
       }
       if (form_.has_zeros) {
         const auto zero = static_cast<std::int8_t>(parts[2][row_scale + block - first_scale]);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/cast.h"
@@ -71,6 +72,20 @@ class WordDecoder : public Decoder {
   const Cast round_ = cast_between(Dtype::f32, form_.dtype);
 };
 
+// Computes values[i] = scales[i] * (values[i] - zeros[i]). The values and zero points are finite.
+void scale(float* values, const float* zeros, const float* scales, std::uint64_t count) noexcept {
+  bool has_infinity = false;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    values[i] -= zeros[i];
+    has_infinity |= std::isinf(scales[i]);
+  }
+  if (has_infinity) {
+    for (std::uint64_t i = 0; i < count; ++i) values[i] = number::product(scales[i], values[i]);
+    return;
+  }
+  for (std::uint64_t i = 0; i < count; ++i) values[i] = scales[i] * values[i];
+}
+
 // ---- GPTQ and AWQ: groups of rows, with one scale per column of a group
 
 class GroupedRows final : public WordDecoder {
@@ -129,9 +144,7 @@ class GroupedRows final : public WordDecoder {
           known_group = group;
         }
         load_codes(row, first, from, to, parts[0], values.data());
-        for (std::uint64_t i = 0; i < to - from; ++i) {
-          values[i] = scales[from - run + i] * (values[i] - zeros[from - run + i]);
-        }
+        scale(values.data(), zeros.data() + (from - run), scales.data() + (from - run), to - from);
         write(values.data(), to - from, target + (row * columns + from - begin) * size);
       }
     }
@@ -224,7 +237,7 @@ class GroupedColumns final : public WordDecoder {
           known_group = group;
         }
         const unsigned code = field_at(words, 1, (from + i) * form_.bits, form_.bits);
-        values[i] = scale * (static_cast<float>(code) - zero);
+        values[i] = number::product(scale, static_cast<float>(code) - zero);
       }
       write(values.data(), count, target + (at - begin) * size);
       at += count;

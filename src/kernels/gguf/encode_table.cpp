@@ -171,8 +171,10 @@ struct Iq4NlLayout {
 
   static void store_scales(const LaneNumbers& scales, std::byte* to, LaneNumbers& inverses) {
     for (std::size_t i = 0; i < lane_count; ++i) {
-      store_f16(to + i * block_bytes, scales[i]);
-      inverses[i] = inverse_of(scales[i]);
+      // If the sums of squares overflow, the scale is NaN, whose sign depends on the processor.
+      const float scale = scales[i] == scales[i] ? scales[i] : number::invalid_nan;
+      store_f16(to + i * block_bytes, scale);
+      inverses[i] = inverse_of(scale);
     }
   }
   static constexpr std::size_t codes_at(std::size_t run) { return run * block_bytes + 2; }

@@ -58,24 +58,10 @@ struct Group {
   alignas(64) Scales offsets{};
 };
 
-// ---- Arithmetic on single values, with the same NaN on every instruction set
+// ---- Arithmetic on single values
 
 HWY_INLINE bool is_finite(float value) {
   return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
-}
-
-// Multiplies. `factor` must be finite.
-HWY_INLINE float product(float value, float factor) {
-  if (value != value) return value;
-  if (!is_finite(value) && factor == 0.0f) return std::bit_cast<float>(0xffc00000u);
-  return value * factor;
-}
-
-HWY_INLINE float sum(float a, float b) {
-  if (a != a) return a;
-  if (b != b) return b;
-  if (!is_finite(a) && a == -b) return std::bit_cast<float>(0xffc00000u);
-  return a + b;
 }
 
 HWY_INLINE float rounded_to_f16(float value) {
@@ -98,7 +84,9 @@ HWY_INLINE float negative(float value) { return value != value ? value : -value;
 template <std::size_t count, typename Integer>
 HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
   if (HWY_UNLIKELY(!is_finite(scale))) {
-    for (std::size_t i = 0; i < count; ++i) to[i] = product(scale, static_cast<float>(factors[i]));
+    for (std::size_t i = 0; i < count; ++i) {
+      to[i] = number::product(scale, static_cast<float>(factors[i]));
+    }
     return;
   }
   const hn::CappedTag<float, count> d;
@@ -174,10 +162,10 @@ template <std::size_t run, bool has_offset, bool half, Dtype target, std::uint16
 HWY_NOINLINE void write_special_run(const std::int8_t* codes, float scale, float offset,
                                     std::byte* to) {
   for (std::size_t i = 0; i < run; ++i) {
-    float value = product(scale, static_cast<float>(codes[i]));
+    float value = number::product(scale, static_cast<float>(codes[i]));
     if constexpr (half) value = rounded_to_f16(value);
-    if constexpr (has_offset && !half) value = sum(value, offset);
-    if constexpr (has_offset && half) value = rounded_to_f16(sum(offset, value));
+    if constexpr (has_offset && !half) value = number::sum(value, offset);
+    if constexpr (has_offset && half) value = rounded_to_f16(number::sum(offset, value));
     number::store<target>(to + i * number::bytes_of<target>, value, nan);
   }
 }
