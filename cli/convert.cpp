@@ -81,6 +81,7 @@ void add_convert(Program& program, Chosen& chosen) {
                      "fused: one tensor for all experts of a layer; separate: one tensor for each");
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
+  add_progress_options(command, chosen.voice);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });
 }
 

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <string_view>
 
+#include "cli/log.h"
+
 namespace loadstone::cli {
 
 namespace {
@@ -28,6 +30,7 @@ extern "C" void on_interrupt(int) {
   const std::string_view text = json ? json_text : plain_text;
   [[maybe_unused]] const auto written =
       ::write(json ? STDOUT_FILENO : STDERR_FILENO, text.data(), text.size());
+  append_to_log(plain_text);
   ::_exit(130);
 }
 
