@@ -14,9 +14,9 @@
 #include <functional>
 #include <map>
 
+#include "base/team.h"
 #include "cli/interrupt.h"
 #include "engine/pages.h"
-#include "engine/team.h"
 #include "loadstone/error.h"
 #include "storage/descriptor.h"
 #include "storage/regular_file.h"
