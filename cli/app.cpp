@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/exit_status.h"
 #include "cli/interrupt.h"
+#include "cli/log.h"
 #include "cli/output.h"
 #include "cli/voice.h"
 #include "loadstone/error.h"
@@ -61,6 +62,8 @@ int fail(const Error& error, bool json) {
 int guarded(const Program& program, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
+    if (!chosen.voice.log_path.empty()) open_log(chosen.voice.log_path);
+    tell(false, [&](const TextStyle&) { return program.command_so_far() + ": begins\n"; });
     const int status = program.run();
     finish_output();
     return status;
@@ -99,7 +102,11 @@ int run(int argc, const char* const* argv) {
   } catch (const Error& error) {
     return fail(error, wants_json(argc, argv));
   }
-  return guarded(program, chosen);
+  const int status = guarded(program, chosen);
+  tell(false, [&](const TextStyle&) {
+    return fmt::format("{}: exit status {}\n", program.command_so_far(), status);
+  });
+  return status;
 }
 
 }  // namespace loadstone::cli

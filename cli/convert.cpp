@@ -67,6 +67,7 @@ void add_convert(Program& program, Chosen& chosen) {
   add_layout_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
+  add_progress_options(command, chosen.voice);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });
 }
 

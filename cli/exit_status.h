@@ -18,7 +18,7 @@ inline constexpr std::array<ExitStatus, 7> exit_statuses = {{
     {3, "bad or unsupported file"},
     {4, "input/output"},
     {5, "does not fit in memory"},
-    {130, "interrupted"},
+    {130, "interrupted by SIGINT (Ctrl-C), SIGTERM or SIGHUP"},
 }};
 
 }  // namespace loadstone::cli

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <string_view>
 
+#include "cli/log.h"
+
 namespace loadstone::cli {
 
 namespace {
@@ -22,12 +24,13 @@ constexpr std::string_view json_text =
     "\n";
 constexpr std::string_view plain_text = "\nloadstone: interrupted [cancelled]\n";
 
-extern "C" void on_interrupt(int) {
-  if (work_can_stop.load() && !stop_asked.exchange(true)) return;
+extern "C" void on_interrupt(int signal) {
+  if (work_can_stop.load() && (!stop_asked.exchange(true) || signal != SIGINT)) return;
   const bool json = json_wanted.load();
   const std::string_view text = json ? json_text : plain_text;
   [[maybe_unused]] const auto written =
       ::write(json ? STDOUT_FILENO : STDERR_FILENO, text.data(), text.size());
+  append_to_log(plain_text);
   ::_exit(130);
 }
 
@@ -39,7 +42,7 @@ void catch_interrupts(bool json) noexcept {
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before = {};
     // The parent process ignored the signal on purpose (nohup, or a background job of a shell).
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;

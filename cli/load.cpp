@@ -97,7 +97,7 @@ Outcome do_load(const Plan& plan, const LoadArgs& args) {
   options.observer = &watch;
   Outcome outcome;
   outcome.report = execute(plan, memory.destinations(), options);
-  watch.clear();
+  watch.finish();
   outcome.progress = watch.samples();
   outcome.memory = process_memory();
   outcome.anonymous_bytes_peak =
@@ -211,6 +211,7 @@ void add_load(Program& program, Chosen& chosen) {
                    "Allow requests to the host of the plan's checkpoint");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
+  add_progress_options(command, chosen.voice);
   command.set_action([args, plan_options, &chosen] {
     return load(*args, plan_options.typed_options(), chosen.json);
   });

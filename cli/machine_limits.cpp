@@ -17,9 +17,9 @@
 #include <random>
 #include <span>
 
+#include "base/team.h"
 #include "cli/interrupt.h"
 #include "engine/pages.h"
-#include "engine/team.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
 #include "storage/descriptor.h"

@@ -77,6 +77,7 @@ void add_merge(Program& program, Chosen& chosen) {
   add_write_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
+  add_progress_options(command, chosen.voice);
   command.set_action([args, &chosen] { return merge(*args, chosen.json); });
 }
 

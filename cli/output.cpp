@@ -13,6 +13,7 @@
 #include "base/finding_json.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
+#include "cli/log.h"
 #include "cli/voice.h"
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
@@ -79,6 +80,13 @@ std::string error_json(const Error& error, const std::vector<Finding>& findings)
   return json.take() + "\n";
 }
 
+std::string error_text(const Error& error, const TextStyle& style) {
+  std::string text = fmt::format("{} {}\n", style.error("loadstone:"), error.what());
+  const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
+  if (info != nullptr) text += fmt::format("  {}\n  {}\n", info->meaning, info->advice);
+  return text;
+}
+
 }  // namespace
 
 Error usage_error(const std::string& command, const std::string& message, const Where& where) {
@@ -106,13 +114,9 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
       result_begins();
       const std::string text = visible_json(error_json(error, findings));
       std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
-      return;
     }
     std::fflush(stdout);
-    fmt::print(stderr, "{} {}\n", style_of(stderr).error("loadstone:"), error.what());
-    const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
-    if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
+    tell(!json, [&](const TextStyle& style) { return error_text(error, style); });
   } catch (...) {
     // Without memory for a message, the exit status is the only report.
     std::fputs("loadstone: an error occurred, but there is not enough memory to describe it\n",
@@ -167,7 +171,8 @@ void print_report(std::string_view text, bool json) {
 }
 
 void print_hint(std::string_view text) {
-  if (!is_quiet()) fmt::print(stderr, "loadstone: {}\n", printable(text, 2000));
+  tell(!is_quiet(),
+       [&](const TextStyle&) { return fmt::format("loadstone: {}\n", printable(text, 2000)); });
 }
 
 std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
@@ -190,19 +195,21 @@ std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<
 }
 
 void print_warnings(const std::vector<Finding>& findings) {
-  if (is_quiet()) return;
   const std::size_t shown_max = is_verbose() ? findings.size() : warnings_shown_max;
-  const std::string label = style_of(stderr).warning("warning:");
-  std::size_t count = 0;
-  for (const Finding& finding : findings) {
-    if (finding.severity != Severity::warning || ++count > shown_max) continue;
-    fmt::print(stderr, "loadstone: {} {} [{}]\n", label, printable(finding.message, 2000),
-               finding.code);
-  }
-  if (count > shown_max) {
-    fmt::print(stderr, "loadstone: {}; --verbose shows all\n",
-               counted(count - shown_max, "more warning"));
-  }
+  tell(!is_quiet(), [&](const TextStyle& style) {
+    const std::string label = style.warning("warning:");
+    std::string text;
+    std::size_t count = 0;
+    for (const Finding& finding : findings) {
+      if (finding.severity != Severity::warning || ++count > shown_max) continue;
+      text += fmt::format("loadstone: {} {} [{}]\n", label, printable(finding.message, 2000),
+                          finding.code);
+    }
+    if (count <= shown_max) return text;
+    return text +
+           fmt::format("loadstone: {}; --verbose shows all\n",
+                       counted(count - shown_max, "more warning"));
+  });
 }
 
 bool has_warnings(const std::vector<Finding>& findings) noexcept {

@@ -1,5 +1,5 @@
-// Prints results on stdout, and errors and warnings on stderr. With --json, stdout gets exactly one
-// JSON document, even for an error.
+// Prints results on stdout, and errors and warnings on stderr and in the log. With --json, stdout
+// gets exactly one JSON document, even for an error.
 #pragma once
 
 #include <string>

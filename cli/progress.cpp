@@ -9,8 +9,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/json_writer.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
+#include "cli/log.h"
 #include "cli/voice.h"
 #include "loadstone/machine.h"
 
@@ -31,6 +33,46 @@ std::size_t terminal_columns() {
   return size.ws_col;
 }
 
+double done_share(const Progress& progress) {
+  if (progress.bytes_total == 0) return 1;
+  return std::min(
+      1.0, static_cast<double>(progress.bytes_done) / static_cast<double>(progress.bytes_total));
+}
+
+// Returns the bytes, and the rate if it is known.
+std::string figures_text(const Progress& progress, const ProgressRate& rate) {
+  std::string text = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
+                                 human_bytes(progress.bytes_total));
+  if (rate.bytes_per_second) text += fmt::format("  {}/s", human_bytes(*rate.bytes_per_second));
+  return text;
+}
+
+// Returns the remaining time, or an empty text if it is unknown.
+std::string left_text(const Progress& progress, const ProgressRate& rate) {
+  if (rate.bytes_per_second.value_or(0) == 0) return {};
+  const auto left = progress.bytes_total - std::min(progress.bytes_done, progress.bytes_total);
+  const double seconds = static_cast<double>(left) / static_cast<double>(*rate.bytes_per_second);
+  return "  " + time_text(seconds) + " left";
+}
+
+std::string line_text(const Progress& progress, const ProgressRate& rate, bool is_done) {
+  return fmt::format("loadstone: {:.0f}%{}{}\n", done_share(progress) * 100,
+                     figures_text(progress, rate),
+                     is_done ? "  done in " + time_text(rate.seconds) : left_text(progress, rate));
+}
+
+std::string line_json(const Progress& progress, const ProgressRate& rate, bool is_done) {
+  JsonWriter json;
+  json.begin_object();
+  json.member("bytes_done", progress.bytes_done);
+  json.member("bytes_total", progress.bytes_total);
+  json.member("seconds", rate.seconds);
+  json.member("rate", rate.bytes_per_second);
+  json.member("done", is_done);
+  json.end_object();
+  return json.take() + "\n";
+}
+
 }  // namespace
 
 std::string time_text(double seconds) {
@@ -41,22 +83,10 @@ std::string time_text(double seconds) {
   return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
 }
 
-std::string progress_line(const Progress& progress, double seconds, std::size_t width) {
-  const double share = progress.bytes_total == 0
-                           ? 1.0
-                           : std::min(1.0, static_cast<double>(progress.bytes_done) /
-                                               static_cast<double>(progress.bytes_total));
-  const auto speed =
-      seconds > 0.2 ? static_cast<std::uint64_t>(static_cast<double>(progress.bytes_done) / seconds)
-                    : 0;
+std::string progress_bar(const Progress& progress, const ProgressRate& rate, std::size_t width) {
+  const double share = done_share(progress);
   std::string line = fmt::format("{:3.0f}%", share * 100);
-  std::string figures = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
-                                    human_bytes(progress.bytes_total));
-  if (speed > 0) {
-    figures += fmt::format("  {}/s", human_bytes(speed));
-    const auto left = progress.bytes_total - std::min(progress.bytes_done, progress.bytes_total);
-    figures += "  " + time_text(static_cast<double>(left) / static_cast<double>(speed)) + " left";
-  }
+  const std::string figures = figures_text(progress, rate) + left_text(progress, rate);
   const std::size_t taken = line.size() + figures.size() + 3;  // 3 columns for " [" and "]"
   if (width > taken + 4) {
     const std::size_t columns = std::min(bar_columns_max, width - taken);
@@ -69,15 +99,27 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
 }
 
 WorkWatch::WorkWatch()
-    : is_shown_(!is_quiet() && is_terminal(stderr)), seconds_begin_(now_seconds()) {}
+    : has_bar_(!is_quiet() && progress_form() == ProgressForm::automatic && is_terminal(stderr)),
+      prints_lines_(!is_quiet() && !has_bar_),
+      seconds_begin_(now_seconds()),
+      seconds_line_(seconds_begin_) {}
 
 WorkWatch::~WorkWatch() { clear(); }
 
 bool WorkWatch::on_progress(const Progress& progress) {
   anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
   if (InterruptibleWork::interrupted()) return false;
+  if (seen_ == 0) {
+    first_ = progress;
+    seconds_first_ = now_seconds();
+  }
+  now_ = progress;
   keep(progress);
-  if (is_shown_) show(progress);
+  if (has_bar_) show_bar();
+  if (now_seconds() - seconds_line_ >= progress_seconds()) {
+    seconds_line_ = now_seconds();
+    tell_line(prints_lines_, false);
+  }
   return true;
 }
 
@@ -91,20 +133,48 @@ void WorkWatch::keep(const Progress& progress) {
   samples_.push_back({now_seconds() - seconds_begin_, progress.bytes_done});
 }
 
-void WorkWatch::show(const Progress& progress) {
+ProgressRate WorkWatch::rate() const {
+  const double now = now_seconds();
+  ProgressRate rate{.seconds = now - seconds_begin_, .bytes_per_second = {}};
+  const double counted = now - seconds_first_;
+  // A rate over a shorter time would be random.
+  if (seen_ == 0 || counted < 0.2) return rate;
+  const auto bytes = now_.bytes_done - std::min(first_.bytes_done, now_.bytes_done);
+  rate.bytes_per_second = static_cast<std::uint64_t>(static_cast<double>(bytes) / counted);
+  return rate;
+}
+
+void WorkWatch::show_bar() {
   // Leave the last column empty, because some terminals wrap the line when it is written.
   const std::size_t width = std::max<std::size_t>(terminal_columns(), 2) - 1;
-  const std::string line = progress_line(progress, now_seconds() - seconds_begin_, width);
-  fmt::print(stderr, "\r{}\x1b[K", line);
+  print_error_text("\r" + progress_bar(now_, rate(), width) + "\x1b[K");
   std::fflush(stderr);
-  shown_ = true;
+  is_bar_shown_ = true;
+}
+
+void WorkWatch::tell_line(bool is_printed, bool is_done) {
+  const ProgressRate figures = rate();
+  const std::string line = line_text(now_, figures, is_done);
+  is_line_printed_ = is_line_printed_ || is_printed;
+  if (is_printed) {
+    const bool is_json = progress_form() == ProgressForm::json;
+    print_error_text(is_json ? line_json(now_, figures, is_done) : line);
+  }
+  if (has_log()) log_text(line);
 }
 
 void WorkWatch::clear() noexcept {
-  if (!shown_) return;
-  std::fputs("\r\x1b[K", stderr);
+  if (!is_bar_shown_) return;
+  print_error_text("\r\x1b[K");
   std::fflush(stderr);
-  shown_ = false;
+  is_bar_shown_ = false;
+}
+
+void WorkWatch::finish() {
+  clear();
+  // Scripts may expect that a short command without these options prints nothing on stderr.
+  const bool is_asked = progress_form() != ProgressForm::automatic || is_line_printed_;
+  tell_line(prints_lines_ && is_asked, true);
 }
 
 }  // namespace loadstone::cli

@@ -1,8 +1,9 @@
-// Shows the progress of long work and lets the user cancel it.
+// Shows the progress of long work, and lets the user cancel it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,18 +12,25 @@
 
 namespace loadstone::cli {
 
-// Updates a progress line if stderr is a terminal, records the peak memory, and stops the work if
-// the user interrupts. Use one object per load or comparison, on one thread.
+struct ProgressRate {
+  double seconds = 0;                                  // since the work began
+  std::optional<std::uint64_t> bytes_per_second = {};  // unknown for a short time
+};
+
+// Shows the progress in the form of --progress, appends it to the log, records the peak memory, and
+// stops the work if the user interrupts. Use one object per load or comparison, on one thread.
 class WorkWatch : public Observer {
  public:
   WorkWatch();
-  ~WorkWatch() override;  // clears the line
+  ~WorkWatch() override;  // removes the bar
   WorkWatch(const WorkWatch&) = delete;
   WorkWatch& operator=(const WorkWatch&) = delete;
 
   bool on_progress(const Progress& progress) override;
-  // Removes the line from the terminal.
+  // Removes the bar from the terminal.
   void clear() noexcept;
+  // Call after success. Removes the bar, or prints the last line.
+  void finish();
 
   [[nodiscard]] std::uint64_t anonymous_bytes_peak() const noexcept {
     return anonymous_bytes_peak_;
@@ -33,11 +41,21 @@ class WorkWatch : public Observer {
 
  private:
   void keep(const Progress& progress);
-  void show(const Progress& progress);
+  void show_bar();
+  void tell_line(bool is_printed, bool is_done);
+  [[nodiscard]] ProgressRate rate() const;
 
-  bool is_shown_;
-  bool shown_ = false;
-  double seconds_begin_;
+  const bool has_bar_;
+  const bool prints_lines_;
+  bool is_bar_shown_ = false;
+  bool is_line_printed_ = false;
+  const double seconds_begin_;
+  double seconds_line_;  // time of the last line
+  // The rate counts from the first call, because a resumed conversion begins with the bytes of the
+  // kept shards.
+  double seconds_first_ = 0;
+  Progress first_;
+  Progress now_;
   std::uint64_t anonymous_bytes_peak_ = 0;
   std::vector<ProgressSample> samples_;
   std::size_t seen_ = 0;
@@ -48,7 +66,7 @@ class WorkWatch : public Observer {
 [[nodiscard]] std::string time_text(double seconds);
 
 // Returns a line of at most `width` columns with the share, bytes, rate and remaining time.
-[[nodiscard]] std::string progress_line(const Progress& progress, double seconds,
-                                        std::size_t width);
+[[nodiscard]] std::string progress_bar(const Progress& progress, const ProgressRate& rate,
+                                       std::size_t width);
 
 }  // namespace loadstone::cli

@@ -66,8 +66,12 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyA
   options.is_finite = args.open.strict;
   std::error_code problem;
   options.is_folder = fs::is_directory(args.first, problem);
-  if (args.digests) return verify_digests(first, options);
-  return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
+  const VerifyReport report = [&] {
+    if (args.digests) return verify_digests(first, options);
+    return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
+  }();
+  watch.finish();
+  return report;
 }
 
 // Returns the report, with the findings from opening the checkpoints, as JSON.
@@ -145,7 +149,7 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
   if (is_load) sources.insert(sources.begin(), args.first);
   const VerifyReport report = verify_receipt(
       receipt, is_load ? std::string() : output_path(args, receipt), sources, options);
-  watch.clear();
+  watch.finish();
   print_line(json ? to_json(report) : to_table(report));
   return report.ok() ? 0 : 1;
 }
@@ -231,6 +235,7 @@ void add_verify(Program& program, Chosen& chosen) {
   args->conversion_groups = add_conversion_options(command, args->conversion);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
+  add_progress_options(command, chosen.voice);
   command.set_action([args, &chosen] { return verify(*args, chosen.json); });
 }
 

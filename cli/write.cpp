@@ -261,7 +261,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
       throw;
     }
   }();
-  watch.clear();
+  watch.finish();
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));

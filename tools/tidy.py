@@ -97,7 +97,7 @@ SYSTEM_CALLS = {
     "src/engine/pages.cpp": "memory without a file",
     "src/load/mapped_shard.cpp": "a shard becomes the caller's memory",
     "cli/interrupt.cpp": "a signal handler may call nothing else",
-    "cli/machine.cpp": "reads /proc and /sys",
+    "cli/log.cpp": "appends, and a signal handler writes to it too",
     "cli/machine_limits.cpp": "measures the machine without the library",
     "cli/options.cpp": "distinguishes a path from a text",
     "cli/verify.cpp": "distinguishes a path from a text",

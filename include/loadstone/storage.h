@@ -209,6 +209,9 @@ class LOADSTONE_API Storage {
   [[nodiscard]] virtual std::vector<std::string> list(const std::string& folder) = 0;
   // Returns the path with all links resolved. Throws Error "io.not_found", "io.denied".
   [[nodiscard]] virtual std::string resolve(const std::string& path) = 0;
+  // Throws if the caller has cancelled its reads of this storage. A thread that waits for reads of
+  // other threads calls this about 20 times a second.
+  virtual void require_wanted() {}
   // Returns the file system for writes; by default this machine's.
   [[nodiscard]] virtual WritableStorage& writable();
 };

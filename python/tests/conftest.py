@@ -17,10 +17,12 @@ from fast_files import FAST
 from long_tests import FAULTS, LONG, Long, covering, matches
 from needed_programs import NEEDED
 
-# A shell starts background jobs with SIGINT ignored, which children inherit, but the tests of
-# interrupts need the signal.
+# A shell starts background jobs with SIGINT ignored, and nohup starts programs with SIGHUP ignored.
+# Children inherit this, but the tests of interrupts need the signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Keeps the tests' cached recipes apart from the user's.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/dcp_parts.h"
+#include "catalog/for_each_file.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
 #include "catalog/open_dcp.h"
@@ -71,14 +74,14 @@ class CheckpointReader {
     if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
       DcpCheckpoint checkpoint = read_dcp(opener_, join_path(root_, files.files.front()));
       checkpoint.header.shard.relative_path = files.files.front();
-      add(std::move(checkpoint.header));
+      headers_.push_back(std::move(checkpoint.header));
       assemblies_.push_back(std::move(checkpoint.assembly));
     } else {
       if (files.numbered_set) require_all_parts(files.files);
       if (files.files.size() == 1) {
         read_one(files.files.front());
       } else {
-        for (const std::string& file : files.files) add(read_file(file));
+        read_files(files.files);
         order_splits();
       }
       if (!files.numbered_set) warn_about_gaps(root_, file_names(), findings_);
@@ -93,12 +96,16 @@ class CheckpointReader {
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
     note_reads(*source, header.shard);
+    require_no_dcp_part(header);
     return header;
   }
 
-  void add(FileHeader header) {
-    require_no_dcp_part(header);
-    headers_.push_back(std::move(header));
+  // The first file determines how many of the others are read concurrently.
+  void read_files(const std::vector<std::string>& files) {
+    headers_.resize(files.size());
+    headers_.front() = read_file(files.front());
+    for_each_file(opener_.storage, files.size() - 1, headers_.front().shard.reads_at_once,
+                  [&](std::size_t i) { headers_[i + 1] = read_file(files[i + 1]); });
   }
 
   [[nodiscard]] std::vector<std::string> file_names() const {
@@ -111,15 +118,19 @@ class CheckpointReader {
 
   void read_index(CheckpointFiles files) {
     const std::string index_path = join_path(root_, *files.index);
-    const ShardedIndex index = read_sharded_index(*opener_.open(index_path, root_));
+    const auto source = opener_.open(index_path, root_);
+    const ShardedIndex index = read_sharded_index(*source);
     const std::vector<std::string> shards = shard_names(index);
     report_ignored(std::move(files), shards, findings_);
+    std::vector<std::optional<FileHeader>> headers(shards.size());
+    for_each_file(opener_.storage, shards.size(), source->reads_at_once(),
+                  [&](std::size_t i) { headers[i] = read_shard(index_path, shards[i]); });
     std::vector<std::string> missing;
-    for (const std::string& shard : shards) {
-      if (auto header = read_shard(index_path, shard)) {
-        add(std::move(*header));
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      if (headers[i]) {
+        headers_.push_back(*std::move(headers[i]));
       } else {
-        missing.push_back(shard);
+        missing.push_back(shards[i]);
       }
     }
     if (!missing.empty()) {
@@ -149,6 +160,7 @@ class CheckpointReader {
       FileHeader header = is_torch_name(shard) ? read_torch(*source) : read_safetensors(*source);
       header.shard.relative_path = shard;
       note_reads(*source, header.shard);
+      require_no_dcp_part(header);
       return header;
     } catch (const Error& error) {
       rethrow_as_shard(error, index_path, false);
@@ -169,11 +181,11 @@ class CheckpointReader {
     FileHeader header = read_file(file);
     const auto split = header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
     if (!split || split->count == 1) {
-      add(std::move(header));
+      headers_.push_back(std::move(header));
       order_splits();
       return;
     }
-    const std::string extension = ".gguf";
+    constexpr std::string_view extension = ".gguf";
     const auto part =
         file.ends_with(extension)
             ? parse_part_name(std::string_view(file).substr(0, file.size() - extension.size()))
@@ -186,16 +198,23 @@ class CheckpointReader {
       refuse_split(header, "the file's name and split.count contradict each other",
                    std::to_string(split->count), std::to_string(part->count));
     }
-    for (std::uint64_t i = 1; i <= part->count; ++i) {
-      if (i == part->number) {
-        add(std::move(header));
-        continue;
-      }
-      add(read_part(headers_.empty() ? header : headers_.front(),
-                    fmt::format("{}-{:0{}}-of-{:0{}}{}", part->stem, i, part->digits, part->count,
-                                part->digits, extension)));
-    }
+    read_parts(std::move(header), *part);
     order_splits();
+  }
+
+  void read_parts(FileHeader header, const PartName& part) {
+    std::mutex mutex;
+    // A file may declare any number of parts, so memory is allocated only for existing parts.
+    std::map<std::size_t, FileHeader> parts;  // guarded by mutex
+    for_each_file(opener_.storage, part.count, header.shard.reads_at_once, [&](std::size_t i) {
+      if (i + 1 == part.number) return;
+      FileHeader read = read_part(header, fmt::format("{}-{:0{}}-of-{:0{}}.gguf", part.stem, i + 1,
+                                                      part.digits, part.count, part.digits));
+      const std::lock_guard lock(mutex);
+      parts.emplace(i, std::move(read));
+    });
+    parts.emplace(part.number - 1, std::move(header));
+    for (auto& [i, each] : parts) headers_.push_back(std::move(each));
   }
 
   FileHeader read_part(const FileHeader& known, const std::string& file) {

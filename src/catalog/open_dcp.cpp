@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "catalog/for_each_file.h"
 #include "catalog/index_check.h"
 #include "catalog/paths.h"
 #include "formats/dcp_metadata.h"
@@ -94,20 +95,17 @@ class DcpFolder {
 
   // Opens the files that contain parts of tensors.
   void open_files() {
+    files_.resize(metadata_.files.size());
+    for_each_file(opener_.storage, files_.size(), header_.shard.reads_at_once,
+                  [&](std::size_t i) { open_file(metadata_.files[i], files_[i]); });
     std::vector<std::string> missing;
-    for (const std::string& name : metadata_.files) {
-      File& file = files_.emplace_back();
-      try {
-        file.source = opener_.open(join_path(folder_, name), folder_);
-      } catch (const Error& error) {
-        if (error.code() != "io.not_found") throw;
-        missing.push_back(name);
-        continue;
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      const File& file = files_[i];
+      if (file.source == nullptr) {
+        missing.push_back(metadata_.files[i]);
+      } else {
+        assembly_->files.push_back({file.source->path(), file.identity});
       }
-      file.identity = file.source->identity();
-      file.is_safetensors = file.identity.bytes > 0 && sniff(*file.source) == FileKind::safetensors;
-      if (file.is_safetensors) read_names(file);
-      assembly_->files.push_back({file.source->path(), file.identity});
     }
     if (missing.empty()) return;
     const bool is_one = missing.size() == 1;
@@ -116,6 +114,19 @@ class DcpFolder {
                           : "files named in the metadata are missing",
                    "relative_path", no_files_text(missing),
                    is_one ? "the file next to .metadata" : "the files next to .metadata"});
+  }
+
+  // Leaves the source null if the file does not exist.
+  void open_file(const std::string& name, File& file) const {
+    try {
+      file.source = opener_.open(join_path(folder_, name), folder_);
+    } catch (const Error& error) {
+      if (error.code() != "io.not_found") throw;
+      return;
+    }
+    file.identity = file.source->identity();
+    file.is_safetensors = file.identity.bytes > 0 && sniff(*file.source) == FileKind::safetensors;
+    if (file.is_safetensors) read_names(file);
   }
 
   // Reads the header of a file that DCP wrote with SerializationFormat.SAFETENSORS. DCP's metadata

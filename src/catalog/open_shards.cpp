@@ -11,6 +11,8 @@
 #include "base/version_text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
+#include "catalog/for_each_file.h"
+#include "catalog/reading_threads.h"
 #include "formats/file_header.h"
 #include "loadstone/error.h"
 
@@ -65,7 +67,9 @@ void check_claims(const Catalog& catalog, Storage& storage) {
 
 OpenShards::OpenShards(const Catalog& catalog, Storage* storage)
     : catalog_(catalog), sources_(catalog.shards().size()) {
-  for (std::uint32_t i = 0; i < sources_.size(); ++i) open(i, catalog.storage(storage));
+  Storage& files = catalog.storage(storage);
+  for_each_file(files, sources_.size(), reads_at_once(catalog),
+                [&](std::size_t i) { open(static_cast<std::uint32_t>(i), files); });
 }
 
 OpenShards::OpenShards(const Catalog& catalog, Storage* storage,
@@ -73,7 +77,10 @@ OpenShards::OpenShards(const Catalog& catalog, Storage* storage,
     : catalog_(catalog), sources_(catalog.shards().size()) {
   std::set<std::uint32_t> needed;
   for (const std::uint32_t tensor : tensors) needed.insert(catalog.tensors().at(tensor).shard);
-  for (const std::uint32_t shard : needed) open(shard, catalog.storage(storage));
+  const std::vector<std::uint32_t> shards(needed.begin(), needed.end());
+  Storage& files = catalog.storage(storage);
+  for_each_file(files, shards.size(), reads_at_once(catalog),
+                [&](std::size_t i) { open(shards[i], files); });
 }
 
 void OpenShards::open(std::uint32_t shard, Storage& storage) {

@@ -21,13 +21,13 @@ std::size_t files_of(const Catalog& catalog, bool only_remote) noexcept {
   return files;
 }
 
+}  // namespace
+
 unsigned reads_at_once(const Catalog& catalog) noexcept {
   unsigned at_once = 0;
   for (const Shard& shard : catalog.shards()) at_once = std::max(at_once, shard.reads_at_once);
   return at_once;
 }
-
-}  // namespace
 
 unsigned reading_threads(const Catalog& catalog, unsigned wanted, unsigned most) noexcept {
   const unsigned at_once = reads_at_once(catalog);

@@ -6,6 +6,9 @@
 
 namespace loadstone {
 
+// Returns the number of concurrent reads that the shards prefer; 0 if all shards are local.
+[[nodiscard]] unsigned reads_at_once(const Catalog& catalog) noexcept;
+
 // Returns the number of threads that the caller requests. For 0, returns the number of concurrent
 // reads that the shards prefer, or else one thread per core, at most `most`.
 [[nodiscard]] unsigned reading_threads(const Catalog& catalog, unsigned wanted,

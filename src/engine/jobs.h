@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/thread_count.h"
-#include "engine/team.h"
+#include "engine/run_team.h"
 #include "loadstone/defaults.h"
 
 namespace loadstone {

@@ -9,7 +9,7 @@
 #include "engine/pages.h"
 #include "engine/read_ahead.h"
 #include "engine/reader.h"
-#include "engine/team.h"
+#include "engine/run_team.h"
 #include "engine/windows.h"
 #include "engine/worker.h"
 #include "loadstone/error.h"

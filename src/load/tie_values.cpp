@@ -19,7 +19,7 @@
 #include "boxes/cast_kind.h"
 #include "boxes/decodings.h"
 #include "catalog/open_shards.h"
-#include "engine/team.h"
+#include "engine/run_team.h"
 #include "engine/value_reader.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"

@@ -58,6 +58,7 @@ class ForwardingStorage : public Storage {
   [[nodiscard]] std::string resolve(const std::string& path) override {
     return inner_.resolve(path);
   }
+  void require_wanted() override { inner_.require_wanted(); }
   [[nodiscard]] WritableStorage& writable() override { return inner_.writable(); }
 
  private:

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <set>
 
-#include "engine/team.h"
+#include "engine/run_team.h"
 
 namespace loadstone::test {
 namespace {

@@ -48,12 +48,38 @@ def main(arguments: list[str]) -> int:
             return _USAGE
         except KeyboardInterrupt:
             return _INTERRUPTED
-        # The command handles Ctrl-C and cleans up. A handler is not inherited, unlike SIG_IGN.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-        try:
-            return subprocess.run(command, check=False).returncode
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return _run_command(command)
+
+
+def _run_command(command: list[str]) -> int:
+    """Run the C++ command, which handles signals and cleans up, and return its exit status."""
+    process: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        # A terminal sends Ctrl-C to both processes, and a second Ctrl-C would prevent the cleanup.
+        if number == signal.SIGINT:
+            return
+        if process is None:
+            received.append(number)
+        else:
+            process.send_signal(number)
+
+    # The command inherits signals that are ignored, but not handlers.
+    handled = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, pass_on) for number in handled}
+    try:
+        process = subprocess.Popen(command)
+        for number in received:
+            process.send_signal(number)
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run_own(name: str, *arguments: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminals import BIG
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMAND = Path(os.environ.get("LOADSTONE_CLI", REPOSITORY / ".venv/bin/loadstone"))
@@ -79,6 +80,13 @@ SMALL = {"embed.weight": ("F32", [4, 2]), "norm.weight": ("BF16", [2])}
 def small(tmp_path: Path) -> Path:
     """Write a checkpoint of two tensors that contain zeros."""
     return write_safetensors(tmp_path / "small.safetensors", SMALL, metadata={"made by": "a test"})
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    """Write a file of zeros whose load, as F64 by one thread, takes long enough to interrupt."""
+    tensors = {f"layers.{i}.weight": ("BF16", [BIG // 2 // 16]) for i in range(16)}
+    return write_safetensors(tmp_path / "big.safetensors", tensors)
 
 
 @pytest.fixture

@@ -414,6 +414,7 @@ WORLDS = {
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
     "docs/skeleton.md": World((recurrent,), IMPORTS + RECURRENT),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
+    "docs/how-to/before-a-600-gb-job.md": World((at(llama, "model"),)),
     "docs/how-to/convert.md": World((wan_files, language_model, quantized_models)),
     "docs/how-to/gpus.md": World((at(llama, "llama"),)),
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),

@@ -15,8 +15,8 @@
 #include "loadstone/version.h"
 #include "storage/remote/no_proxy.h"
 #include "storage/remote/private_address.h"
-#include "storage/remote/stop.h"
 #include "storage/remote_memory.h"
+#include "storage/stop.h"
 
 namespace loadstone {
 

@@ -76,11 +76,12 @@ class HttpClient {
   // worthwhile or all attempts are used up. `is_reached`: whether the host has answered before.
   // Throws Error "cancelled" if the caller cancels.
   [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, bool is_reached) const;
+  // Throws Error "cancelled" if the caller cancels.
+  void require_wanted() const;
 
  private:
   class Lease;
   friend struct Transfer;
-  void require_wanted() const;
   void pause(std::chrono::milliseconds time) const;
   void prepare(CURL* handle, const HttpRequest& request, const std::string& proxy,
                struct Transfer& transfer) const;

@@ -12,8 +12,8 @@
 #include "storage/remote/http_client.h"
 #include "storage/remote/listing.h"
 #include "storage/remote/remote_file.h"
-#include "storage/remote/stop.h"
 #include "storage/remote_path.h"
+#include "storage/stop.h"
 
 namespace loadstone {
 
@@ -92,6 +92,10 @@ class RemoteStorage final : public ForwardingStorage {
       const bool is_url = is_http(path) && !is_folder(path);
       return is_url ? address_of(path).path : public_url(path);
     });
+  }
+
+  void require_wanted() override {
+    only_errors([&] { client_->require_wanted(); });
   }
 
  private:
@@ -281,6 +285,10 @@ class StoppableStorage final : public ForwardingStorage {
   [[nodiscard]] std::string resolve(const std::string& path) override {
     const StopScope scope(*is_stopped_);
     return ForwardingStorage::resolve(path);
+  }
+  void require_wanted() override {
+    const StopScope scope(*is_stopped_);
+    ForwardingStorage::require_wanted();
   }
 
  private:

@@ -1,5 +1,5 @@
-// Runs the threads of a load, a conversion or a verification. The threads end before the call that
-// started them returns.
+// Runs the threads of a load, a conversion, a verification or an open checkpoint. The threads end
+// before the call that started them returns.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "engine/reader_growth.h"
-#include "loadstone/observer.h"
 
 namespace loadstone {
 
@@ -59,14 +56,5 @@ class Team {
   Work work_;
   std::vector<std::thread> threads_;
 };
-
-// Does `work` in as many threads as `growth` requests. `growth` is consulted repeatedly, and more
-// threads may join. `observer` (may be null) receives the progress. Rethrows the first failure.
-// Throws Error "cancelled" if the observer cancels, and CallerException if the observer throws.
-void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
-              const std::function<Progress()>& progress, const Team::Work& work);
-// Runs the work in `count` threads.
-void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
-              const std::function<Progress()>& progress, const Team::Work& work);
 
 }  // namespace loadstone

@@ -1,5 +1,5 @@
 // Tests teams whose threads cannot be started, and work that fails without memory for a message.
-#include "engine/team.h"
+#include "base/team.h"
 
 #include <gmock/gmock.h>
 
