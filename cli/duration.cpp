@@ -1,8 +1,10 @@
 #include "cli/duration.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <ctime>
 #include <string_view>
@@ -11,10 +13,10 @@
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
-#include "cli/machine.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "loadstone/error.h"
+#include "loadstone/machine.h"
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
 #include "storage/remote_path.h"
@@ -26,6 +28,11 @@ namespace {
 constexpr std::uint64_t rates_version = 1;
 constexpr std::size_t rates_bytes_max = 64 << 10;
 constexpr const char* rates_code = "usage";  // of errors that nobody sees
+
+std::string host_name() {
+  std::array<char, 256> name = {};  // the last byte stays NUL
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
 
 // The rates of a machine in bytes per second, as bench.json has them.
 struct Rates {

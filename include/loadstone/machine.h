@@ -1,8 +1,9 @@
-// Memory of this machine and this process.
+// Describes this machine, and the memory of this process.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "loadstone/export.h"
 
@@ -20,5 +21,8 @@ struct ProcessMemory {
 
 // Returns zeros if the system does not report the figures.
 [[nodiscard]] LOADSTONE_API ProcessMemory process_memory();
+
+// Returns the model of the processor; empty if the system does not report it.
+[[nodiscard]] LOADSTONE_API std::string processor_name();
 
 }  // namespace loadstone

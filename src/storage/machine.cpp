@@ -110,4 +110,14 @@ ProcessMemory process_memory() {
   return memory;
 }
 
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    // ARM has no "model name".
+    if (!line.starts_with("model name") && !line.starts_with("CPU part")) continue;
+    return line.substr(std::min(line.find(": ") + 2, line.size()));
+  }
+  return {};
+}
+
 }  // namespace loadstone

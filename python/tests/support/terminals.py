@@ -10,9 +10,7 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-BIG = (
-    128 << 20
-)  # bytes of the fixture `big`; a cast from BF16 to F64 makes them four times as large
+BIG = 128 << 20  # bytes of the fixture `big`; as F64 instead of BF16, four times as many
 
 
 class Terminal:
