@@ -278,7 +278,9 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
                 sites_of(library).reset()
                 importlib.import_module(f"loadstone._adapters.{library}")
                 sites_of(library).require()
-        told = [str(each.message) for each in said if "the newest tested release" in str(each.message)]
+        told = [
+            str(each.message) for each in said if "the newest tested release" in str(each.message)
+        ]
         assert len(told) == count, told
         for message in told:
             assert message.startswith(
