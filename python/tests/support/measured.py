@@ -30,7 +30,7 @@ def _child(there: Connection, case: str, folder: Path) -> None:
 
 
 def run(case: str, folder: Path, *libraries: str) -> measure.Result:
-    """Run a case as ``bench.loaders --child`` does; the first call decides what is preloaded."""
+    """Run a case as ``bench.loaders --child`` does; the first call sets the preloaded libraries."""
     CONTEXT.set_forkserver_preload(["torch", *libraries])
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_child, args=(there, case, folder))
