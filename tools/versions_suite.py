@@ -2,8 +2,8 @@
 
 Run by ``versions.py`` with the release in PYTHONPATH. Prints one line of JSON with the result of
 each cell: "equal" (all tensors have the same bytes), "refused" (loadstone rejects the release
-because its functions differ from the adapter's table), "own" (the patch left the library alone, and the
-result is unchanged), or the problem.
+because its functions differ from the adapter's table), "own" (the patch left the library alone, and
+the result is unchanged), or the problem.
 """
 
 from __future__ import annotations
