@@ -42,7 +42,7 @@ def by_definition(packed, state, dtype):
 
 
 def bytes_of(tensor):
-    """Return the bytes without the sign of zeros, because the two tables have different zeros."""
+    """Return the bytes without the sign of zeros, which differs in one entry of the code tables."""
     return (tensor + 0.0).view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype)
 
 
