@@ -1,1 +1,1 @@
-"""Benchmarks: each run is a fresh process, compared with another library or a limit."""
+"""Benchmarks that run each case in a fresh process and compare it with a library or a limit."""

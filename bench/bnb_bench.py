@@ -2,8 +2,8 @@
 
     python -m bench.bnb_bench [--mebibytes 16] [--repetitions 5]
 
-Run by ``make bench``. Uses processor time, because other work on the machine would distort the
-clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
+Run by ``make bench``. Uses processor time, because other work on the machine would distort wall
+time. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
 gigabytes of values per second, in BF16 unless marked F32.
 
 For encoding, the target is 25 times bitsandbytes' speed in the same run. For decoding, it is 3

@@ -1,4 +1,4 @@
-"""Checkpoints of random bf16 values, of any size, in the shapes of real models."""
+"""Writes checkpoints of random bf16 values, of any size, in the shapes of real models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIXTRAL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-# This model has 0.9 GB at 8 layers.
+# This model takes 0.9 GB with 8 layers.
 QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -47,7 +47,7 @@ QWEN3_MOE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-# This model has 0.94 GB at 9 layers.
+# This model takes 0.94 GB with 9 layers.
 LLAMA_GROUPED: dict[str, Any] = LLAMA | {
     "hidden_size": 2048,
     "intermediate_size": 5632,

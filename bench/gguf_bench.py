@@ -2,8 +2,8 @@
 
     python -m bench.gguf_bench [--mebibytes 16] [--repetitions 5] [FORMAT ...]
 
-Run by ``make bench``. Uses processor time, because other work on the machine would distort the
-clock. The cases of a format are interleaved, and a figure is the best of the repetitions: gigabytes
+Run by ``make bench``. Uses processor time, because other work on the machine would distort wall
+time. The cases of a format are interleaved, and a figure is the best of the repetitions: gigabytes
 of output per second, and loadstone's speed relative to the other libraries.
 """
 

@@ -1,5 +1,5 @@
 // Measures the time to open the header of a checkpoint with 125,000 tensors (16 MB of JSON). The
-// baseline in the same run is what every reader needs at least: parsing the JSON.
+// baseline in the same run only parses the JSON, which every reader must do.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <simdjson.h>

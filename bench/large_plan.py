@@ -4,8 +4,8 @@
 
 Run by ``make bench``. The shards consist of headers and holes. One plan traces the recipes, because
 the cache folder is empty (cold), and the others read them from the cache (cached). For comparison,
-the table has the time in which transformers renames all keys once, and copies a converter for each
-key, as its loader does.
+the table shows how long transformers takes to rename all keys once, and to copy a converter for
+each key, as its loader does.
 """
 
 from __future__ import annotations

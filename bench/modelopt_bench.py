@@ -2,8 +2,8 @@
 
     python -m bench.modelopt_bench [--repetitions 3]
 
-Run by ``make bench``. Uses processor time, because other work on the machine would distort the
-clock. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
+Run by ``make bench``. Uses processor time, because other work on the machine would distort wall
+time. The runs of both libraries are interleaved, and a figure is the best of the repetitions:
 gigabytes of BF16 per second. The matrix is 4096 x 2048 and includes the largest magnitudes.
 """
 

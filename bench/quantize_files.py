@@ -5,8 +5,8 @@
 Run by ``make bench``. Each conversion is a process of the command, whose memory is the peak of
 resident bytes, including the program itself (5 MiB). The whole file would take ModelOpt minutes, so
 its kernels process a sample of ``--sample`` mebibytes on one thread, and their time is scaled by
-bytes. The comparison uses processor time, because other work on the machine would distort the
-clock. If llm-compressor is installed, its ``model_free_ptq`` runs on the whole file.
+bytes. The comparison uses processor time, because other work on the machine would distort wall
+time. If llm-compressor is installed, its ``model_free_ptq`` runs on the whole file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def weights(folder: Path) -> list[Path]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the size that the quantized tensors have in bf16, in bytes."""
+    """Return the number of bytes that the quantized tensors would take in bf16."""
     total = 0
     for path in weights(folder):
         with safe_open(path, "pt") as file:

@@ -26,7 +26,7 @@ from bench.cases import CASES, Work, loadstone_as_is
 from bench.loaders import record, table, warm
 
 TENSORS = 125_000
-SHAPE = (96, 128)  # a tensor has 24 KB of bf16
+SHAPE = (96, 128)  # a bf16 tensor of this shape takes 24 KB
 
 
 def in_place(folder: Path) -> Work:

@@ -192,7 +192,7 @@ def convert(tree: Path, data: Path, threads: str) -> dict[str, float]:
 
 
 def run(tree: Path, row: str, data: Path) -> dict[str, float]:
-    """Run a row once with one tree; return its figures by name, of which lower is better."""
+    """Run a row once with one tree; return its figures by name. Lower figures are better."""
     kind, _, rest = row.partition(": ")
     if kind == "program":
         return program(tree, rest)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write src/kernels/bnb/map_data.h: the values of the 256 codes of nested scales.
 
-The values are 0, 1 and, for i = 0 ... 6, those of the 2^i + 1 equidistant points from 0.1 to 1: the
-midpoint of each two neighbours, times 10^(i - 6), with both signs. They are in ascending order. The
-rounding matters: all values are F32, and each point is computed from the nearer end with one
-rounding for product and sum (a fused multiply-add), as in torch's vectorised linspace.
+The values are 0, 1 and, for i = 0 ... 6, the midpoints between neighbours of 2^i + 1 equidistant
+points from 0.1 to 1, times 10^(i - 6), with both signs. They are in ascending order. The rounding
+matters: all values are F32, and each point is computed from the nearer end with one rounding for
+product and sum (a fused multiply-add), as in torch's vectorised linspace.
 
 Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
 """

@@ -1,4 +1,4 @@
-"""Parts of C++ source, found without a parser for tools/tidy.py."""
+"""Finds functions, parameters and declarations in C++ for tools/tidy.py, without a parser."""
 
 from __future__ import annotations
 

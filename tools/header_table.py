@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the table in ``docs/cpp.md`` of public headers, their purpose, and the codes they mention.
 
-``--check`` compares the page instead. A code is a finding's if the word "finding" precedes it in
-its clause, and else an error's.
+``--check`` compares the page instead. A code counts as a finding's if "finding" precedes it in its
+clause, and otherwise as an error's.
 """
 
 import re
@@ -17,7 +17,7 @@ HEAD = "| header | purpose | errors | findings |\n|---|---|---|---|\n"
 
 
 def headers() -> list[str]:
-    """Return the names of headers in the order of loadstone.h, and then those outside of it."""
+    """Return the headers in the order of loadstone.h, then torch.h, which it does not include."""
     text = (INCLUDE / "loadstone.h").read_text()
     return [*re.findall(r'#include "loadstone/(\w+\.h)"', text), "torch.h"]
 

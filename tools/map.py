@@ -89,7 +89,7 @@ def heights(pairs: set[tuple[str, str]], folders: set[str]) -> dict[str, int]:
 
 
 def rows_of(height: dict[str, int], ways: list[list[str]]) -> list[list[str]]:
-    """Return rows of folders and of points of arrows, one per height, with few crossings."""
+    """Return one row per height, with its folders and points of arrows, and with few crossings."""
     rows: list[list[str]] = [[] for _ in range(max(height.values()) + 1)]
     for name in sorted(height):
         rows[height[name]].append(name)

@@ -43,7 +43,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Other files that the tests need, next to `tests`. The libraries themselves are the installed ones.
+# Other files next to `tests` that the tests need. The tests import the installed libraries.
 _BESIDE = ("conftest.py", "pyproject.toml", "setup.cfg", "pytest.ini", "examples", "utils")
 
 # Words in errors and skip reasons that mean that the test needs a network.
@@ -106,7 +106,7 @@ def outcomes(
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # Each run overwrites the log, because the logs of all tests would have gigabytes.
+    # Each run overwrites the log, because the logs of all tests would take gigabytes.
     with (suite.folder / f"{way}.log").open("wb") as log:
         try:
             status = subprocess.run(

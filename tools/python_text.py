@@ -1,4 +1,4 @@
-"""Parts of Python source for tools/tidy.py, and the package's allowed imports."""
+"""Finds functions and imports in Python source for tools/tidy.py; defines allowed imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Import(NamedTuple):
     """An import of a module of the package.
 
     Attributes:
-        where: ``"top"`` of the file, in a ``"function"``, or for ``"types"`` under TYPE_CHECKING.
+        where: ``"top"`` of the file, ``"function"``, or ``"types"`` for under TYPE_CHECKING.
     """
 
     line: int
@@ -117,7 +117,7 @@ def package_points_down(texts: dict[str, str]) -> Iterator[str]:
 
 
 def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> dict[str, set[str]]:
-    """Map modules to the third-party packages that importing them imports."""
+    """Map each module to the third-party packages that are imported together with it."""
     needs: dict[str, set[str]] = {}
     for path, text in texts.items():
         top = ast.Module([each for each in ast.parse(text).body if not is_for_types(each)], [])

@@ -228,7 +228,7 @@ def ascii_only(path: str, text: str) -> Iterator[Breach]:
 
 
 def names_in(path: str, text: str) -> str:
-    """Return only the identifiers, in their lines."""
+    """Return only the identifiers of the text, each on its original line."""
     if path.endswith(CPP):
         return re.sub(r"#\s*include[^\n]*", "", cpp_code(text))
     lines: list[list[str]] = [[] for _ in range(text.count("\n") + 2)]
@@ -295,7 +295,7 @@ def breaches(path: str, text: str) -> Iterator[Breach]:
 
 
 def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
-    """Yield names that a file defines although a different file of its folder has them too.
+    """Yield the names that two files of one folder define.
 
     A unity build compiles such files as one: it fails, or calls the other file's overload.
 

@@ -1,9 +1,9 @@
 """Compare loads through loadstone with a library's own loads, for one release.
 
 Run by ``versions.py`` with the release in PYTHONPATH. Prints one line of JSON with the result of
-each cell: "equal" (all tensors have the same bytes), "refused" (loadstone rejects the release,
-which differs from the table of sites), "own" (the patch left the library alone, and the result is
-unchanged), or the problem.
+each cell: "equal" (all tensors have the same bytes), "refused" (loadstone rejects the release
+because its functions differ from the adapter's table), "own" (the patch left the library alone, and
+the result is unchanged), or the problem.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fixtures and hooks for all tests."""
+"""Defines fixtures and hooks for all tests."""
 
 import atexit
 import gc
@@ -38,7 +38,7 @@ def few_objects_to_search() -> None:
 
 @pytest.fixture(autouse=True)
 def what_libraries_replace() -> Iterator[None]:
-    """Restore functions that libraries leave replaced.
+    """Restore functions that libraries replace and do not restore.
 
     ModelOpt leaves its own function when a forward pass of its experts fails, and PEFT's BOFT
     leaves gcc as the C++ compiler.
@@ -98,7 +98,7 @@ def is_kept(item: pytest.Item, row: Long) -> bool:
 
 
 def mark_long(items: list[pytest.Item]) -> list[str]:
-    """Mark the tests of `LONG`; return the rows that leave out no test or keep an unknown one."""
+    """Mark the tests of `LONG`; return the rows that omit no test or keep an unknown one."""
     faults = []
     ids = {id_of(item): item for item in items}
     files = {each.partition("::")[0] for each in ids}

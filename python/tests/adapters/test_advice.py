@@ -327,7 +327,7 @@ def options_of_servers(file: Path) -> None:
     whole(model)
 
 
-# For part of a message: the function or test ("file::name") that follows the message's advice.
+# Part of a message, and the function or test ("file::name") that follows the message's advice.
 ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
     "this plan has no model: pass model=": a_plan_without_a_model,

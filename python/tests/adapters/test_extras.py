@@ -1,4 +1,4 @@
-"""Tests that the package's extras, the site tables and the page of releases agree on versions."""
+"""Tests that extras, tables of library functions and the page of releases agree on versions."""
 
 from __future__ import annotations
 

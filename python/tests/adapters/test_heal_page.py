@@ -105,7 +105,7 @@ def test_the_audit_is_as_shown(world: Path) -> None:
 
 
 def test_the_readme_tells_the_truth_about_its_script(world: Path) -> None:
-    """The first code block runs; without the line that fixes it, its last call fails."""
+    """The README's first code block runs; without its patch line, the last call fails."""
     block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
     lines = [line for line in block.splitlines() if not line.startswith("loadstone.patch")]
     assert len(lines) == len(block.splitlines()) - 1

@@ -101,7 +101,7 @@ class SlowConfig(PretrainedConfig):
 
 
 class Slow(PreTrainedModel):
-    """A model whose second construction waits. It is constructed twice as files lack ``gain``."""
+    """A model whose second construction, needed because the file lacks ``gain``, waits."""
 
     config_class = SlowConfig
     constructed = 0
@@ -166,7 +166,7 @@ def test_the_librarys_own_constructions_take_their_turn_too(bert):
         got: list[BertModel] = []
         thread.start()
         thread.join(0.5)
-        assert thread.is_alive()  # it waits for this thread's patch, although it is not patched
+        assert thread.is_alive()  # the unpatched thread waits for this thread's patch
     thread.join(60)
     assert got[0].embeddings.word_embeddings.weight.dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint, read as data, against torch's own result."""
+"""Tests checkpoints of torch.distributed.checkpoint against torch's own result."""
 
 from __future__ import annotations
 

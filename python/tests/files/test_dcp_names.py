@@ -1,4 +1,4 @@
-"""Rules that rename training checkpoints, and files that ranks wrote separately."""
+"""Tests rules that rename training checkpoints, and files that ranks wrote separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents (plans, HTML pages, receipts, skeletons, recipes) never overwrite a model's file."""
+"""Tests that plans, HTML pages, receipts, skeletons and recipes never overwrite a model's file."""
 
 from __future__ import annotations
 

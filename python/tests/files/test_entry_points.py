@@ -1,7 +1,8 @@
-"""Random files give the same bytes at every entry point.
+"""Tests that random files give the same bytes at every entry point.
 
-The test draws the tensors of each file, and compares each entry point with them. The control flips
-one bit of a file, and every entry point must then return a different value. For a longer run:
+The test draws the tensors of each file, and compares the result of each entry point with them. The
+control flips one bit of the file, and every entry point must then return a different value. For a
+longer run:
 
     python python/tests/files/test_entry_points.py --minutes 30
 """
@@ -185,7 +186,7 @@ def test_one_flipped_bit_is_seen_by_each(name: str, tmp_path: Path) -> None:
 
 
 def main() -> None:
-    """Compare for some minutes, with files that earlier runs have not drawn."""
+    """Compare for some minutes, with files that differ from those of earlier runs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 40))

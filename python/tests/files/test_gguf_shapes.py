@@ -1,5 +1,5 @@
-"""Tensors that ComfyUI's files store folded have the model's shapes at every entry point. A
-conversion folds them again if the output cannot store the model's shape."""
+"""Tests that tensors folded by ComfyUI have the model's shapes at every entry point. A conversion
+folds them again if the output format cannot store the model's shape."""
 
 from __future__ import annotations
 

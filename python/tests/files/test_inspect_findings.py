@@ -1,4 +1,4 @@
-"""`loadstone.inspect` and the command report the same findings; `--strict` rejects warnings."""
+"""Tests that `loadstone.inspect` and the command report the same findings; tests `--strict`."""
 
 from __future__ import annotations
 

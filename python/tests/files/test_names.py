@@ -1,4 +1,4 @@
-"""Paths and names that are not UTF-8: every entry point works, or raises a loadstone error."""
+"""Tests paths and names that are not UTF-8: every entry point works or raises a loadstone error."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import loadstone
 
 HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
-# Python's spelling of a file name that is not UTF-8.
+# A file name that is not UTF-8, as Python represents it.
 ODD = os.fsdecode(b"m\xff\xe9.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""loadstone.open, load_file and safe_open, with every format, codec, dtype and kind of index."""
+"""Tests loadstone.open, load_file and safe_open with every format, codec, dtype and index type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overlay shards that replace tensors of a base: at every entry point, the index decides."""
+"""Tests overlay shards that replace a base's tensors: the index decides at every entry point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERLAYS = ["an-overlay.safetensors", "overlay.safetensors"]
 
 
 def written(folder: Path, overlay: str, taken: str) -> dict[str, torch.Tensor]:
-    """Write a base, an overlay and their index, which takes ``b.weight`` from the shard `taken`."""
+    """Write a base, an overlay, and an index that takes ``b.weight`` from the shard `taken`."""
     old = {name: torch.full((4, 6), float(i)) for i, name in enumerate(NAMES)}
     new = {name: each + 10 for name, each in old.items() if name != "a.weight"}
     save_file(old, folder / BASE, {"format": "pt"})

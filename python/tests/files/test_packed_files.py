@@ -1,4 +1,4 @@
-"""The tests' writers of packed checkpoints, against the libraries' code and a naive reader."""
+"""Compares the tests' writers of packed checkpoints with the libraries' code and a naive reader."""
 
 from __future__ import annotations
 

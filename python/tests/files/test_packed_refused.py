@@ -1,4 +1,4 @@
-"""Every entry point rejects packed checkpoints that contradict themselves, by name."""
+"""Tests that every entry point rejects self-contradictory packed checkpoints with the same code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_contradictions_are_refused_by_name(case: str, tmp_path: Path) -> None:
         ("plan", file.path, "--skeleton", needs(file, tmp_path)),
     ):
         done = run(*arguments)
-        assert done.returncode in (1, 3), arguments[0]  # 1 for a plan with errors, 3 for a file
+        assert done.returncode in (1, 3), arguments[0]  # 1: the plan has errors; 3: bad file
         assert refused.code in done.stdout + done.stderr, arguments[0]
     assert not (tmp_path / "out.safetensors").exists()
     # Commands without a model report the same findings.
@@ -54,7 +54,7 @@ def needs(file, folder: Path) -> Path:
 
 
 def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> None:
-    """The first version is assumed, and a finding reports the assumption."""
+    """Without a config, loadstone assumes version 1, and a finding reports the assumption."""
     file = PACKED["gptq-4-v1-g32-sym"](tmp_path / "model")
     (file.path / "config.json").unlink()
     plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)

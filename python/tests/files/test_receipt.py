@@ -1,4 +1,4 @@
-"""Receipts of loads, and audits that compare the loaded bytes with a receipt."""
+"""Tests receipts of loads, and audits that compare the loaded bytes with a receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits of quantized models against a receipt name every tensor with a changed bit."""
+"""Tests that audits of quantized models against a receipt name every tensor with a changed bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on servers: the same bytes at every entry point, and faults retried or reported."""
+"""Tests checkpoints on servers: equal bytes at every entry point, faults retried or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders on servers: files next to the model, broken connections, and reused connections."""
+"""Tests folders on servers: files next to the model, and broken and reused connections."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_files_beside_the_model(remote: str, model: Path, tmp_path: Path, door: 
     else:
         loadstone.convert(remote, tmp_path / "out")
     expected = contents(tmp_path / "local")
-    if remote.startswith("http"):  # loadstone only asks for file names that it knows
+    if remote.startswith("http"):  # loadstone cannot list the folder, so it misses this file
         del expected["special.tiktoken"]
     assert contents(tmp_path / "out") == expected
     assert "modeling.py" not in expected
@@ -243,7 +243,7 @@ def test_a_tensor_costs_no_request_for_the_length(server: Server, folder: Path) 
     with loadstone.open(server.url("/dir/model.safetensors")) as opened:
         server.seen.clear()
         for i in range(4):
-            opened[f"layers.{i}.weight"][:]  # 24 KiB, read in one range
+            opened[f"layers.{i}.weight"][:]  # 24 KiB, which one request reads
         assert len(server.seen) == 4
         server.seen.clear()
         opened["layers.0.bias"][:]
@@ -313,7 +313,7 @@ def _bytes_below(*folders: Path) -> int:
 def test_the_disk_that_a_conversion_uses(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk holds the output, but no copy of the source. Measured while the command runs."""
+    """While the command runs, the disk contains the output, but no copy of the source."""
     state = {f"w{i}": torch.randint(0, 255, (16 << 20,), dtype=torch.uint8) for i in range(8)}
     monkeypatch.setitem(server.files, "/big.safetensors", safetensors.torch.save(state))
     for name in ("tmp", "home", "out"):

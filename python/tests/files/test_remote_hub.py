@@ -1,4 +1,4 @@
-"""hf:// and s3:// URLs: a server with the hub's paths, and a store that checks signatures."""
+"""Tests hf:// and s3:// URLs, with a server like the hub and a store that checks signatures."""
 
 from __future__ import annotations
 

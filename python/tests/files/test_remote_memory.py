@@ -1,4 +1,4 @@
-"""Memory of loads and conversions of remote files is within the plan, each in a fresh process."""
+"""Tests that loads and conversions of remote files stay within the predicted memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_load_keeps_its_promise(server: Server, large: Path, nothing: int, thr
     assert peak - nothing <= promised + LISTS
     assert promised <= 1.1 * (peak - nothing) + 8 * MIB
     assert local - nothing <= local_promised + LISTS
-    # Control: a remote load needs more than the promise of a local load, for its requests.
+    # Control: a remote load needs more memory than a local plan predicts, for its requests.
     assert threads < 16 or peak - nothing > local_promised + LISTS
 
 
@@ -70,7 +70,7 @@ def test_a_conversion_keeps_its_promise(
 
 
 def test_a_plan_holds_where_the_file_moved(server: Server, large: Path, tmp_path: Path) -> None:
-    """The promise depends on where the file is at execution, and not on where it was planned."""
+    """The predicted memory depends on the file's location at execution, not at planning."""
     for source, moved in ((server.url(FILE), large.parent), (large, server.url("/"))):
         plan = tmp_path / "plan.json"
         assert run("plan", source, "-o", plan).returncode == 0

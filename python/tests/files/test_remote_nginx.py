@@ -1,4 +1,4 @@
-"""nginx as the server, with HTTP/1.1 and HTTP/2."""
+"""Tests loads from nginx, with HTTP/1.1 and HTTP/2."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nginx(
     plain, secure = _free_port(), _free_port()
     config = root / "nginx.conf"
     config.write_text(CONFIG.format(root, plain, secure, *certificate))
-    # nginx's workers run as the owner of the files, who can read them.
+    # nginx's workers run as the owner of the files, who may read them.
     command = [program, "-c", str(config), "-p", str(root), "-g", f"user {root.owner()};"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         for _ in range(200):

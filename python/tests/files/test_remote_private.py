@@ -1,4 +1,4 @@
-"""Addresses of private networks: a public host cannot redirect to one, even through a proxy.
+"""Tests that a public host cannot redirect to a private network's address, even through a proxy.
 
 The public host is ``public.example``, which a proxy of the tests serves.
 """

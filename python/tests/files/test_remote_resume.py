@@ -1,4 +1,4 @@
-"""Conversions of a remote checkpoint that are killed and resumed with a different copy of it."""
+"""Tests conversions that are killed and then resumed from a different copy of the checkpoint."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def whole(model: Path, copies: list[Copy], tmp_path_factory: pytest.TempPathFact
 
 
 def killed(copy: Copy, out: Path, after: int, seconds: float) -> bool:
-    """Kill a run `seconds` after this many requests; return False if it finished first."""
+    """Kill a run `seconds` after its request number `after`; return False if it finished first."""
     reached = threading.Event()
     copy.server.seen.clear()
     copy.reached = lambda count: reached.set() if count >= after else None

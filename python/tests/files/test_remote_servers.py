@@ -1,4 +1,4 @@
-"""Servers that lack features, and secrets of URLs, which no output may contain."""
+"""Tests servers that lack features, and that no output contains secrets of URLs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_ipv6(server: Server, folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_door_asks_for_a_head(server: Server, folder: Path, tmp_path: Path) -> None:
-    """Some servers reject HEAD with 405 or 501, and signatures for GET do not cover it."""
+    """Some servers answer HEAD with 405 or 501, and a URL signed for GET is not valid for HEAD."""
     server.heads = 0
     local = folder / "one" / "model.safetensors"
     assert same(loadstone.load_file(server.url(FILE)), loadstone.load_file(local))

@@ -1,4 +1,4 @@
-"""Other Python threads run while one thread waits for remote files."""
+"""Tests that other Python threads run while one thread waits for remote files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""loadstone.torch has the functions of safetensors.torch, which read and write the same bytes."""
+"""Tests that loadstone.torch's functions read and write the same bytes as safetensors.torch's."""
 
 from __future__ import annotations
 

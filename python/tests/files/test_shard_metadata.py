@@ -1,6 +1,6 @@
-"""Metadata of several files: loadstone uses all of it, and rejects contradictions.
+"""Tests that loadstone uses the metadata of all files of a model, and rejects contradictions.
 
-The kinds are ComfyUI's layer markers, shapes of folded GGUF tensors, and configs of adapters.
+The metadata are ComfyUI's layer markers, shapes of folded GGUF tensors, and configs of adapters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def marked(layers: dict[str, Any] | None) -> dict[str, str]:
 
 
 def write(folder: Path, layers: list[dict[str, Any] | None]) -> Path:
-    """Write two shards of one module each, with their markers, and their index."""
+    """Write two shards with one module each, the modules' markers, and an index."""
     folder.mkdir()
     index = {}
     for name, tensors, each in zip(SHARDS, (A, B), layers, strict=True):
@@ -155,7 +155,7 @@ def test_the_output_has_the_markers_of_all_files(tmp_path: Path) -> None:
 
 
 def test_files_of_several_models_keep_their_markers(tmp_path: Path) -> None:
-    """The files are a list, as for a diffusion model and its text encoder."""
+    """The caller passes a list of files, for example a diffusion model and its text encoder."""
     folder = write(tmp_path / "in", [{"a": FP8}, {"b": ROTATED}])
     assert by_load([folder / name for name in SHARDS], tmp_path) == "plan.encoding"
     assert by_load([folder / name for name in reversed(SHARDS)], tmp_path) == "plan.encoding"

@@ -1,4 +1,4 @@
-"""All errors, warnings and tables escape names from files before they reach a terminal."""
+"""Tests that errors, warnings and tables escape names from files before printing them."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_no_error_holds_them_raw(path: Path, kind: str) -> None:
         for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
             text = str(error)
             assert raw_in(text, lines=True) == [], (door, ascii(text))
-            # No text from a file begins a line.
+            # No line of the output begins with text from a file.
             assert "\nloadstone: ok" not in text, (door, ascii(text))
         named += "\\x" in str(raised.value)
     assert named > len(DOORS) // 2  # control: most errors contain the escaped name

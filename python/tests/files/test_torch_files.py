@@ -1,4 +1,4 @@
-"""torch's own files (.bin, .pt, .pth, .ckpt), read as torch does but without calling any code."""
+"""Tests that torch's files (.bin, .pt, .pth, .ckpt) are read as by torch, without running code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A URL in place of a local path is rejected, shown without its query, and nothing is written.
+"""Tests that a URL given as a local path is rejected, and that errors omit the URL's query.
 
-The tests cover every command option and every function of the package that takes a path.
+Nothing is written. The tests cover every command option and every function that takes a path.
 """
 
 from __future__ import annotations

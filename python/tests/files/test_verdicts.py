@@ -1,4 +1,4 @@
-"""Every entry point judges a checkpoint alike, with the same sentence."""
+"""Tests that every entry point has the same verdict and the same message about a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that the caller names is written completely or not at all, even if the disk fills up."""
+"""Tests that an output file is written completely or not at all, even if the disk fills up."""
 
 from __future__ import annotations
 

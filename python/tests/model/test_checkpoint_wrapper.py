@@ -1,4 +1,4 @@
-"""Test models in torch's activation checkpointing, whose wrappers are absent from state dicts."""
+"""Tests models in torch's activation checkpointing, whose wrappers are absent from state dicts."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_plan_of_one_is_a_plan_of_the_other(wrap, file, state, tmp_path):
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
 def test_what_is_missing_is_missing(wrap, hooked, file, state, tmp_path):
-    """The hook makes loadstone rehearse the load of the model."""
+    """Because of the hook, loadstone rehearses the load on a copy of the model."""
     lacking = {n: t for n, t in state.items() if n not in ("blocks.1.linear.weight", "head.bias")}
     save_file(lacking | {"blocks.1.other": torch.zeros(1)}, tmp_path / "lacking.safetensors")
     model = Model()
@@ -223,7 +223,7 @@ def test_modules_of_other_makers_keep_their_names(tmp_path):
 
 @pytest.mark.parametrize("wrap", [*WRAPS, lambda model: model])
 def test_a_tensor_by_torchs_own_name_is_unexpected(wrap, file, state, tmp_path):
-    """The file also has the right name, and a hook makes loadstone rehearse the load."""
+    """The file has the right name too. Because of a hook, loadstone rehearses the load."""
     name = "head._checkpoint_wrapped_module.weight"
     save_file(state | {name: torch.zeros(8, 8)}, tmp_path / "more.safetensors")
     model = Model()
@@ -279,7 +279,7 @@ def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
 
 
 def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
-    """The module's children have the names of attributes of the wrapper around it."""
+    """The module's children have the same names as attributes of the surrounding wrapper."""
     inside = nn.ModuleDict(
         {"checkpoint_fn": nn.Linear(64, 64), "checkpoint_impl": nn.Linear(64, 64)}
     )

@@ -1,4 +1,4 @@
-"""A load restores the state of Python's garbage collection."""
+"""Tests that a load restores the state of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_fork_collects() -> None:
 
 
 def test_reading_is_no_pause(tmp_path: Path) -> None:
-    """Reading may take minutes, in which Python must collect the garbage of other threads."""
+    """While loadstone reads, which may take minutes, garbage collection must stay enabled."""
     save_file({"weight": torch.randn(8, 8), "bias": torch.randn(8)}, tmp_path / "x.safetensors")
     states: list[bool] = []
     with loadstone.skeleton():

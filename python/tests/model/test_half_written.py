@@ -1,4 +1,4 @@
-"""Tests that a tensor which a failed in-place load left half-written is marked.
+"""Tests that tensors left half-written by a failed in-place load are marked.
 
 The mark follows the tensor's value into copies, until a load writes the tensor completely.
 """

@@ -1,4 +1,4 @@
-"""Tests loads into skeletons whose tensors are also referenced from outside of the modules.
+"""Tests loads into skeletons whose tensors are also referenced from outside the modules.
 
 The references get the values, or the audit's error names the object that has the reference.
 """
@@ -200,7 +200,7 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
     loadstone.load(model, path)
     loadstone.audit(model)
     assert not weakref.getweakrefcount(model.w) and model.w._use_count() == 1
-    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # raises if there were one
+    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # raises on a weak reference
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):

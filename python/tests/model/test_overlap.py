@@ -125,7 +125,7 @@ def test_a_view_that_is_not_saved_follows_or_is_told(dtype, tmp_path):
 
 
 def test_random_parts_are_told_apart_only_where_they_are():
-    """Compare the result of the region check with the sets of elements of random views."""
+    """Compare the check for overlapping regions with sets of elements, for random views."""
     generator = torch.Generator().manual_seed(0)
 
     def number(most: int) -> int:

@@ -1,4 +1,4 @@
-"""Rules move the values of quantized tensors like plain values, decoded once."""
+"""Tests that rules move values of quantized tensors, decoded once, like plain values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_block(made: Checkpoint, name: str, rows: int, columns: int) -> None:
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Write experts as DeepSeek does: separate, in blocks that the shapes do not fill."""
+    """Write experts as DeepSeek does: separate, with incomplete blocks at the edges."""
     made = Checkpoint(60)
     made.add_layers()
     for expert in range(EXPERTS):

@@ -1,8 +1,8 @@
-"""A target receives decoded values of a quantized tensor, or one of its components.
+"""Tests when a target receives decoded values of a quantized tensor, and when a component of it.
 
-It receives a component if dtype and shape are the component's and each required companion is a
-target too: the bytes are then delivered unchanged. It receives values if it is floating, has their
-shape, and no companion is a target. Any other target is ``plan.component``.
+A target receives a component, unchanged, if its dtype and shape are the component's and each
+required companion is a target too. It receives values if it is floating, has their shape, and no
+companion is a target. Any other target is rejected with ``plan.component``.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def test_a_model_between_stays_as_it_was(files: Files) -> None:
 
 @pytest.mark.parametrize("codec", QUANTIZED)
 def test_auto_is_the_models_dtype_for_what_is_quantized(codec: str, files: Files) -> None:
-    """Codes have no dtype of their values, so those get the model's; plain tensors keep theirs."""
+    """Codes do not record the values' dtype, so the model's is used; plain tensors keep theirs."""
     file = files(codec)
     model = model_of(file.numbers, torch.float16)
     loadstone.load(model, file.path, dtype="auto")

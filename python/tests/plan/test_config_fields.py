@@ -1,7 +1,7 @@
-"""Configs with duplicate, contradictory or deeply nested fields.
+"""Tests configs with duplicate, contradictory or deeply nested fields.
 
-Of two equal fields, Python's json takes the last and other readers the first. If loadstone took one
-of them, it could decode different values than the library for which the checkpoint is made.
+If a field occurs twice, Python's json takes the last one and other readers the first. If loadstone
+took either, it could decode other values than the library for which the checkpoint was written.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ GPTQS = ["auto_round:gptq:exllamav2", "auto_gptq:exllamav2", "gptq:triton", "aut
 def test_the_backend_of_auto_round(
     method: str, backend: str | None, door: str, tmp_path: Path
 ) -> None:
-    """Before auto-round 0.5, only the backend shows if stored zero points are reduced by one."""
+    """Before auto-round 0.5, only the backend shows whether zero points are stored minus one."""
     section = {"quant_method": method, "bits": 4, "group_size": 64, "sym": False}
     folder = gptq(tmp_path / "in", {**section, "backend": backend})
     if backend in OWN:

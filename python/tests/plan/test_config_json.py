@@ -1,4 +1,4 @@
-"""Configs that Python's json module reads but simdjson rejects, and configs that both reject."""
+"""Tests configs that Python's json reads but simdjson rejects, and configs that both reject."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READ = {
     "deep": "[" * 600 + "]" * 600,
     "deep objects": '{"a":' * 600 + "{}" + "}" * 600,
 }
-# Texts that both readers reject.
+# Config texts that both readers reject.
 BROKEN = {
     "empty": "",
     "space": " \n",
@@ -54,7 +54,7 @@ BROKEN = {
     "two": '{"a": 1} {"b": 2}',
     "page": "<!DOCTYPE html><html></html>",
 }
-# Texts for which Python reports a different offset, or none.
+# Config texts for which Python's error has no offset, or a different one than loadstone's.
 ODD = {
     "comma": b'{"a": 1,}',
     "list comma": b'{"a": [1,]}',

@@ -1,4 +1,4 @@
-"""Configs that contradict the tensors: entry points warn, and decode according to the tensors."""
+"""Tests that entry points warn if a config contradicts the tensors, and follow the tensors."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_the_algorithm_of_modelopt(has_section: bool, case: str, tmp_path: Path)
     folder = modelopt(tmp_path / "in", encoding, **changes)
     if not has_section:
         (folder / "config.json").write_text('{"model_type": "llama"}')
-        count *= changes.get("quant_algo") != "MIXED_PRECISION"  # no config remains to contradict
+        count *= changes.get("quant_algo") != "MIXED_PRECISION"  # no config remains, so no warning
     for door in ("convert", "dequantize"):
         messages = DOORS[door](folder, tmp_path / door)
         assert len(messages) == count, messages

@@ -1,4 +1,4 @@
-"""Values of a wrong type for options of the core: the error names the option."""
+"""Tests that the error for an option with a value of the wrong type names the option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions of the core, through the Python API: policies, patterns, prefixes, dtype names."""
+"""Tests decisions of the core through the Python API: policies, patterns, prefixes, dtype names."""
 
 from __future__ import annotations
 

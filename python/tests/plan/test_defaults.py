@@ -1,4 +1,4 @@
-"""Defaults of the package and of docs/ equal those of the core's header."""
+"""Tests that the defaults of the package and of docs/ equal those of the core's header."""
 
 import inspect
 import re

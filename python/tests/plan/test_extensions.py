@@ -1,4 +1,4 @@
-"""Extensions, for targets that need more than values, and the adapters that provide them."""
+"""Tests extensions for targets that need more than values, and adapters that provide them."""
 
 from __future__ import annotations
 

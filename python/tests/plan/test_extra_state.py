@@ -1,5 +1,5 @@
-"""``set_extra_state``: a load passes a tensor of the checkpoint to it, and rejects other objects
-with an error that names them."""
+"""Tests that a load passes a tensor of the checkpoint to ``set_extra_state``, and rejects other
+objects with an error that names them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_state_that_a_module_keeps_has_an_origin(is_skeleton, tmp_path):
 
 
 def test_a_tensor_beside_a_state_that_is_kept_has_none(tmp_path, monkeypatch):
-    """Control: a tensor that the state adds to a submodule has no origin."""
+    """Control: a tensor that ``set_extra_state`` adds to a submodule has no origin."""
     path, _ = stateful("pt", tmp_path, torch.ones(2))
 
     def put_below(self, state):

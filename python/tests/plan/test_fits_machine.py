@@ -1,4 +1,4 @@
-"""A plan is compared with the free memory and disk of this machine, wherever it is made."""
+"""Tests that every plan is compared with the free memory and disk of this machine."""
 
 import json
 import mmap
@@ -29,7 +29,7 @@ BYTES = ROWS * COLUMNS * 2
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """Write a file whose data is a hole, which takes no room."""
+    """Write a file whose data is a hole, which takes no disk space."""
     header = json.dumps(
         {"weight": {"dtype": "BF16", "shape": [ROWS, COLUMNS], "data_offsets": [0, BYTES]}}
     ).encode()
@@ -218,7 +218,7 @@ def test_command_returns_5_and_prints_the_plan(file, tmp_path):
     assert [finding["code"] for finding in document["findings"]] == ["memory.host"]
     assert "memory.host" in command.output("load", file, status=5)
     assert "memory.host" in command.output("load", "--plan", saved, status=5)
-    # The finding was about the machine that planned.
+    # Reading a plan drops the finding about the machine that planned, and checks this machine.
     saved.write_text(json.dumps(document))
     assert codes(loadstone.Plan.load(saved).findings) == ["memory.host"]
     assert loadstone.Plan.load(saved).to_json().count("memory.host") == 0

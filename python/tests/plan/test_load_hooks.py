@@ -1,5 +1,5 @@
-"""Hooks and overrides of ``load_state_dict``: a load has the same effect, bit for bit, or rejects
-the model."""
+"""Tests hooks and overrides of ``load_state_dict``: a load has the same effect, bit for bit, or
+rejects the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hooks that use a tensor twice, write twice, hide an error, or are attached to one module
-alone."""
+"""Tests hooks that use a tensor twice, write twice, hide an error, or are set on a single
+module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(folder: Path, **state: torch.Tensor) -> Path:
 
 
 class Two(nn.Module):
-    """Two linear layers, and a hook of the module's loads."""
+    """Two linear layers, and a hook that runs when a state dict is loaded."""
 
     def __init__(self, hook: Any) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def test_prefixes_for_conversions(tmp_path: Path) -> None:
 
 
 def test_a_conversion_says_nothing_of_prefixes(tmp_path: Path) -> None:
-    """A conversion applies the rules it gets, and strips no other prefix."""
+    """A conversion applies the given rules, but strips no prefix on its own."""
     path = file(tmp_path, module_weight=W)
     for rules, name in (({"module.": ""}, "weight"), (None, "module.weight")):
         report = loadstone.convert(path, tmp_path / f"{name}.safetensors", rules=rules)

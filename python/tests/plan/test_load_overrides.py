@@ -1,4 +1,4 @@
-"""Overrides of ``load_state_dict`` and its parts, and layers of adapters next to hooks."""
+"""Tests overrides of ``load_state_dict`` and of its parts, and adapter layers next to hooks."""
 
 from __future__ import annotations
 

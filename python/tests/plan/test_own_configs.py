@@ -1,4 +1,4 @@
-"""quantize_config.json (GPTQ) and quant_config.json (AWQ), which complete config.json.
+"""Tests quantize_config.json (GPTQ) and quant_config.json (AWQ), which complete config.json.
 
 GPTQ's versions differ by one in each zero point, and only a config declares the version.
 """

@@ -1,4 +1,4 @@
-"""Device maps: nested paths, tensors in different places than their module, blocks on disk."""
+"""Tests device maps with nested paths, tensors apart from their module, and GGUF blocks on disk."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_paths_inside_one_another(given: dict[str, Any], wanted: dict[str, Any])
 
 
 def test_tensors_apart_from_their_module() -> None:
-    """In a map computed from byte counts, a layer's tensors move together, but a table stays."""
+    """``gathered`` puts a split layer on disk whole, and keeps a block's own tensors in memory."""
     given = {
         "scale": "cpu", "blocks.0": "cpu", "blocks.1.table": "disk", "blocks.1.mean": "disk",
         "blocks.1.first.weight": "cpu", "blocks.1.first.bias": "disk", "blocks.1.second": "disk",
@@ -323,7 +323,7 @@ def test_blocks_on_disk_are_given_back_after_the_forward_pass(tmp_path: Path) ->
 
 
 def test_hooks_lose_the_format_of_the_librarys_own_class(tmp_path: Path) -> None:
-    """Blocks on disk need loadstone's own class, because these hooks fail with diffusers'."""
+    """accelerate's hooks lose the GGUF type of diffusers' parameters, so loadstone has its own."""
     from accelerate.utils import set_module_tensor_to_device
 
     file = File(tmp_path, BLOCK_CASES[0], mixed)

@@ -1,4 +1,4 @@
-"""Config lists of modules that stay plain, although the files quantize them: entry points warn.
+"""Tests the warning for config lists that name modules as plain although the files quantize them.
 
 The oracles are functions of compressed-tensors, transformers and diffusers, and fnmatch for
 ModelOpt.
@@ -94,7 +94,7 @@ Reader = Callable[[str, str], bool]
 
 
 def reads(reader: Reader, module: str, entry: str) -> bool:
-    """Return whether an entry leaves the module plain; entries that the library rejects do not."""
+    """Return whether an entry leaves the module plain; false if the library rejects the entry."""
     try:
         return reader(module, entry)
     except re.error:
@@ -126,8 +126,8 @@ def by_diffusers(module: str, entry: str) -> bool:
     return type(parent.get_submodule(last)) is torch.nn.Linear
 
 
-# Entries for which loadstone finds fewer modules, and the number of them. RE2 lacks the look-around
-# that would be needed for the dot after a match.
+# Entries for which loadstone finds fewer modules than the library, and how many fewer. Checking for
+# a dot after a match would need look-around, which RE2 lacks.
 UNKNOWN = {
     (by_transformers, "model.layers.1*"): 4,  # the modules of layer 1
 }
@@ -137,10 +137,10 @@ LOOK_AROUND = re.compile(r"\(\?<?[=!](\([^()]*\)|[^()])*\)(?!\*)")
 
 
 def is_unread(reader: Reader, entry: str) -> bool:
-    """Return whether loadstone or the library cannot read the entry as a pattern.
+    """Return true if loadstone or the library cannot read the entry as a pattern.
 
-    An entry with look-around counts as unreadable if modules match without the look-around.
-    Look-around at the beginning is read.
+    An entry with look-around counts as unreadable if modules match without the look-around, except
+    that look-around at the beginning is supported.
     """
     is_expression = entry.startswith("re:")
     if reader is not by_transformers and (reader is not by_compressed_tensors or not is_expression):

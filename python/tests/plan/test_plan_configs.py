@@ -1,4 +1,4 @@
-"""A plan also depends on configs: the encoding that they declare must not change afterwards."""
+"""Tests that a plan is rejected if a config declares a different encoding after planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantizing one name of a tied tensor is an error, whichever name the file has."""
+"""Tests that quantizing only one of two tied names is an error, whichever name the file has."""
 
 from __future__ import annotations
 

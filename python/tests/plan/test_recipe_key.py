@@ -1,5 +1,5 @@
-"""The key of cached recipes covers their code: it changes with an edit, and code without source has
-no key."""
+"""Tests that the key of cached recipes changes with edits of their code, and that code without
+source has no key."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_method_put_into_a_class_and_a_changed_attribute_are_another_key(folde
 
 
 def test_a_copy_of_an_operation_leaves_the_key(folder):
-    """When the tracer copies an operation, Python adds the names of slots to its class."""
+    """When the tracer copies an operation, Python adds the names of slots to the class."""
     op = operation()
     before = key_of(op)
     copy.deepcopy(op)

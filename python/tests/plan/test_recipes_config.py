@@ -1,4 +1,4 @@
-"""The config of an output made by recipes declares the output's actual encodings."""
+"""Tests that the config of an output made by recipes declares the output's actual encodings."""
 
 from __future__ import annotations
 

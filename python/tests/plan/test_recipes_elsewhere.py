@@ -1,4 +1,4 @@
-"""Recipes fit the checkpoint that they were made for; loadstone rejects them for others."""
+"""Tests that loadstone rejects recipes for any checkpoint but the one they were made for."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def by_convert_command(first: Written, file: Written, recipes: str, folder: Path
 
 
 def by_load_command(first: Written, file: Written, recipes: str, folder: Path) -> Tensors:
-    """Check only that the command succeeds, because it keeps no values."""
+    """Run the load command, which returns no values, so only its success is checked."""
     loadstone.save_skeleton(model_of(first.numbers), folder / "skeleton.json")
     by_command(folder, recipes, "load", file.path, "--skeleton", folder / "skeleton.json")
     return rounded_as(file, recipes)
@@ -150,7 +150,7 @@ def bytes_of_int8(**how: object) -> Callable[[Path], Written]:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two checkpoints with the same tensor names, and the field that differs."""
+    """Two checkpoints with the same tensor names, and the field in which they differ."""
 
     first: Callable[[Path], Written]
     other: Callable[[Path], Written]
@@ -181,7 +181,7 @@ def test_a_different_checkpoint_is_refused(name: str, door: str, tmp_path: Path)
     pair, carry_out = PAIRS[name], DOORS[door]
     first, other = pair.first(tmp_path / "first"), pair.other(tmp_path / "other")
     recipes = recipes_of(first)
-    # Controls: the recipes work on their own checkpoint, and the other checkpoint with its recipes.
+    # Controls: each checkpoint works with its own recipes.
     assert_equal(carry_out(first, first, recipes, tmp_path), rounded_as(first, recipes))
     own = recipes_of(other)
     assert_equal(carry_out(other, other, own, tmp_path), rounded_as(other, own))

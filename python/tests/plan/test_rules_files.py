@@ -1,4 +1,4 @@
-"""Rules and recipes at every entry point, as a file, standard input, a path, or Python objects."""
+"""Tests rules and recipes at every entry point: as standard input, a path, or Python objects."""
 
 from __future__ import annotations
 

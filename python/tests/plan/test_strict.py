@@ -1,4 +1,4 @@
-"""strict=, strip_prefix= and the options that replace missing= and unexpected=."""
+"""Tests strict=, strip_prefix= and the options that replace missing= and unexpected=."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_not_strict_keeps_real_values_and_no_others(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     report = loadstone.load(model, tmp_path / "m", strict=False)
     for name, tensor in model.state_dict().items():
-        kept = name in lost or name == "head.weight"  # tied to the embedding
+        kept = name in lost or name == "head.weight"  # the head is tied to the embedding
         expected = before if kept else reference.state_dict()
         assert torch.equal(tensor, expected[name]), name
         if kept:

@@ -1,4 +1,4 @@
-"""Checkpoints whose config transforms activations at run time, at every entry point.
+"""Tests checkpoints whose config transforms activations at run time, at every entry point.
 
 A weight that contains a transform needs the inverse transform. If other weights contain the
 inverse, a conversion is correct. If the library applies the inverse online, plain weights compute

@@ -49,7 +49,7 @@ FORMATS = {
     "sharded_index": Format("sharded-index", "ix", "index"),
     "torch": Format("torch", "pt", "torch"),
 }
-# Files of src/formats that several formats use; they are not formats themselves.
+# File names in src/formats that several formats share, so no format owns them.
 SHARED = {
     "document",
     "file_header",
@@ -157,7 +157,7 @@ def codes() -> set[str]:
 
 @pytest.fixture(scope="module")
 def met() -> set[str]:
-    """Return the error codes that the manifest expects of a file, or that a test quotes."""
+    """Return the error codes that the manifest expects for a file, or that a test quotes."""
     found = {each["expect"] for each in manifest()}
     tests = [*ROOT.glob("tests/*/*_test.cpp"), *ROOT.glob("python/tests/**/*.py")]
     for path in tests:

@@ -1,4 +1,4 @@
-"""Tests that tools/comments_only.py accepts changes of comments and names every other change."""
+"""Tests that tools/comments_only.py accepts edits of comments and names every other change."""
 
 from __future__ import annotations
 

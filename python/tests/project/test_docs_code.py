@@ -1,4 +1,4 @@
-"""Tests that the code of the pages runs: Python in page order, commands, and valid JSON."""
+"""Tests that the pages' Python runs in page order, their commands run, and their JSON is valid."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_canary_that_differs(
 def test_a_load_that_the_audit_does_not_prove(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the patch has no effect, the library is compared with itself; only the audit fails."""
+    """If the patch has no effect, the doctor compares the library with itself; the audit fails."""
     module = importlib.import_module(CANARY)
     make = module.canaries
 

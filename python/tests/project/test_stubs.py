@@ -18,7 +18,7 @@ from loadstone import _core
 
 STUB = Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
 
-Parameter = tuple[str, str]  # name, "" if positional-only; default, "" if required
+Parameter = tuple[str, str]  # (name, or "" if positional-only; default, or "" if required)
 # Methods for pickling, comparing and printing, which a stub may omit.
 IMPLIED = {"__eq__", "__reduce__", "__repr__"}
 

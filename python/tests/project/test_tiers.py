@@ -1,4 +1,4 @@
-"""The tables of long tests and of tests that need a program name tests that exist."""
+"""Tests that the tables of long tests and of tests that need a program name existing tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_row_names_a_function_of_a_file(tests: str) -> None:
 
 
 def test_rows_match_the_collected_tests(pytestconfig: pytest.Config) -> None:
-    """Each row's parameters exist, and the row leaves out at least one test."""
+    """Each row's parameters exist, and `make test` omits at least one test of the row."""
     assert pytestconfig.stash[FAULTS] == []
 
 

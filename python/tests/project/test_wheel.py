@@ -91,7 +91,7 @@ def alone(python: Path, *words: object, **options) -> subprocess.CompletedProces
 
 
 def foreign_libraries(folder: Path) -> list[str]:
-    """Return the libraries from outside of a folder that the programs in it are linked with."""
+    """Return the libraries outside the folder with which the programs in the folder are linked."""
     found = set()
     for path in folder.rglob("*"):
         if not path.is_file() or path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
@@ -110,7 +110,7 @@ def test_what_is_linked_is_inside(python):
 
 
 def test_libraries_that_are_not_inside_are_seen(plain, tmp_path):
-    """Control: the wheel before the tool adds the libraries."""
+    """Control: the check finds foreign libraries in a wheel before the tool adds them."""
     with zipfile.ZipFile(plain) as archive:
         archive.extractall(tmp_path)
     missing = foreign_libraries(tmp_path)

@@ -1,4 +1,4 @@
-"""A small vision-language model, in a folder from which vLLM serves it without a network."""
+"""Writes a folder with a small vision-language model, which vLLM serves without a network."""
 
 from __future__ import annotations
 

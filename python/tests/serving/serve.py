@@ -1,4 +1,4 @@
-"""Serve a folder once with vLLM, and print the model's tensors and output as JSON.
+"""Serves a folder once with vLLM, and prints the model's tensors and output as JSON.
 
 test_serving.py runs this file as a program.
 """

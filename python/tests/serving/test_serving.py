@@ -296,7 +296,7 @@ def test_quantized_on_the_way(
 
 @pytest.mark.parametrize("way", ["numbers", "elsewhere"])
 def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    """vLLM reloads without calling the loader's load_weights.
+    """On a reload, vLLM does not call the loader's load_weights.
 
     The option ``weights`` applies to the first folder only. Quantized folders are not tested: on a
     CPU vLLM 0.32 fails to reload them.
@@ -320,7 +320,7 @@ def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
 
 
 def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Path]) -> None:
-    """vLLM's own loader would copy unquantized values into the tensors of codes."""
+    """vLLM's own loader would copy plain values into the tensors for codes."""
     wanted = {"config_format": "loadstone", "hf_overrides": {"loadstone_quantize": "int8-channel"}}
     done = serve(folders["llama"], **wanted)
     text = done.stdout + done.stderr

@@ -294,7 +294,7 @@ def test_real_and_recorded_operands_mix():
         m.real.copy_(large[1::2])
         scale = torch.tensor([2.0])
         m.scaled = large * scale
-        scale.fill_(50)  # must have no effect, because `scaled` was computed before
+        scale.fill_(50)  # must not affect `scaled`, which was computed before
         m.joined = torch.cat([large, torch.zeros(3)])
 
     assert_as_constructed(of(construct))
@@ -314,7 +314,7 @@ def test_devices_look_as_in_a_direct_construction():
     assert made.seen == direct.seen == ["cpu", False, True]
     with skeleton():
         linear = nn.Linear(2, 2)
-        assert linear.weight.is_meta and linear.weight.device.type == "meta"  # here not "cpu"
+        assert linear.weight.is_meta and linear.weight.device.type == "meta"  # not "cpu" in here
 
 
 def test_default_dtypes_and_device_contexts_are_followed():

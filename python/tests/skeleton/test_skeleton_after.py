@@ -82,8 +82,8 @@ def test_tensors_can_be_swapped(when, tmp_path):
             1 / 0  # noqa: B018
     else:
         model = build() if when == "after the block" else loaded(tmp_path)
-    # A model that is built without a skeleton has the same unswappable tensors: a view shares its
-    # base's memory there too.
+    # A model built without a skeleton has the same unswappable tensor: the view `table`, which
+    # shares its base's memory.
     assert set(unswappable(model)) <= set(unswappable(Net())) == {"table"}
 
 

@@ -1,4 +1,4 @@
-"""A build affects only its own thread and context, and leaves torch unchanged."""
+"""Tests that building a skeleton affects only its own thread and context, and no torch setting."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_another_thread_gets_real_parameters():
 
 
 def test_threads_that_come_and_go_do_not_disturb_a_registration():
-    """A global hook would raise if it is removed while another thread iterates over the hooks."""
+    """A global hook would raise if it were removed while another thread iterates over the hooks."""
     failures, stop = [], threading.Event()
 
     def construct():
@@ -239,7 +239,7 @@ def test_the_collector_is_asked_for_nothing(monkeypatch):
 
 
 def test_tensors_in_dead_cycles_are_freed_by_the_collector():
-    """Before the collector runs, loadstone must treat them as tensors in use."""
+    """Until the collector runs, loadstone must treat tensors in dead cycles as in use."""
     alive = []
 
     def construct():

@@ -130,4 +130,4 @@ def test_a_model_of_seven_billion_parameters_takes_no_memory():
     print(result)
     assert result["parameters"] > 6.7e9
     assert result["grown"] < 200e6
-    assert result["directly"] > 200e6  # control: one embedding alone takes more
+    assert result["directly"] > 200e6  # control: one embedding alone takes more than this

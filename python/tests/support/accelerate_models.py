@@ -1,4 +1,4 @@
-"""A plain model for the tests of accelerate, and comparisons of loaded models."""
+"""Defines a plain model for the tests of accelerate, and compares loaded models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def saved(folder: Path, cls: type = Net, dtype: torch.dtype | None = None) -> tu
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Return all tensors by name, for tensors on meta the values that a hook reads from disk."""
+    """Return all tensors by name; for tensors on meta, the values that a hook reads from disk."""
     found = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     for path, module in model.named_modules():
@@ -93,7 +93,7 @@ def tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def facts(model: Any) -> dict[str, Any]:
-    """Return the properties of a loaded model that must be equal, except values."""
+    """Return the properties other than values that must be equal in two loaded models."""
     hooks = {}
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)

@@ -1,4 +1,4 @@
-"""Small models whose weights bitsandbytes quantizes, and functions that inspect them."""
+"""Defines small models whose weights bitsandbytes quantizes, and functions that inspect them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def linear(kind: str, inputs: int, outputs: int, **options: object) -> torch.nn.
 
 
 class Net(torch.nn.Module):
-    """Two quantized layers with rows of whole blocks, which bitsandbytes decodes correctly.
+    """Two quantized layers whose rows are whole blocks, which bitsandbytes decodes correctly.
 
     Args:
         plain: decode weights in the forward pass even on a CPU with AVX512-BF16, as other CPUs do.

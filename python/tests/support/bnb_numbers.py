@@ -19,7 +19,7 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: 
 
 
 def numbers(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Return random values of a kind; ``ties`` are at or next to midpoints between codes."""
+    """Return random values of a kind; "ties" are values at or next to midpoints between codes."""
     generator = np.random.default_rng([seed, *kind.encode(), *shape])
     count = int(np.prod(shape))
     values = generator.standard_normal(count).astype(np.float32)

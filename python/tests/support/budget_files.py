@@ -10,11 +10,11 @@ from typing import Any
 MIB = 1 << 20
 
 
-# Bytes for lists of tensors, thread stacks, and memory that the allocator keeps.
+# Memory in bytes for lists of tensors, thread stacks, and blocks that the allocator keeps.
 LISTS = 3 * MIB // 2
 
 
-# Dtype, shape and bytes by name. None as bytes means zeros, which are a hole in the file.
+# By tensor name: dtype, shape and bytes. If bytes is None, the file has a hole, which reads as 0.
 Stored = dict[str, tuple[str, list[int], bytes | None]]
 
 

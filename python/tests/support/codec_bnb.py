@@ -59,7 +59,7 @@ def add_4bit(
 
 
 def write_4bit(encoding: str, nested: bool, folder: Path) -> Written:
-    """Write blocks that cross row ends, odd numbers of elements, and a stack of matrices."""
+    """Write blocks that cross row ends, odd element counts, and a stack of matrices."""
     made = Checkpoint(40)
     made.add_layers()
     for i, shape in enumerate(SHAPES):

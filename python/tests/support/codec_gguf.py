@@ -62,7 +62,7 @@ NAMES = {dtype: name for name, (_, dtype) in PLAIN.items()}
 
 
 def block_size(name: str) -> tuple[int, int]:
-    """Return the elements and the bytes of a block."""
+    """Return the number of elements and the number of bytes in a block."""
     if name in YOUNGER:
         return YOUNGER[name][:2]
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]

@@ -83,7 +83,7 @@ def components_of(tensors: Mapping[str, torch.Tensor]) -> Model:
 def write_skeleton(tensors: Mapping[str, torch.Tensor], path: Path) -> Path:
     """Write a skeleton as JSON.
 
-    A name may start with the full name of another tensor, which no module allows.
+    Unlike in a module, one tensor's name may be a prefix of another's ("a" and "a.b").
     """
     targets = [
         {"name": name, "shape": list(tensor.shape), "dtype": DTYPES[tensor.dtype]}

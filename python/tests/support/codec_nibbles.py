@@ -89,7 +89,7 @@ def write_int4_awq(folder: Path) -> Written:
 
 
 def write_told_int4(encoding: str, folder: Path) -> Written:
-    """Write shapes that fit both INT4 layouts, with the layout in the header's metadata."""
+    """Write shapes that fit both INT4 layouts; the header's metadata names the layout."""
     made = Checkpoint(32)
     made.add_layers()
     parts = {"data": made.bytes(4, 128), "scale": made.uniform(0.5, 2, 8, 1)}
@@ -100,7 +100,7 @@ def write_told_int4(encoding: str, folder: Path) -> Written:
 
 
 def write_nvfp4(folder: Path) -> Written:
-    """Write ModelOpt's layout, in which the two scales are multiplied first."""
+    """Write ModelOpt's layout, whose decoder first multiplies the two scales."""
     made = Checkpoint(33)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
@@ -158,7 +158,7 @@ def write_mxfp4(names: Names, folder: Path) -> Written:
 
 
 def write_mxfp4_of_gpt_oss(folder: Path) -> Written:
-    """Write GPT-OSS's layout: a dimension of groups, and rows and columns exchanged."""
+    """Write GPT-OSS's layout: an extra dimension for groups, and transposed matrices."""
     made = Checkpoint(36)
     made.add_layers()
     for role, rows, groups in (("gate_up_proj", 24, 3), ("down_proj", 96, 1)):

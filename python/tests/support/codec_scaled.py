@@ -63,7 +63,7 @@ def add_fp8(made: Checkpoint, name: str, shape: tuple[int, ...], grid: tuple[int
 
 
 def write_fp8_wide(folder: Path) -> Written:
-    """Write scales with as many dims as the weight, whose rows are longer than a block."""
+    """Write scales with as many dims as the weight; the weight's rows are longer than a block."""
     made = Checkpoint(9)
     made.add_layers()
     add_fp8(made, f"{LAYER}.up_proj.weight", (130, 129), (1, 1))

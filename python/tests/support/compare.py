@@ -29,7 +29,7 @@ class Loaded:
 
     @property
     def random(self) -> set[str]:
-        """Names of tensors whose values an initialiser drew, because the file has none for them."""
+        """Names of tensors that an initialiser filled, because the file has no values for them."""
         return random_names(self.model, self.info)
 
 
@@ -117,7 +117,7 @@ def differences(
     """Return a line for each difference.
 
     Args:
-        random_names: tensors that an initialiser drew; their values are compared only if
+        random_names: tensors that an initialiser filled; their values are compared only if
             transformers' value is constant (zeros, ones).
         uninitialised: tensors that transformers leaves uninitialised; ours must be finite.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints whose values depend on their config, and all entry points that read a config."""
+"""Writes checkpoints whose values depend on their config; lists entry points that read configs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fp8(folder: Path, config: str) -> Path:
 
 
 def gptq(folder: Path, config: dict[str, Any] | None, own: dict[str, Any] | None = None) -> Path:
-    """Write a 4-bit matrix, with a section in config.json and an optional quantize_config.json."""
+    """Write a 4-bit matrix; ``config`` goes to config.json, ``own`` to quantize_config.json."""
     folder.mkdir()
     module = NAME.removesuffix(".weight")
     tensors = {

@@ -1,4 +1,4 @@
-"""Entry points that convert one checkpoint: Python, the command, and a merge of one model."""
+"""Lists entry points that convert a checkpoint: Python, the command, a merge of one model."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _animatediff = Rules(
 
 
 def animatediff(state: State, config: Mapping[str, Any]) -> State:
-    """Map motion modules. Files contain their tables, which diffusers' converter drops."""
+    """Map motion modules; add their position tables, which files contain and diffusers drops."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -109,7 +109,7 @@ _DC_TOPS = (
 
 
 def autoencoder_dc(state: State, config: Mapping[str, Any]) -> State:
-    """In the file, the projections of attention are convolutions."""
+    """Map an autoencoder; the file stores attention's projections as convolutions."""
     joined = Rules((), joins=(QKV,), prefix="")
     made = {}
     for name, tensor in joined(state, config).items():
@@ -153,7 +153,7 @@ _KREA_BLOCK = (
 
 
 def krea2(state: State, config: Mapping[str, Any]) -> State:
-    """The file fuses the six modulation vectors of a block."""
+    """Map Krea 2; the file fuses the six modulation vectors of a block."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -225,7 +225,7 @@ _flux3 = Rules(
 
 
 def flux3(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains a head used only in training."""
+    """Map Flux 3; the file also contains a head used only in training."""
     del config
     made = {"repa_projectors.0.weight": torch.randn(4, 8)}
     for name, tensor in state.items():
@@ -237,7 +237,7 @@ def flux3(state: State, config: Mapping[str, Any]) -> State:
 
 
 def z_image_control(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains a refiner, which the model builds from its other layers."""
+    """Add a refiner, which the file contains and the model builds from its other layers."""
     del config
     extra = {
         name.replace("control_layers", "control_noise_refiner"): torch.randn_like(tensor)
@@ -283,7 +283,7 @@ _LTX2_BLOCK = (
 
 
 def ltx2(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains the text encoder's connectors."""
+    """Map LTX 2; the file also contains the text encoder's connectors."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -303,7 +303,7 @@ _STATISTICS = {
 
 
 def ltx2_vae(state: State, config: Mapping[str, Any]) -> State:
-    """Blocks and samplers share one numbering; the model does not use two of the statistics."""
+    """Map a VAE whose blocks and samplers share one numbering; add two unused statistics."""
     del config
     made = {}
     for name, tensor in state.items():
@@ -349,7 +349,7 @@ _minimax = Rules(
 
 
 def minimax_h3(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains the table of its rotary embedding."""
+    """Map MiniMax H3; the file also contains the table of its rotary embedding."""
     made = _minimax(state, config)
     renamed = {_renamed(name, _MINIMAX_TOPS): value for name, value in made.items()}
     return renamed | {"rope.inv_freq": torch.randn(4)}

@@ -1,4 +1,4 @@
-"""More rows for ``diffusers_models``: name, class, configuration, layout of the original file."""
+"""Further rows for ``diffusers_models``: name, class, configuration, original file layout."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _wider(name: str, changes: dict[str, Any]) -> Case:
     return dataclasses.replace(case, name=f"{name}_256", changes=case.changes | changes)
 
 
-# Changes of configurations that make rows of 256 elements, which is a block of the K types.
+# Configuration changes that make each row 256 elements long, which is one block of the K types.
 _WIDE_WAN = {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}
 _WIDE_IMAGE = _WIDE_WAN | {"image_dim": 256, "added_kv_proj_dim": 256}
 BLOCK_CASES = [
@@ -158,11 +158,11 @@ MORE_BLOCK_CASES = [
     ),
 ]  # fmt: skip
 FIRST_LAST_CASE = _wider("wan_flf2v", _WIDE_IMAGE)
-# A VAE in diffusers' names. In the original layout it would have only convolutions.
+# A VAE under diffusers' names. In the original layout, its only matrices would be convolutions.
 VAE_CASE = dataclasses.replace(
     _wider("autoencoder_kl", {"block_out_channels": [16, 32, 256]}), layout=unchanged
 )
-# Cases whose converter knows only the published width, so each has one file with all types.
+# Cases with models of the published width. They are large, so one file per case has all types.
 WIDE_CASES = [case for case in CASES if case.is_wide]
 
 
@@ -186,7 +186,7 @@ class File:
         return self.case.cls.from_single_file(self.path, config=self.config, **options)
 
     def reference(self) -> Any:
-        """Return the model with gguf-py's values, which diffusers' converter maps in float32."""
+        """Return the model with gguf-py's decoded values, renamed by diffusers' converter."""
         with with_meta():
             empty = self.case.construct()
         values = library_converted(self.case, self.tensors.dequantized(), empty)
@@ -204,7 +204,7 @@ def quantization(dtype: torch.dtype = torch.bfloat16, *excluded: str) -> Any:
 
 
 def differences(found: Any, expected: Any) -> list[str]:
-    """Return the differences of ``diffusers_models``, and those in block formats.
+    """Return differences as ``diffusers_models`` does, and those of tensors in block formats.
 
     diffusers dequantizes into tensors that are not parameters; loadstone must make parameters.
     """

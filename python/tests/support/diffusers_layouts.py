@@ -22,7 +22,7 @@ class Rules:
     """A layout that joins tensors, swaps halves, then renames.
 
     Attributes:
-        renames: pairs of texts, replaced in order in the name with a dot added at each end.
+        renames: pairs of old and new substrings, replaced in order in ".NAME.".
         joins: tensors to concatenate along the first dimension, and the name of the result.
         swaps: patterns of names of tensors whose halves are swapped.
     """
@@ -210,7 +210,7 @@ _flux = Rules(
 
 
 def single_fused(state: State) -> State:
-    """Fuse ``proj_mlp`` with the projections of ``attn``; a ``Rules`` needs a common stem."""
+    """Fuse ``proj_mlp`` with ``attn``'s projections; ``Rules`` cannot, as the stems differ."""
     made = {}
     for name, tensor in state.items():
         block, _, rest = name.partition(".")
@@ -295,7 +295,7 @@ _lumina2 = Rules(
 
 
 def lumina2(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains a norm that the model does not use."""
+    """Map Lumina 2; the file also contains a norm that the model does not use."""
     return _lumina2(state, config) | {"norm_final.weight": torch.ones(config["hidden_size"])}
 
 
@@ -333,7 +333,7 @@ _sana = Rules(
 
 
 def sana(state: State, config: Mapping[str, Any]) -> State:
-    """The file also contains two tensors, which the converter drops."""
+    """Map Sana; the file also contains two tensors that the converter drops."""
     made = _sana(state, config)
     made["final_layer.scale_shift_table"] = made.pop("scale_shift_table")
     extra = {"pos_embed": torch.randn(1, 4, 8), "y_embedder.y_embedding": torch.randn(4, 8)}

@@ -1,7 +1,7 @@
 """Builds tiny random models of diffusers' classes, and writes files in the original key names.
 
-diffusers has a single-file converter for ``CASES`` and ``FURTHER_CASES``. ``OWN_CASES`` have only
-diffusers' own names; ``TABLE_CASES`` have tables that no file contains.
+diffusers has a single-file converter for ``CASES`` and ``FURTHER_CASES``. Files of ``OWN_CASES``
+use diffusers' names only. Models of ``TABLE_CASES`` have tables that no file contains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Case:
     """A class, a small configuration of it, and the layout of its files.
 
     Attributes:
-        layout: maps to the original names; None if there are only diffusers' names.
+        layout: maps to the original names; None if files only use diffusers' names.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def is_wide(self) -> bool:
-        """True if the model is as large as published, because its converter knows one width."""
+        """True if the model has the published size, because its converter requires that width."""
         return self.name in WIDE
 
     def construct(self, dtype: torch.dtype | None = None) -> Any:
@@ -109,14 +109,14 @@ def write_config(model: Any, folder: Path) -> str:
 def write_single_file(
     case: Case, model: Any, file: Path, dtype: torch.dtype | None = None
 ) -> tuple[str, str]:
-    """Write a safetensors file in the original layout; return it and its config's folder."""
+    """Write a safetensors file in the original layout; return its path and its config's folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(case.original(model, dtype), file)
     return str(file), write_config(model, file.parent / "config")
 
 
 def write_header_only(state: State, file: Path, dtype: str = "BF16") -> str:
-    """Write a safetensors file with a complete header, but a hole as its data."""
+    """Write a safetensors file with a complete header and a hole as data."""
     header: dict[str, Any] = {}
     at = 0
     for name, tensor in state.items():
@@ -209,7 +209,7 @@ def by_name(name: str) -> Case:
 
 
 def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
-    """Return the expected result of a load in ``dtype``, which does not cast declared modules."""
+    """Return the expected result of a load in ``dtype``; modules declared F32 stay F32."""
     expected = copy.deepcopy(model)
     keeps = set(case.cls._keep_in_fp32_modules or ())
     for slot in walk(expected):
@@ -221,6 +221,6 @@ def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def with_meta() -> Iterator[None]:
-    """Put all tensors on meta, including tables, which a skeleton makes real."""
+    """Put all tensors on meta, even the tables that a skeleton would compute."""
     with torch.device("meta"):
         yield

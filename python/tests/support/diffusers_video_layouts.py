@@ -261,8 +261,8 @@ _cosmos = Rules(
 def cosmos(state: State, config: Mapping[str, Any]) -> State:
     """Map Cosmos 2, and add tensors that the converter drops.
 
-    Cosmos 1 has none, because diffusers' converter never recognises its files: it looks for a name
-    in a dictionary that it has already emptied.
+    Cosmos 1 has no layout, because diffusers' converter never recognises its files: it looks for a
+    name in a dictionary that it has already emptied.
     """
     drops = ("pos_embedder.seq", "pos_embedder.dim_spatial_range", "accum_iteration")
     extra = {f"net.{name}": torch.arange(4.0) for name in drops}

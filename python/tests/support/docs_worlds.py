@@ -147,7 +147,7 @@ def wan_files(folder: Path) -> Path:
 
 
 def language_model(folder: Path) -> Path:
-    """Write a model in llama.cpp's names as safetensors and GGUF, with keys and imatrix."""
+    """Write a model under llama.cpp's names as safetensors and GGUF, with keys and an imatrix."""
     import imatrix_files
     import llama_quantize
 
@@ -267,7 +267,7 @@ def quantized(folder: Path) -> Path:
 
 
 def dcp(folder: Path) -> Path:
-    """Write the tensors of :func:`wrapped` as a training state with optimizer, and rules.json."""
+    """Write the tensors of :func:`wrapped` as a training state with optimizer; write rules.json."""
     import json
 
     import torch.distributed.checkpoint as distributed

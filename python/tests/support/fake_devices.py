@@ -78,7 +78,7 @@ class FakeDevices:
         self.driver.fake_cuda_register(address, ctypes.c_size_t(tensor.nbytes), number)
 
     def fail(self, function: str, number: int, result: int = 700) -> None:
-        """Make the call of a driver function with this index, counted from 0, fail."""
+        """Make one call of a driver function fail; ``number`` counts its calls from 0."""
         self.driver.fake_cuda_fail(function.encode(), number, result)
 
     def calls(self, function: str) -> int:

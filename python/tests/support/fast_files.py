@@ -1,8 +1,8 @@
 """Lists the test files of `make test-fast`: quick ones that cover every part of the package.
 
-conftest.py marks the tests of these files `fast`. The files were chosen by measured durations: one
-of more than ten seconds is here only if its library has no quicker file. test_checklists.py checks
-that the list covers every adapter.
+conftest.py marks the tests of these files `fast`. The files were chosen by measured durations: a
+file of more than ten seconds is listed only if its library has no quicker one. test_checklists.py
+checks that the list covers every adapter.
 """
 
 FAST = (

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve()
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Start the server, which ends with this process, because its stdin then closes."""
+    """Start the server; it ends with this process, because that closes the server's stdin."""
     binaries = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable))).parent
     paths = [str(HERE.parent), str(HERE.parents[3]), os.environ.get("PYTHONPATH", "")]
     changed = {

@@ -1,4 +1,4 @@
-"""A small Llama, and reference data that llama.cpp's own converter produced for it.
+"""Defines a small Llama, and reads reference data that llama.cpp's own converter made from it.
 
 `python python/tests/support/llama_cpp_golden.py` writes the data again, if LOADSTONE_LLAMA_CPP is
 set.

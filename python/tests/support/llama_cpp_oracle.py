@@ -35,7 +35,7 @@ def converter() -> Converter:
 
 
 def written(entered: Converter, model: Path, target: Path, dtype: str | None) -> Path:
-    """Return the file that the converter itself writes from the model's values."""
+    """Run the converter itself on the model's values; return the file that it writes."""
     with entered.entered(), torch.inference_mode():
         conversion, library = entered.module("conversion"), entered.module("gguf")
         hparams = conversion.ModelBase.load_hparams(model, False)
@@ -80,7 +80,7 @@ def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -
 
 
 def require_same_tensors(traced: Any, reader: Any, target: Path) -> None:
-    """Compare the recipes' names, order, shapes and types, and the bytes that they produce."""
+    """Compare names, order, shapes and types of the recipes, and the bytes that they produce."""
     expected = [
         (each.name, tuple(int(size) for size in reversed(each.shape)), each.tensor_type.name)
         for each in reader.tensors

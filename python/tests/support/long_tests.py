@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-# Key in the stash of pytest's config: the rows that match no collected test.
+# Key under which pytest's config stores the rows that match no collected test.
 FAULTS = pytest.StashKey[list[str]]()
 
 
@@ -25,9 +25,9 @@ class Long(NamedTuple):
         tests: test ids below python/tests; `*` matches any text.
         reason: why `make test` can omit the tests.
         kept: parameter ids (the text in brackets) that `make test` runs.
-        cover: the cases that `make test` runs. "values": each value of each parameter occurs.
-            "pairs": each pair of values of two parameters occurs. "parts": each part of an id
-            ("gptq-4-v1") occurs together with the first part.
+        cover: chooses the cases that `make test` runs, so that together they contain each value
+            of each parameter ("values"), each pair of values of two parameters ("pairs"), or
+            each part of an id such as "gptq-4-v1" together with its first part ("parts").
     """
 
     tests: str

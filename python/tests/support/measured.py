@@ -1,7 +1,7 @@
 """Runs cases of ``bench`` in processes that do not import libraries again.
 
-A server imports the libraries once and forks for each case. The child counts the interpreter's
-memory before the work, as ``bench.measure.run`` does; pages of library files may return meanwhile.
+A server imports the libraries once and forks for each case. Like ``bench.measure.run``, the child
+records the interpreter's memory before the work; library pages may be paged in again later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _child(there: Connection, case: str, folder: Path) -> None:
 
 
 def run(case: str, folder: Path, *libraries: str) -> measure.Result:
-    """Run a case like ``bench.loaders --child``; the first case sets the server's libraries."""
+    """Run a case as ``bench.loaders --child`` does; the first call sets the preloaded libraries."""
     CONTEXT.set_forkserver_preload(["torch", *libraries])
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_child, args=(there, case, folder))

@@ -1,4 +1,4 @@
-"""Small models and adapters for merges, and the expected merges, computed by torch."""
+"""Writes small models and adapters for merges, and computes expected merges with torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Tiny models, their checkpoints, and the models that ModelOpt packs from them in memory.
+"""Writes tiny models' checkpoints, and builds the models that ModelOpt packs from them in memory.
 
 ModelOpt does not pack experts that a model keeps in one tensor, and a compressed model with such
-experts does not run. The expected bytes and buffers of an expert are therefore those that its
-quantizer makes of its slice, and the expected outputs those of the resident model with decoded
-slices.
+experts does not run. The expected bytes and buffers are therefore made by each expert's quantizer
+from the expert's slice, and the expected outputs come from the resident model with decoded slices.
 """
 
 from __future__ import annotations

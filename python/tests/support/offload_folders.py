@@ -1,4 +1,4 @@
-"""Reads offload folders as their readers do, through the index alone."""
+"""Reads offload folders through their index alone, as accelerate does."""
 
 from __future__ import annotations
 

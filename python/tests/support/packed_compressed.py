@@ -92,7 +92,7 @@ class Weights:
 
 
 def draw(made: Checkpoint, how: Weights, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
-    """Draw codes, scales, zero points and groups; return them with the decoded values."""
+    """Draw codes, scales, zero points and group indices; return them with the decoded values."""
     half = 1 << (how.bits - 1)
     codes = made.integers(-half, half, rows, columns)
     shape = how.scale_shape(rows, columns)
@@ -127,7 +127,7 @@ def add_packed(made: Checkpoint, name: str, how: Weights, rows: int, columns: in
 
 
 def write_packed(how: Weights, folder: Path) -> Written:
-    """Write numbers of rows, and without groups also of columns, that do not fill whole words."""
+    """Write row counts, and without groups also column counts, that do not fill whole words."""
     made = Checkpoint(80)
     made.add_layers()
     columns = 256 if how.group_size else 301

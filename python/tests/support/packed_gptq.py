@@ -19,7 +19,7 @@ from codec_checkpoint import Checkpoint, Written
 from packed_words import pack
 
 LAYER = "model.layers.0"
-# For each code of a word, from the low bits on, the column that AWQ stores there.
+# Column that AWQ stores in each position of a word, from the low bits on.
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -113,7 +113,7 @@ def write_gptq_experts(folder: Path) -> Written:
 
 
 def write_gptq_dynamic(folder: Path) -> Written:
-    """Write layers with their own settings; the first pattern that matches wins, "-:" is plain."""
+    """Write per-layer settings; the first matching pattern wins, and "-:" means not quantized."""
     made, how = Checkpoint(72), Gptq(group_size=64)
     made.add_layers()
     add_gptq(made, f"{LAYER}.q_proj", how)

@@ -76,7 +76,7 @@ def whole(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
-    """Return whole parameters and buffers, by their names without wrappers."""
+    """Return unsharded parameters and buffers, by their names without wrappers."""
     found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     return {
         name.replace("_checkpoint_wrapped_module.", ""): (
@@ -128,7 +128,7 @@ def prepared_skeleton(folder: Path, options: dict[str, Any]) -> tuple[Accelerato
 
 
 def recipe(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Prepare a skeleton, then load it, as the documentation recommends."""
+    """Prepare a skeleton, then load into it, as the documentation recommends."""
     with loadstone.patch("accelerate"):
         prepared, model, optimizer = prepared_skeleton(folder, options)
     parameters = list(model.parameters())
@@ -184,7 +184,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
 
 
 def refused(folder: Path, number: int) -> list[str]:
-    """Prepare with values on all ranks except 0, which fails, then follow the error's advice."""
+    """Prepare with values on all ranks except 0, expect an error, and follow its advice."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -62,7 +62,7 @@ def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 
 def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return names of tensors whose shard on this rank, or whose whole, differs from expected."""
+    """Return the names of tensors whose shard or whole tensor differs from the expected one."""
     found = model.state_dict()
     names = sorted(found.keys() ^ expected.keys())
     for name in sorted(found.keys() & expected.keys()):  # same order on all ranks: full_tensor()
@@ -77,10 +77,10 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
 
 
 def shards(model: Any, folder: Path) -> tuple[int, int]:
-    """Return the bytes of this rank's shards, and the most that it may read, without block scales.
+    """Return the bytes of this rank's shards, and the most bytes it may read, without block scales.
 
-    loadstone reads gaps of less than 64 KiB, so a rank with columns of small matrices reads whole
-    rows.
+    loadstone also reads gaps of less than 64 KiB, so a rank that needs columns of small matrices
+    reads whole rows.
     """
     report = last_report(model)
     stored = loadstone.inspect(folder).tensors

@@ -1,4 +1,4 @@
-"""Models sharded over ranks, and the expected shards from ``torch.chunk``.
+"""Shards models over ranks, and computes the expected shards with ``torch.chunk``.
 
 All ranks run in one process: torch's fake process group sets the rank's number and ignores
 communication.
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-# By name: the shape of the mesh, and the placements of a tensor with a number of dimensions.
+# By name: the mesh shape, and a function from a tensor's number of dimensions to its placements.
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[int], tuple[Placement, ...]]]] = {
     "rows": ((4,), lambda rank: (Shard(0),)),
     "columns": ((4,), lambda rank: (Shard(rank - 1),)),
@@ -31,7 +31,7 @@ def rank(number: int, shape: Sequence[int]) -> Iterator[DeviceMesh]:
     world = int(torch.tensor(shape).prod())
     dist.init_process_group("fake", rank=number, world_size=world, store=FakeStore())
     try:
-        # torch caches meshes, and would confuse those of two ranks unless their names differ.
+        # torch caches meshes, and confuses the meshes of two ranks unless their names differ.
         names = tuple(f"rank{number}_dim{dim}" for dim in range(len(shape)))
         yield init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
     finally:

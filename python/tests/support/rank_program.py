@@ -168,7 +168,7 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-EXPERTS = 6  # of which the four ranks have two, two, one and one
+EXPERTS = 6  # the four ranks have two, two, one and one of them
 RULES = [
     {
         "op": "stack",
@@ -227,7 +227,7 @@ def other_sources(folder: Path) -> dict[str, Any]:
     return cases
 
 
-# Rules that give the target the same source and shape, but its elements in a different order.
+# Rules that change the order of the target's elements, but not its source or shape.
 TURNED = [
     {
         "op": "reshape",
@@ -276,7 +276,7 @@ def give_up(done: int, total: int) -> None:
 def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
     """Run loads in which each rank reads a share for all, and loads in which one rank fails."""
     cases: dict[str, Any] = {}
-    for wave in (64 << 20, 1 << 20):  # the load has one window, or many
+    for wave in (64 << 20, 1 << 20):  # window sizes for which the load has one window, or many
         shared_read.WAVE_BYTES = wave
         for name, build in CASES.items():
             model = build()
@@ -357,7 +357,7 @@ def in_threads(first: Path, second: Path) -> dict[str, Any]:
     reads.wait()
     other = threading.Thread(target=work, args=pairs[1])
     other.start()
-    time.sleep(0.2)  # time in which the second load could communicate, but must wait for its turn
+    time.sleep(0.2)  # gives the second load time to communicate; it must wait for its turn instead
     comes.set()
     for each in (one, other):
         each.join()

@@ -22,7 +22,7 @@ import loadstone
 
 Tensors = dict[str, torch.Tensor]
 
-# Sizes for which rows are whole blocks of every encoding, and matrices have several 128x128 blocks.
+# Sizes that make rows whole blocks of every encoding, and matrices several 128x128 blocks.
 _FIELDS: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 256,
@@ -36,7 +36,7 @@ _FIELDS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-# Names of experts: in published checkpoints, and in models that stack experts.
+# Paths of expert modules and names of their weights, in published checkpoints and in models.
 _NAMES_OF_EXPERTS = (
     ("block_sparse_moe.experts", ("w1", "w3", "w2")),
     ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),

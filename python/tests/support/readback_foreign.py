@@ -52,7 +52,7 @@ def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def outcome(cell: Cell, output: Output) -> str:
-    """Return ``"right"`` if every tensor matches bit for bit; otherwise a text for the page."""
+    """Return ``"right"`` if all tensors match bit for bit, otherwise the page's description."""
     try:
         with _quiet():
             model, info = load_alone(output.folder)

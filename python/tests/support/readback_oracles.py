@@ -208,7 +208,7 @@ def _bitsandbytes(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _four_bits(functional: Any, name: str, data: torch.Tensor, states: Tensors) -> torch.Tensor:
-    """Decode in F32, instead of the original weight's dtype in the state.
+    """Decode in F32, not in the dtype that the state records for the original weight.
 
     Adding 0.0 removes the sign of -0.0, which fp4 has only on CPUs without AVX512.
     """

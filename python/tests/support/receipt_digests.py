@@ -22,7 +22,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
-    """Return the digest of a tensor's bytes, or of some ranges, as docs/receipt.md defines it."""
+    """Return the digest of ``data``, or of ``ranges`` of it, as docs/receipt.md defines it."""
     ranges = ([[0, len(data)]] if data else []) if ranges is None else ranges
     blocks = []
     for begin, end in ranges:

@@ -1,4 +1,4 @@
-"""Imitations of a model hub and of an object store."""
+"""Imitates a model hub and an object store."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    declared: int | None = None  # Content-Length, if the connection ends before that many bytes
+    declared: int | None = None  # Content-Length, if it is larger than the body
     chunked: bool = False
     stalls: float = 0  # pause in seconds after the header
     drips: float = 0  # pause in seconds after each of the first bytes
 
 
 class Server:
-    """A server of ``files`` by path, which records requests and counts the bytes of bodies.
+    """An HTTP server of the dict ``files``; records requests and counts body bytes.
 
     ``route`` may return the response to a request, or ``None`` for the default response.
     """

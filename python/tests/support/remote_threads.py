@@ -1,4 +1,4 @@
-"""Runs entry points in a thread of the process whose other thread serves the files.
+"""Runs entry points in one thread while another thread of the process serves the files.
 
 A function that holds the interpreter's lock while it waits for the server never returns, so
 ``main()`` ends the process after a minute.
@@ -77,7 +77,7 @@ def builder(url: str, out: Path) -> None:
 
 
 def recipes_json(url: str, out: Path) -> None:
-    """Build recipes of one unchanged tensor, whose codes are read when they are serialised."""
+    """Build recipes for one unchanged tensor, whose codes are read on serialisation."""
     catalog = loadstone.inspect(url)._core
     made = loadstone._core.RecipeBuilder(catalog)
     made.add("x", made.source(catalog.tensors()[0][0]))

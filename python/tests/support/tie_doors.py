@@ -1,4 +1,4 @@
-"""The entry points through which an adapter can change one of two tied names."""
+"""Lists entry points through which an adapter can change one of two tied names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tied models, files with every way to store a tie's two names, and all entry points."""
+"""Builds tied models, writes files that store the tie in every way, and lists entry points."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def other_head() -> torch.Tensor:
     return torch.randn(40, 16, generator=torch.Generator().manual_seed(9))
 
 
-# By name of the case: a function that returns the state dict to write for the two tied names.
+# By case name: a function that returns the tensors to store for the two tied names.
 STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
     "equal": lambda state: state,
     "different": lambda state: {**state, HEAD: other_head()},

@@ -1,8 +1,8 @@
 """Builds tiny random models of many transformers model types, and writes checkpoints of them.
 
-``CASES`` is the list, built from the rows of ``transformers_rows``. A configuration has
-transformers' defaults, except for the small values that ``SMALL`` lists by field name, and for the
-further fields of its row. This module imports transformers only when a case is used.
+``CASES`` is built from the rows of ``transformers_rows``. A configuration has transformers'
+defaults, except for the fields in ``SMALL`` and the further fields of its row. This module imports
+transformers only when a case is used.
 """
 
 from __future__ import annotations

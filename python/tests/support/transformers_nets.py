@@ -1,4 +1,4 @@
-"""Small models of shapes, files and registered conversions, and functions that compare loads.
+"""Builds small models from shapes, files and registered conversions, and compares loads of them.
 
 transformers and loadstone must load each of ``CASES`` to the same model, or both must reject it.
 """
@@ -104,7 +104,7 @@ class Twins(PreTrainedModel):
 
 
 class Tied(PreTrainedModel):
-    """A model with a table, a head tied to the table, and a layer between them."""
+    """A model with an embedding, a head tied to it, and a layer between them."""
 
     config_class = NetConfig
     _tied_weights_keys: ClassVar[dict[str, str]] = {

@@ -135,7 +135,7 @@ MULTIMODAL = [
     case("hunyuan_vl", "HunYuanVLForConditionalGeneration"),
 ]  # fmt: skip
 
-# Text models: encoders, decoders, encoder-decoders, and models with state.
+# Text models: encoders, decoders, encoder-decoders, and recurrent models.
 TEXT = [
     case("hrm_text", "HrmTextForCausalLM"),
     case("llama", "LlamaForCausalLM"),

@@ -139,7 +139,7 @@ class Parts:
 
 
 def published(name: str) -> Kind:
-    """Return the type of a matrix as in files named K_M: F16, or in blocks Q6_K or Q4_K."""
+    """Return F16, Q6_K or Q4_K as the type of a matrix, as in files named K_M."""
     if ".blocks." not in f".{name}":
         return Kind.F16
     return Kind.Q6_K if ".v." in name or ".ffn.2." in name else Kind.Q4_K

@@ -175,7 +175,7 @@ def test_no_library_reads(tmp_path, monkeypatch, device_map):
 
 
 def test_saved_buffers_of_modules_on_disk_have_the_checkpoints_values(tmp_path):
-    """For such buffers accelerate keeps the constructor's values."""
+    """accelerate alone would keep the constructor's values of saved buffers."""
     reference, path = saved(tmp_path)
     mine = ours.load_checkpoint_and_dispatch(
         empty(), path, device_map=MIXED, offload_folder=tmp_path / "a"

@@ -191,7 +191,7 @@ def test_accelerate_is_untouched_afterwards(tmp_path):
             "load_checkpoint_and_dispatch",
         }
         bound = {key for key, value in before.items() if key[1] in {name for _, name in changed}}
-        assert bound == changed  # patched in every module that imports them
+        assert bound == changed  # the patch replaces the function in every module that imports it
         with pytest.raises(loadstone.PlanError):
             accelerate.load_checkpoint_in_model(torch.nn.Linear(2, 2), str(path), strict=True)
     after = objects()
@@ -205,7 +205,7 @@ def test_accelerates_own_names_run_on_loadstone(mixture):
         for load in (
             accelerate.load_checkpoint_and_dispatch,
             accelerate.big_modeling.load_checkpoint_and_dispatch,
-            bound_before,  # accelerate's own function, which calls the patched one
+            bound_before,  # accelerate's unpatched function, which calls a patched one
         ):
             model = load(on_meta(config), str(folder), device_map={"": "cpu"})
             assert_same(model, reference)
@@ -279,7 +279,7 @@ def test_a_reset_state_has_accelerates_own_error():
 
 
 def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
-    """transformers' ``from_pretrained`` does so too; accelerate's own function does not."""
+    """The patched load keeps them in float32, as ``from_pretrained`` does; accelerate does not."""
     small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=32, **small)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)

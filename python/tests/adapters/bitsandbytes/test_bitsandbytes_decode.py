@@ -1,4 +1,4 @@
-"""Tests that the CPU decode is correct for rows of every length; bitsandbytes' own is not."""
+"""Tests that loadstone's CPU decode is correct for every row length; bitsandbytes' is not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def by_definition(packed, state, dtype):
 
 
 def bytes_of(tensor):
-    """Return the bytes with the sign of zeros cleared, because one zero of the tables differs."""
+    """Return the bytes without the sign of zeros, which differs in one entry of the code tables."""
     return (tensor + 0.0).view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype)
 
 
@@ -77,7 +77,7 @@ def test_bytes_stored_as_floats_are_decoded(storage):
 
 @pytest.mark.parametrize("blocksize", [32, 64, 128, 512])
 def test_what_bitsandbytes_reads_wrongly_is_known_by_the_shape(blocksize):
-    """bitsandbytes' AVX-512 decode must be wrong only for rows that loadstone knows as wrong."""
+    """``is_misread`` must cover every row length that bitsandbytes' AVX-512 decode gets wrong."""
     rows = [2, 4, 34, 62, 100, *range(8, 150, 8), 240, 256, 1024, 1040, 4304]
     wrong, said = [], []
     for row in rows:
@@ -105,7 +105,7 @@ def test_a_forward_pass_with_rows_of_4304_is_right(kind, dtype):
     decoded = by_definition(healed.weight.data, state, dtype)
     expected = torch.nn.functional.linear(x, decoded, healed.bias.to(dtype))
     assert torch.equal(healed(x), expected)
-    assert error(decoded, values) < 0.13  # the error of 4 bits
+    assert error(decoded, values) < 0.13  # the rounding error of 4-bit quantization
     again = healed(x)
     assert torch.equal(again, expected)
 

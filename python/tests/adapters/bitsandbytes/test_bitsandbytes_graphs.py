@@ -1,4 +1,4 @@
-"""Quantized layers in torch.compile, torch.export, torch.jit.trace and activation checkpointing.
+"""Tests quantized layers with torch.compile, export, jit.trace and activation checkpointing.
 
 For each combination, loadstone's result is correct, or both bitsandbytes and loadstone raise.
 """
@@ -113,7 +113,7 @@ def result(
 
 
 def expected(kind: str, shape: tuple[int, int], train: bool, way: str) -> Result:
-    """Return the patched model's outputs, for saved graphs by the code for any CPU."""
+    """Return the patched model's outputs; for saved graphs, those of the portable CPU code."""
     model = healed(kind, shape, train)
     for layer in (model[0], model[2]):
         if kind != "int8":

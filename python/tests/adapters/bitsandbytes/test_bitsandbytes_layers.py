@@ -244,8 +244,8 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
 
 # --- quantized modules ----------------------------------------------------------------------------
 
-# Models with embeddings or float32 modules inside the layers, with tied heads of other names than
-# "lm_head", with a module name that is a suffix of others, or with a subclass of nn.Linear.
+# Models with embeddings or float32 modules inside the layers, with tied heads not named "lm_head",
+# with a module name that is a suffix of others, or with a subclass of nn.Linear.
 SAMPLE = ("llama", "gpt2", "t5", "umt5", "whisper", "modernbert", "bart", "opt", "mamba", "biogpt",
           "jev", "oneformer")  # fmt: skip
 PARAMETERS_MAX = 20_000_000
@@ -332,7 +332,7 @@ def test_the_library_reads_its_own_folder_otherwise(
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 def test_modules_whose_names_end_in_weight_stay_plain(encoding: str, tmp_path: Path) -> None:
-    """Control: codes of the module are written on request, and transformers does not find them."""
+    """Control: on request loadstone quantizes these modules, but transformers finds no codes."""
     case = by_name("qwen4_exp_text")
     case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     for folder, include in (("usual", []), ("asked", ["block_inject_weight"])):

@@ -170,7 +170,7 @@ def test_what_is_no_quantization_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_layer_without_numbers_is_refused(tmp_path: Path) -> None:
-    """transformers would initialise this layer without quantizing it, so it would fail to run."""
+    """transformers would initialise this layer without quantizing it, so the model would fail."""
     folder = plain("llama", tmp_path)
     change(folder, lambda tensors: tensors.pop(WEIGHT))
     with pytest.raises(
@@ -211,7 +211,7 @@ def skeleton(dtype: torch.dtype = torch.bfloat16) -> Net:
 
 
 def quantized_by_library(file: Path, encoding: str, paths: list[str]) -> Net:
-    """Return the network with layers of bitsandbytes, which bitsandbytes itself quantized."""
+    """Return the network with bitsandbytes layers, quantized by bitsandbytes itself."""
     model = Net().to(torch.bfloat16)
     tensors = load_file(file)
     tensors |= {f"twice.0.{name}": tensors[f"body.0.{name}"] for name in ("weight", "bias")}

@@ -1,4 +1,4 @@
-"""Tests that quantized modules stay quantized on disk, and compute as in memory."""
+"""Tests that quantized modules on disk stay quantized and give the same outputs as in memory."""
 
 from __future__ import annotations
 

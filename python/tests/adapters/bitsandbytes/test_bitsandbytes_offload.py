@@ -103,7 +103,7 @@ GPU = "Cannot access accelerator"
 DETACH = "requires that detach"
 FINE = ""
 ANY = "."
-# A way, then the error that the libraries alone raise: for 4 bits, and for int8.
+# A function that places a model, and the errors of the libraries alone for 4 bits and for int8.
 CELLS = [
     (cpu_offload, META, GPU),
     (cpu_offload_to_a_device, META, FINE),

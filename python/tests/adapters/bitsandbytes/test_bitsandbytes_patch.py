@@ -64,7 +64,7 @@ def untouched():
 
 def test_the_very_objects_are_put_back(untouched):
     before = standing()
-    assert len(before) > 20 and None in before  # None: an inherited attribute, which stays so
+    assert len(before) > 20 and None in before  # None marks an inherited attribute
     with loadstone.patch("bitsandbytes", "accelerate"):
         assert not any(now is was for now, was in zip(standing(), before, strict=True))
     healing = loadstone.patch("bitsandbytes").start()

@@ -29,7 +29,7 @@ def layer(kind, outputs=96, width=96, dtype=torch.float32, **options):
 
 
 def form_of(kind, **options):
-    """Return what bitsandbytes saves of a weight, by name, and its QuantizedWeight."""
+    """Return the tensors that bitsandbytes saves for a weight, and its QuantizedWeight."""
     made = layer(kind, **options)
     return copied(made.state_dict(prefix="a.b.")), QuantizedWeight.from_parameter(made.weight)
 

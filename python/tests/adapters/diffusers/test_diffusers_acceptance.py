@@ -98,7 +98,7 @@ def test_the_librarys_own_load_leaves_them_on_meta(
 
 @pytest.mark.parametrize("number", [0, 40, 86], ids=["first", "middle", "last"])
 def test_one_is_missing(tmp_path: Path, number: int) -> None:
-    """A3 and A5: the error has the target and its name in the file, whose data is a hole."""
+    """A3 and A5: the error names the target and its key in the file; the file's data is a hole."""
     model = I2V.build()
     state = I2V.original(model)
     assert len(state) == 87

@@ -190,7 +190,7 @@ def test_room_for_a_part(
     ("strategy", "load"), [("balanced", of_folder), ("auto", of_file)], ids=["folder", "file"]
 )
 def test_room_for_all(folder: Path, wanted: torch.Tensor, strategy: str, load: Loader) -> None:
-    """diffusers maps nothing on a machine without an accelerator."""
+    """On a machine without an accelerator, diffusers applies no device map."""
     pipe = load(folder, device_map=strategy)
     assert pipe.hf_device_map is None
     assert not on_meta(pipe)

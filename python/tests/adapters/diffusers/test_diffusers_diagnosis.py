@@ -1,4 +1,4 @@
-"""Tests that a config of a different model is one finding, before any data is read."""
+"""Tests that a different model's config is reported as one finding, before data is read."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_full_size_under_the_guessed_config(
     counts: str,
     tensors: int,
 ) -> None:
-    """diffusers takes either file for Wan2.1 I2V 14B. The data in the files is a hole."""
+    """diffusers mistakes either file for Wan2.1 I2V 14B. The data in the files is a hole."""
     _, guess = full_size(I2V_14B)
     cache.add(WAN21, config_of(guess))
     case, model = full_size(changes)

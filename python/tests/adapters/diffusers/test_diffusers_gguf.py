@@ -92,7 +92,7 @@ def test_dequantized(
 
 
 def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
-    """For this reason the test above has a different oracle."""
+    """Without a config diffusers rejects the file, so ``test_dequantized`` uses gguf-py."""
     file = File(tmp_path, WAN, lambda _: Kind.Q8_0)
     with pytest.raises(ValueError, match="shape"):
         file.library_load()

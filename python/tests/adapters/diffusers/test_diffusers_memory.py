@@ -15,7 +15,7 @@ import loadstone
 TABLE_BYTES = 273_039_360
 ROOM = 64 << 20
 
-# Measures after the constructor, because a plan does not count the constructor's scratch memory.
+# Script that measures after the constructor, whose scratch memory a plan does not count.
 CHILD = """
 import json, sys, threading, time
 import torch

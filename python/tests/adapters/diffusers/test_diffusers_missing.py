@@ -418,7 +418,7 @@ def test_policies_that_mean_nothing(tmp_path: Path, policy: Any) -> None:
 def test_missing_and_unexpected_of_one_shape_are_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without loadstone's rule, the converter of first-last-frame files leaves this pair."""
+    """Without loadstone's rule, the converter leaves this tensor of first-last-frame files."""
     from loadstone._adapters.diffusers import conversion
 
     case = by_name("wan_flf2v")

@@ -427,5 +427,5 @@ assert vars(diffusers.DiffusionPipeline)["from_pretrained"] is not inside
 
 @pytest.mark.parametrize("code", [PIPELINES_COME_LATE, A_PATCH_IS_FOR_ALL])
 def test_pipelines_are_entered_where_they_are(code: str):
-    """The patch does not import the pipelines, which takes long, but waits for their import."""
+    """Importing the pipelines takes long, so the patch waits until the program imports them."""
     subprocess.run([sys.executable, "-c", code], check=True)

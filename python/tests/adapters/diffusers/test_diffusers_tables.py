@@ -50,7 +50,7 @@ IN_DEFAULT_DTYPE = {
     "prior": ("causal_attention_mask",),
     "wan_animate": (".blur_kernel",),
 }
-# A class that keeps the factors of its products in float32.
+# The class that keeps the two factors of each product weight in float32.
 KEEPS_FACTORS = "minimax_h3_audio"
 # Tables that are built when diffusers is imported, so no skeleton has them on meta.
 REAL_ANYWAY = {"cosmos_vae": (".wavelets",)}
@@ -161,7 +161,7 @@ def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None
 def test_memory_that_nobody_wrote_never_gets_into_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, recovers: bool
 ) -> None:
-    """Give tables that a skeleton left on meta poisoned memory before the load.
+    """Before the load, fill tables that a skeleton left on meta with poisoned memory.
 
     loadstone's skeleton has no such tables. With diffusers' skeleton, which is the control, every
     table is wrong.
@@ -179,7 +179,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     def read(self: Any, request: Any) -> Any:
         for slot in walk(request.model):
             is_empty = slot.kind in CONSTRUCTED and slot.tensor.is_meta
-            if is_empty and not (recovers and slot.name in products):  # products come later
+            if is_empty and not (recovers and slot.name in products):  # the load computes products
                 memory = torch.full((slot.tensor.nbytes,), 0x5A, dtype=torch.uint8)
                 slot.replace(memory.view(slot.tensor.dtype).reshape(slot.tensor.shape))
                 poisoned.add(slot.name)

@@ -70,7 +70,7 @@ def test_they_are_named(
 
 
 def test_sizes_that_the_library_ignores(tmp_path: Path) -> None:
-    """Under a patch diffusers runs such a load; loadstone's own function rejects the argument."""
+    """Under a patch, diffusers runs a load that ignores sizes; loadstone's function rejects it."""
     small = DiTTransformer2DModel(
         num_attention_heads=2, attention_head_dim=16, num_layers=1, sample_size=8
     )

@@ -1,4 +1,4 @@
-"""Traced files of many architectures equal those of llama.cpp's own converter.
+"""Tests that traced files of many architectures equal those of llama.cpp's own converter.
 
 The tests compare name, order, shape, type and bytes of each tensor, and name, order, type and value
 of each key.

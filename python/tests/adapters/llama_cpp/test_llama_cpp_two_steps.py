@@ -18,8 +18,8 @@ import loadstone
 from loadstone import llama_cpp
 from loadstone._command import command
 
-# The rules depend on the eighth that a layer is in, on tied embeddings, and on whether there are 8
-# experts.
+# A mix's rules depend on which eighth of the layers a layer is in, on tied embeddings, and on
+# whether there are 8 experts.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9}
 MODELS: dict[str, dict[str, int]] = {
     "llama": SIZES,

@@ -83,7 +83,7 @@ def test_nothing_waits_for_ever(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python reports neither tasks that a pool cancels, nor that a task waits forever."""
+    """Python reports neither a cancelled task of a pool nor a task that waits forever."""
     monkeypatch.setattr("loadstone._adapters.serving.threads._WAIT_SECONDS", patience)
     inside, let_go = threading.Event(), threading.Event()
     if patience == 60.0:

@@ -296,7 +296,7 @@ def _has_modes() -> bool:
 
 @pytest.mark.parametrize("way", [here, in_one_worker, in_four_workers, in_an_older_pool])
 def test_an_error_names_the_tensor_of_its_task(way: Way, state: State, tmp_path: Path) -> None:
-    """The tensor in the error is not the one that was most recently returned."""
+    """The error names the tensor of the failed task, not the most recently returned tensor."""
     state["experts.4"] = torch.randn(SIDE, SIDE + 1)
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
 

@@ -35,7 +35,7 @@ def test_there_are_enough_model_types():
 
 
 def saved(case, folder: Path):
-    """Save a random model, with more layers and experts than the configs that rules come from."""
+    """Save a random model with more layers and experts than the configs used to derive rules."""
     model = randomise_all(case.cls(rule_export.resize(case.config(), 5, 6)).eval(), seed=3)
     model.save_pretrained(folder / "model")
     config = case.config()

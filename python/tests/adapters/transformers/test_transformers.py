@@ -1,4 +1,4 @@
-"""Tests ``loadstone.transformers.from_pretrained``: transformers' features, and gaps it leaves."""
+"""Tests loadstone's ``from_pretrained``: its options, and values that transformers leaves unset."""
 
 from __future__ import annotations
 

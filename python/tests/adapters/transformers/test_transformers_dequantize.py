@@ -174,7 +174,7 @@ def test_other_tensors_that_nobody_wants_are_unexpected(folder: Path) -> None:
 
 
 def test_experts_of_a_model_that_is_published_in_stacks(tmp_path: Path) -> None:
-    """Encodings store experts separately, but transformers reads this model's only in stacks."""
+    """Encodings store experts separately, but transformers reads these experts only in stacks."""
     case = by_name("qwen3_vl_moe")
     source = write_checkpoint(case, tmp_path / "source", "public")
     loadstone.convert(source, tmp_path / "out", quantize="mxfp4")

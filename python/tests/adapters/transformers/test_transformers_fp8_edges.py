@@ -154,7 +154,7 @@ WAYS: dict[str, Callable[[Any, Path, Any], Any]] = {
     "plan": by_plan,
     "convert": by_conversion,
 }
-SAYS = ("from_pretrained", "patch")  # warn, because transformers would decode differently
+SAYS = ("from_pretrained", "patch")  # both warn, because transformers would decode differently
 
 
 # A conversion writes only the config's dtype.

@@ -220,7 +220,7 @@ def test_casts_between_kinds_of_numbers_are_refused(
 
 
 def test_a_part_that_the_model_lacks_is_unexpected(tmp_path: Path):
-    """The model lacks the second of three parts, for which transformers fails with a bug."""
+    """The model lacks the second of three parts; a bug makes transformers fail on this."""
     case = Case(
         {"q.w": [2, 4], "v.w": [2, 4]},
         {"qkv.w": rand(6, 4)},
@@ -234,7 +234,7 @@ def test_a_part_that_the_model_lacks_is_unexpected(tmp_path: Path):
 
 
 def test_what_is_left_unwritten_by_the_library_has_the_constructors_value(tmp_path: Path):
-    """Tensors that no initialiser sets, here with the constructor's value 2."""
+    """Tensors that no initialiser sets keep the constructor's value, which is 2 here."""
     cls = derived(dtypes={"n#": torch.int64, "m": torch.int64})
     shapes = {"n#": [3], "x#": [3], "m": [3], "w": [4]}
     ours, theirs = both(Case(shapes, {"w": rand(4)}, cls=cls), tmp_path)

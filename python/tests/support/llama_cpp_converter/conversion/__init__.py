@@ -1,4 +1,4 @@
-"""A small converter with the functions of llama.cpp that loadstone hooks, for its own models."""
+"""A small stand-in for llama.cpp's converter, with the functions that loadstone hooks."""
 
 from . import base
 from .base import LazyTorchTensor, ModelBase, ModelType
