@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "base/ceil_div.h"
 #include "kernels/forced_target.h"
+#include "kernels/task_vectors.h"
 #include "support/random_numbers.h"
 
 namespace loadstone {
@@ -138,6 +140,14 @@ TEST(MergeTest, NormsAreRoundedOnce) {
   }
   const Numbers large(4, 1e30F);  // the squares of these values overflow F32
   EXPECT_FLOAT_EQ(norm(large.data(), 4), 2e30F);
+}
+
+TEST(TaskVectors, ASumOfZeroElectsThePositiveSign) {
+  Numbers first = {1.0f, -2.0f, 0.0f};
+  Numbers second = {-1.0f, 2.0f, -0.0f};
+  const std::array<float*, 2> values = {first.data(), second.data()};
+  add_elected(values, {}, first.size());
+  EXPECT_EQ(first, Numbers({1.0f, 2.0f, 0.0f}));
 }
 
 }  // namespace
