@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "codec/fp4/blocks.h"
 #include "kernels/cast.h"
 #include "kernels/number.h"
 
@@ -193,6 +194,19 @@ TEST(Decode, WhatDoesNotFitIsSaid) {
   EXPECT_NE(message("fp4_block", {{Dtype::i8, {1, UINT64_MAX}}, {Dtype::f32, {1}}}, {1}), "");
   EXPECT_NE(message("mxfp4", {{Dtype::u8, {16}}, {Dtype::u8, {}}}, {32}), "");
   EXPECT_NE(message("mxfp4", {{Dtype::u8, {2, 16}}, {Dtype::u8, {3}}}, {64}), "");
+}
+
+// Blocks of 32 rows and blocks of 32 columns may have the same number of scales.
+TEST(Mxfp4Blocks, AreMadeOfRowsOnly) {
+  const auto is_made = [](const Shape& scales) {
+    const std::vector<TensorInfo> tensors = {
+        {.name = "w", .encoding = Dtype::i8, .shape = {64, 32}},
+        {.name = "w_scale", .encoding = Dtype::f8_e8m0, .shape = scales}};
+    return mxfp4_blocks_of({"fp4_block", {0, 1}, {64, 64}, Dtype::f32}, tensors).has_value();
+  };
+  EXPECT_TRUE(is_made({64, 2}));
+  EXPECT_FALSE(is_made({2, 64}));
+  EXPECT_FALSE(is_made({2, 2}));
 }
 
 }  // namespace

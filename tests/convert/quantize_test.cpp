@@ -284,6 +284,22 @@ TEST(QuantizeFiles, StacksOfExpertsBecomeTheirWeights) {
               part_of(*open_checkpoint(folder / "alone"), "layers.0.up_proj.weight"));
 }
 
+// A library may build a stack's layer under a different prefix, and with its own names inside.
+TEST(QuantizeFiles, StacksThatStayPlainAreIgnoredUnderAnyPrefix) {
+  const TemporaryFolder folder;
+  const std::string values = numbers(std::size_t{3} * 64 * 32, 1, 1);
+  const std::string source = folder.write(
+      "stack.safetensors",
+      safetensors_bytes({{"layers.0.mlp.experts.gate_up_proj", "BF16", {3, 64, 32}, values},
+                         {"layers.0.self_attn.q_proj.weight", "BF16", {192, 32}, values}}));
+  ConvertOptions options = quantizing("fp8-channel", source);
+  options.quantize.style = QuantizeStyle::compressed_tensors;
+  options.quantize.exclude = {"experts"};
+  converted(source, folder / "out", options);
+  EXPECT_THAT(read_file(folder / "out/config.json"),
+              HasSubstr(R"("re:(.*\\.)?layers\\.0\\.mlp\\.experts\\..*")"));
+}
+
 TEST(QuantizeFiles, ChoicesFollowRulesPatternsAndOptions) {
   const auto chosen = [](const std::string& name, QuantizeOptions options) {
     Recipes recipes;

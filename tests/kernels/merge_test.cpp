@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "base/ceil_div.h"
 #include "kernels/forced_target.h"
+#include "kernels/task_vectors.h"
 #include "support/random_numbers.h"
 
 namespace loadstone {
@@ -156,6 +158,14 @@ TEST(MergeTest, ValuesAreMultipliedByTheirFactors) {
   const Numbers factors = random_numbers(37, 9);
   multiply(numbers.data(), factors.data(), 37);
   for (std::size_t i = 0; i < 37; ++i) EXPECT_EQ(numbers[i], before[i] * factors[i]) << i;
+}
+
+TEST(TaskVectors, ASumOfZeroElectsThePositiveSign) {
+  Numbers first = {1.0f, -2.0f, 0.0f};
+  Numbers second = {-1.0f, 2.0f, -0.0f};
+  const std::array<float*, 2> values = {first.data(), second.data()};
+  add_elected(values, {}, first.size());
+  EXPECT_EQ(first, Numbers({1.0f, 2.0f, 0.0f}));
 }
 
 }  // namespace

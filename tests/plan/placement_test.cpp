@@ -118,6 +118,21 @@ TEST(Balance, TiesAreTogetherAndCountOnce) {
   EXPECT_EQ(devices.back(), "cuda:0");
 }
 
+TEST(Balance, AllModulesOfATieAreTogether) {
+  std::vector<Placeable> tensors = small_model(1);
+  for (const char* name : {"head.bias", "other.weight", "other.bias"}) {
+    tensors.push_back({name, 10, tensors.size()});
+  }
+  tensors[tensors.size() - 2].root = 0;
+  // cuda:0 has memory for the embedding and both heads, but not for the layer.
+  const auto devices = balanced_devices(tensors, DeviceMapMode::sequential,
+                                        {{"cuda:0", 70 + 100}, {"cpu", 10'000}}, layers_of(1));
+  EXPECT_EQ(devices[1], "cpu");
+  for (const std::size_t i : {tensors.size() - 3, tensors.size() - 1}) {
+    EXPECT_EQ(devices[i], "cuda:0") << tensors[i].name;
+  }
+}
+
 TEST(Paths, DotsAndBracketsEndThem) {
   EXPECT_TRUE(is_path_of("", "a"));
   EXPECT_TRUE(is_path_of("a", "a"));

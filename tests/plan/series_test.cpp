@@ -155,6 +155,21 @@ TEST(SeriesInRules, OneExpertInTwoSpellingsIsAnError) {
   }
 }
 
+TEST(SeriesInRules, NumbersMayBeginAtOneOnlyIfTheyAreComplete) {
+  PlanOptions options;
+  options.rules = rules_from_json(
+      R"j([{"op": "stack", "sources": ["e\\.(\\d+)"], "targets": ["t"], "dim": 0}])j");
+  const auto plan_to = [&](int last) {
+    std::vector<FakeTensor> sources;
+    for (int e = 1; e <= last; ++e) sources.push_back({fmt::format("e.{}", e), {4}});
+    return make_plan(fake_catalog(sources), skeleton_of({target_of("t", {4, 4})}), options);
+  };
+  EXPECT_TRUE(plan_to(4).ok());
+  const auto findings = found(plan_to(3), "plan.missing");
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].sources, ElementsAre("e.0"));
+}
+
 TEST(SeriesInRules, WhatThePatternDoesNotFindIsNotMissed) {
   for (const char* pattern : {"l\\\\.(4[0-7])\\\\.w", "l\\\\.([4-7])\\\\.w"}) {
     const std::string rules = fmt::format(

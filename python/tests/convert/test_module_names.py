@@ -17,7 +17,9 @@ import bitsandbytes
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoModel
+from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers_models import by_name, write_checkpoint
 
 import loadstone
@@ -198,6 +200,19 @@ def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_pa
     section[key] = [each for each in section[key] if {each, f"{each}.weight"} & stored]
     (out / "config.json").write_text(json.dumps(config))
     assert wrong_layers(case, out, AutoModel if name in IN_PART else None) != []
+
+
+def test_a_plain_name_may_be_the_end_of_a_quantized_one(tmp_path: Path) -> None:
+    """transformers compares the ends of names, so the list needs a pattern for the whole name."""
+    (tmp_path / "in").mkdir()
+    state = {f"{name}.weight": torch.randn(64, 64).bfloat16() for name in ("proj", "layers.0.proj")}
+    save_file(state, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text("{}")
+    loadstone.convert(tmp_path / "in", tmp_path / "out", quantize="nf4")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    skipped = config["quantization_config"]["llm_int8_skip_modules"]
+    assert should_convert_module("layers.0.proj", skipped)
+    assert not should_convert_module("proj", skipped)
 
 
 @pytest.mark.parametrize("tower", ["image_tower", "video_tower"])

@@ -236,6 +236,20 @@ print(status('VmHWM') - before, plan.peak_bytes["cpu"] - size, size)
 """
 
 
+def test_the_plan_counts_one_copy_of_strided_memory(tmp_path):
+    """The copies in a tensor's stride order exist one at a time, so only the largest counts."""
+    shapes = {"a": (64, 8), "b": (16, 8), "c": (32, 8)}
+    path, peaks = tmp_path / "m.safetensors", []
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, path)
+    for is_strided in (False, True):
+        model = nn.Module()
+        for name, (rows, columns) in shapes.items():
+            memory = torch.zeros(columns, rows).T if is_strided else torch.zeros(rows, columns)
+            model.register_parameter(name, nn.Parameter(memory))
+        peaks.append(loadstone.plan(model, path).peak_bytes["cpu"])
+    assert peaks[1] - peaks[0] == 64 * 8 * 4
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "strided", "flat"])
 def test_the_memory_is_what_the_plan_says(kind, in_place, tmp_path):

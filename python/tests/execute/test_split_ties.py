@@ -159,6 +159,20 @@ def test_a_config_that_says_nothing_of_ties_stays_the_same_object(tmp_path: Path
     assert model.config is config and config.to_dict() == before
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_keep_needs_equal_values_in_a_load(head: str, tmp_path: Path) -> None:
+    """The model has one tensor for both names, so an adapter can be added to only one value."""
+    write(tmp_path, {HEAD}, HEADS[head]())
+    model = llama()
+    plan = loadstone.plan(model, tmp_path / "base", lora=tmp_path / "adapter", tie="keep")
+    if head == "equal":
+        plan.execute()
+        return
+    with pytest.raises(loadstone.Error) as caught:
+        plan.execute()
+    assert caught.value.code == "plan.tie"
+
+
 CALLS: dict[str, Callable[[Path, Any], Any]] = {
     "load": lambda folder, tie: loadstone.load(
         llama(), folder / "base", lora=folder / "adapter", tie=tie

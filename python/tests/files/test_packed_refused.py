@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from codec_models import assert_equal, model_of, tensors_of
+from codec_models import assert_equal, components_of, model_of, tensors_of
 from command import run
 from packed_files import MODULE, PACKED, REFUSED, write_refused
 from safetensors.torch import load_file, save_file
@@ -74,6 +74,30 @@ def test_a_short_group_whose_size_nothing_says_is_refused(tmp_path: Path) -> Non
     with pytest.raises(loadstone.Error) as caught:
         loadstone.load(model_of(file.numbers, torch.float32), file.path)
     assert caught.value.code == "q.group_size"
+
+
+def test_codes_need_the_order_of_their_groups(tmp_path: Path) -> None:
+    file = PACKED["gptq-4-v1-g128-act"](tmp_path / "model")
+    loadstone.load(components_of(file.stored), file.path)  # control
+    others = {name: each for name, each in file.stored.items() if not name.endswith("g_idx")}
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(components_of(others), file.path)
+    assert caught.value.code == "plan.component"
+    assert f"no target gets '{MODULE}.g_idx'" in str(caught.value)
+
+
+def test_the_config_gives_the_size_of_packed_groups(tmp_path: Path) -> None:
+    """Two groups of 160 columns may have 80 each, or 128 and 32."""
+    file = PACKED["packed-4-g128"](tmp_path / "model")
+    name = f"{MODULE}.weight"
+    tensors = load_file(file.path / "model.safetensors")
+    tensors[f"{name}_packed"] = tensors[f"{name}_packed"][:, : 160 // 8].contiguous()
+    tensors[f"{name}_shape"][1] = 160
+    save_file(tensors, file.path / "model.safetensors")
+    numbers = {name: file.numbers[name][:, :160].contiguous()}
+    model = model_of(numbers, torch.float32)
+    loadstone.load(model, file.path, unexpected="ignore")
+    assert_equal(tensors_of(model), numbers)
 
 
 @pytest.mark.parametrize("change", [{"group_size": 36}, {"kernel": "gptq_v2"}])

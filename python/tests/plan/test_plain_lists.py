@@ -327,6 +327,25 @@ def test_sections(case: str, source: Path, tmp_path: Path) -> None:
     assert not any(UNREAD in each for each in messages)
 
 
+@pytest.mark.parametrize(("targets", "count"), [(["Linear"], 0), (["re:.*_proj"], 1)])
+def test_a_quantized_module_is_linear_whatever_its_name(
+    targets: list[str], count: int, source: Path, tmp_path: Path
+) -> None:
+    """Vision models have linear layers whose names are like those of embeddings."""
+    folder = with_section(source, tmp_path / "out", "fp8-channel", {})
+    for path in folder.glob("*.safetensors*"):
+        text = path.read_bytes()
+        path.write_bytes(
+            text.replace(b"model.layers.10.mlp.up_proj", b"model.layers.10.patch_embed")
+        )
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
+    (folder / "config.json").write_text(json.dumps(config))
+    messages = reported(folder)
+    assert sum(map(count_of, messages)) == count
+    assert all("patch_embed" in each for each in messages)
+
+
 # Lists that loadstone cannot compare with the tensors.
 UNREAD_LISTS: dict[str, tuple[str, list[str], str]] = {
     "ignore": ("ignore", ["lm_head", "re:(?<=x)"], "look-behind"),

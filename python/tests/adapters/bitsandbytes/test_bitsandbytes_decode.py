@@ -12,6 +12,7 @@ from bitsandbytes_models import FOUR_BIT, inputs, linear
 import loadstone
 import loadstone.bitsandbytes as ours
 from loadstone._adapters.bitsandbytes import layout
+from loadstone._adapters.bitsandbytes.experts import QuantizedStack
 
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
 SIGLIP = (1152, 4304)  # a row of 4304 is a multiple of 16 but not of the block size
@@ -52,6 +53,17 @@ def is_misread_here():
     return not torch.equal(
         library.dequantize_4bit(packed, state), by_definition(packed, state, torch.float32)
     )
+
+
+@four_bit
+@pytest.mark.parametrize("shape", [(3, 5, 9), (3, 64, 2), (2, 1, 1)])
+def test_matrices_of_a_stack_are_decoded_alone(kind, shape):
+    """Blocks, and bytes, may contain values of two matrices."""
+    _, packed, state = quantized(kind, shape)
+    whole = by_definition(packed, state, torch.float32)
+    stack = QuantizedStack(packed, state)
+    for index in range(-1, shape[0]):
+        assert torch.equal(stack[index], whole[index]), index
 
 
 @four_bit

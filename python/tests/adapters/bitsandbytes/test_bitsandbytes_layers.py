@@ -15,7 +15,7 @@ import pytest
 import torch
 from command import run
 from pairs import pairs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("bitsandbytes")
 import bitsandbytes as bnb
@@ -375,6 +375,24 @@ def test_a_subclass_of_linear_stays_plain(tmp_path: Path) -> None:
     for folder in ("out", "fp8"):  # control
         dtypes = {value.dtype for value in tensors_in(tmp_path / folder).values()}
         assert dtypes & {torch.uint8, torch.float8_e4m3fn}
+
+
+def test_weights_that_two_modules_share_stay_plain(tmp_path: Path) -> None:
+    def make() -> Any:
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(10, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+        )
+        model[2].weight = model[0].weight
+        return model.to(torch.bfloat16)
+
+    stored = {name: each.clone() for name, each in make().state_dict().items()}
+    save_file(stored | {"2.weight": stored["0.weight"].clone()}, tmp_path / "m.safetensors")
+    with loadstone.skeleton():
+        model = make()
+    loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
+    assert isinstance(model[1], bnb.nn.Linear4bit)
+    assert type(model[2]) is torch.nn.Linear and model[2].weight is model[0].weight
+    assert torch.equal(model[2].weight, stored["0.weight"])
 
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])

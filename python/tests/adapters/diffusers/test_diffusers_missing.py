@@ -21,7 +21,7 @@ from diffusers_models import (
     library_converted,
     write_config,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers_models import own_state
 
 import loadstone
@@ -445,6 +445,13 @@ def test_others_are_not_paired(tmp_path: Path) -> None:
         )
         assert errors(file.refused()) == {"blocks.0.norm2.weight": [gone]}
         assert "same shape" not in str(file.refused())
+
+
+def test_two_missing_of_one_shape_are_not_paired(tmp_path: Path) -> None:
+    gone = {f"blocks.0.norm2.{x}": f"{COMFY}blocks.0.norm3.{x}" for x in ("bias", "weight")}
+    file = File(tmp_path, WAN, *gone.values())
+    save_file(load_file(file.path) | {f"{COMFY}a": torch.ones(64)}, file.path)
+    assert errors(file.refused()) == {target: [key] for target, key in gone.items()}
 
 
 def test_flux_lacks_keys_of_its_single_blocks(tmp_path: Path) -> None:

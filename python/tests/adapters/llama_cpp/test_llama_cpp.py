@@ -161,6 +161,14 @@ def test_small_tensors_are_computed_where_that_is_allowed(
         llama_cpp.trace(model, converter=CONVERTER, computed_bytes_max=9)
 
 
+def test_all_tensors_that_are_computed_share_one_limit(make: Callable[..., Path]) -> None:
+    norms = {name: torch.randn(5, dtype=torch.bfloat16) for name in ("norm0", "norm1")}
+    model = make("Sums", **norms)
+    llama_cpp.trace(model, converter=CONVERTER, computed_bytes_max=20)
+    with pytest.raises(loadstone.PlanError, match="norm1"):
+        llama_cpp.trace(model, converter=CONVERTER, computed_bytes_max=19)
+
+
 # --- the converter --------------------------------------------------------------------------------
 
 

@@ -95,6 +95,17 @@ def test_another_question_has_another_answer(mixtral: Path, cache_folder: Path, 
     assert len(set(cache_folder.iterdir()) - before) == 1
 
 
+def test_a_dtype_of_the_caller_has_recipes_of_its_own(mixtral: Path, cache_folder: Path):
+    """The same dtype casts all floats if the caller chose it, and no others if not."""
+    cls = by_name("mixtral").cls
+    for dtype in (None, torch.bfloat16, None):
+        with loadstone.skeleton():
+            model = cls(cls.config_class.from_pretrained(mixtral)).to(torch.bfloat16)
+        model.lm_head.to(torch.float32)
+        loadstone.load(model, mixtral, rules="transformers", dtype=dtype)
+        assert model.lm_head.weight.dtype == (dtype or torch.float32)
+
+
 def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(
     mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

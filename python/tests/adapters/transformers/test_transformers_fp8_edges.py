@@ -211,6 +211,18 @@ def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
         assert_same(ours(cls, tmp_path / "model", dtype=torch.bfloat16), library)
 
 
+def test_blocks_larger_than_a_matrix_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
+    monkeypatch.setitem(MODELS, "small", ("Qwen3ForCausalLM", "Qwen3Config", sizes))
+    cls, values = checkpoint("small", tmp_path / "model")
+    library = expected("small", values, tmp_path / "model", torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(ours(cls, tmp_path / "model", dtype=torch.bfloat16), library)
+
+
 @pytest.mark.parametrize("way", ["from_pretrained", "patch", "load", "dequantize"])
 def test_cut_blocks_of_another_size_are_refused_by_name(way: str, tmp_path: Path) -> None:
     cls, _ = checkpoint("qwen3", tmp_path / "model", 64)

@@ -201,6 +201,18 @@ def test_a_lost_expert_is_an_error_also_when_mismatches_are_ignored(tmp_path: Pa
     assert "layers.0.experts.11.w2.weight" in str(ours.error)
 
 
+def test_a_lost_vector_of_a_stack_is_named_alone(tmp_path: Path):
+    state = {f"experts.{expert}.bias": rand(4, seed=expert) for expert in (0, 1, 3)}
+    stack: Any = lambda: [  # noqa: E731
+        Converter("experts.*.bias", "biases", [library.MergeModulelist(dim=0)])
+    ]
+    ours, theirs = both(Case({"biases": [4, 4]}, state, stack), tmp_path)
+    assert theirs.error is not None or theirs.loaded is not None
+    assert isinstance(ours.error, loadstone.PlanError)
+    (finding,) = [each for each in ours.error.findings if each.severity == "error"]
+    assert finding.sources == ["experts.2.bias"] and "experts.3" not in finding.message
+
+
 def test_a_kind_of_expert_that_is_missing_fails_before_anything_is_read(tmp_path: Path):
     state = {name: value for name, value in experts().items() if ".w3." not in name}
     ours, theirs = both(Case(FUSED, state, fuse), tmp_path)
