@@ -84,7 +84,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def kernels_of_modelopt(folder: Path, sample_bytes: int) -> tuple[float, int]:
-    """Return seconds and bytes of quantizing some experts, with scales as in ModelOpt's export."""
+    """Quantize experts, with scales as in ModelOpt's export; return the seconds and the bytes."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     torch.set_num_threads(1)

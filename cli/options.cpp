@@ -153,7 +153,7 @@ OpenOptions OpenArgs::options() const {
 Option add_checkpoint(Command command, OpenArgs& args) {
   return command.add_option(
       "CHECKPOINT", args.paths, "",
-      "A file, a folder, an index, a pattern in quotes, or all files of one;\n"
+      "A file, a folder, an index, a pattern in quotes, or all files of a checkpoint;\n"
       "https://, hf://ORG/NAME[@REVISION][/FILE] and s3://BUCKET/KEY too");
 }
 

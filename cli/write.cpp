@@ -168,7 +168,7 @@ void add_write_options(Command command, WriteArgs& args) {
   command.add_flag("--dry-run", args.dry_run, "Print the planned output, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,
-                   "Also copy Python files next to the model");
+                   "Also copy the Python files in the model's folder");
   add_quantize_options(command, args.quantize);
 }
 

@@ -145,7 +145,8 @@ def circles(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     """Map modules in import circles to the modules of the circle that they import."""
     while True:
         used = set().union(*graph.values())
-        # Modules that import no remaining module, or that none imports, are not in a circle.
+        # A module that imports no remaining module, or that no remaining module imports, is in no
+        # cycle.
         outside = {own for own, below in graph.items() if own not in used or not below}
         if not outside:
             return graph

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the command in a terminal, docs/images/terminal.svg: `make screenshots`.
+"""Draw a terminal session of the command, docs/images/terminal.svg (`make screenshots`).
 
 The command plans a small Llama in a pseudo-terminal, so that the picture has its real colours.
 """

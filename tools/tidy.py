@@ -349,7 +349,7 @@ def files(root: Path) -> list[str]:
 
 
 def tree_breaches(root: Path) -> list[str]:
-    """Return all breaches of the repository, one per line."""
+    """Return all violations in the repository, one per line."""
     texts = {path: (root / path).read_text(encoding="utf-8") for path in files(root)}
     package = {
         path: text

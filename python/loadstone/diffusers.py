@@ -179,7 +179,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
     merges = options.loras is not None and options.loras.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
-        message = "a pipeline has several models: load the model with its adapter and pass it"
+        message = "a pipeline has several models: load one of them with lora=, and pass it on"
         raise new_error("plan.options", message, field="lora", found=cls.__name__)
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt

@@ -86,7 +86,7 @@ def load(
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
 ) -> torch.nn.Module:
-    """Load a model, quantized and compressed by one of ModelOpt's configs.
+    """Load a model, quantized and compressed according to one of ModelOpt's configs.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
 

@@ -46,8 +46,8 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
      "Extra state of a module (set_extra_state) is missing, is not a tensor, or was rejected.",
      "Load this model with load_state_dict."},
     {"plan.in_place",
-     "The model's memory cannot be replaced: a load writes into it, or tensors share it that the "
-     "load would separate.",
+     "The model's memory cannot be replaced: a load writes into it, or several tensors share it "
+     "and the load would separate them.",
      "Load without in_place, or into a model on the meta device."},
     {"plan.json", "The text is not a plan, or is a plan of a different version of loadstone.",
      "Make the plan again."},
@@ -115,7 +115,7 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
     {"plan.untraceable",
      "A library's conversion code changes values, but a plan can only move elements.",
      "Write rules for the checkpoint, or load it with the library itself."},
-    {"pt.arguments", "The pickle builds a tensor with other arguments than torch writes.",
+    {"pt.arguments", "The pickle builds a tensor with arguments that torch never writes.",
      "Download the file again, or ask its author for a sound copy."},
     {"pt.budget", "The pickle has more values, or deeper nesting, than any checkpoint.",
      "loadstone stops reading there. Download the file again, or ask its author for a sound copy."},

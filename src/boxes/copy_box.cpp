@@ -17,8 +17,8 @@ struct Sides {
   std::byte* target;
 };
 
-// Elements that are cast together, so that the elements to count are still in the first-level
-// cache.
+// Number of elements that are cast at a time: few enough to be in the L1 cache when overflows are
+// counted.
 constexpr std::uint64_t counted_elements = 2048;
 
 // Parameters of a copy, and the overflow that it counted.

@@ -73,8 +73,9 @@ std::optional<Problem> check_form(const Merge& merge) {
   }
   const bool is_difference = merge.op == MergeOp::differences;
   if (is_difference && (values == 0 || values > values_max)) {
-    return Problem{"loadstone does not merge this number of differences", std::to_string(values),
-                   fmt::format("1 to {}", values_max), "terms"};
+    return Problem{
+        "loadstone does not merge this number of models by their differences from the base",
+        std::to_string(values), fmt::format("1 to {}", values_max), "terms"};
   }
   if (!(merge.density > 0 && merge.density <= 1)) {
     return Problem{"a share must be greater than 0 and at most 1",

@@ -11,7 +11,8 @@
 
 namespace loadstone {
 
-// Returns the encoding of the elements that the box copies. Its source and decoding must exist.
+// Returns the encoding of the elements that the box copies. The box's source and decoding must
+// exist.
 [[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
                                    std::span<const Decoding> decodings) noexcept;
 

@@ -42,7 +42,7 @@ Finding warning(std::string code, std::string message) {
               {.path = index_path,
                .tensor = entry.tensor,
                .field = "weight_map",
-               .found = elsewhere == nullptr ? "no shard that has it"
+               .found = elsewhere == nullptr ? "no shard has it"
                                              : "it in '" + elsewhere->relative_path + "'",
                .expected = "it in '" + entry.shard + "'"});
 }

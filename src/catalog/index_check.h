@@ -19,7 +19,8 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
                  const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings);
 
-// Returns the names of missing parts in a set, such as "model-00002-of-00003.safetensors".
+// Returns the names of the parts that a numbered set of files lacks, such as
+// "model-00002-of-00003.safetensors".
 [[nodiscard]] std::vector<std::string> missing_parts(const std::vector<std::string>& names);
 
 // Returns text such as "no file 'a'" or "no files 'a', 'b'", with at most a thousand names.

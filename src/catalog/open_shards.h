@@ -22,9 +22,9 @@ void check_claims(const Catalog& catalog, Storage& storage);
 // The opened shards of a catalog, shared by all threads. Thread-safe.
 class OpenShards {
  public:
-  // Opens all shards, or the shards that contain the `tensors`. Throws Error "io.changed" if
-  // identity or header differ from the catalog's, and the errors of opening. The catalog must
-  // outlive this object.
+  // Opens all shards, or the shards that contain the `tensors`. Throws Error "io.changed" if a
+  // shard's identity or header differs from the catalog's, and any error from opening a shard. The
+  // catalog must outlive this object.
   OpenShards(const Catalog& catalog, Storage* storage);
   OpenShards(const Catalog& catalog, Storage* storage, std::span<const std::uint32_t> tensors);
 

@@ -118,7 +118,8 @@ struct WrittenEncoding {
   // writes on these devices. Empty if it is the first dialect.
   std::string_view cuda_dialect{};
   bool takes_block_size = false;  // true if users may set Quantization::block_size
-  bool needs_importance = false;  // true if `prepare` rejects a Quantization without an importance
+  bool needs_importance =
+      false;  // true if `prepare` rejects a Quantization that has no importance matrix
   // Rows must be multiples of this, because servers need whole blocks even if a kernel does not.
   std::uint64_t row_block = 1;
   // Returns true for shapes with which a weight could also be read as a different encoding. For

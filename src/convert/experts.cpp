@@ -61,7 +61,8 @@ std::optional<LowRank> rows_of(const LowRank& product, std::uint64_t begin, std:
   const std::uint64_t skipped = first - product.row_begin;
   part.left = cut(product.left, skipped * product.rank, (skipped + part.rows) * product.rank);
   if (product.magnitude_columns != 0 && part.rows != product.rows) {
-    throw Error("merge.adapter", "a stack of experts cannot be cut inside a DoRA product",
+    throw Error("merge.adapter",
+                "the stack of experts cannot be split here, because DoRA needs whole products",
                 {.found = fmt::format("rows {} to {}", begin, begin + rows)});
   }
   if (!product.magnitudes.empty() && product.magnitude_columns == 0) {

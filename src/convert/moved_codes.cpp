@@ -163,8 +163,7 @@ class Check {
     return is_unknown_layout(named_->find(codes));
   }
 
-  // Returns true if readers of the output find all components of all codes, in the order of the
-  // codes.
+  // Returns true if the output keeps every component that belongs to these codes, in their order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
                                            const QuantizedTensors& after) {
     if (keeps_block(plan_.targets[target].recipe.boxes.front())) {

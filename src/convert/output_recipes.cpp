@@ -56,7 +56,7 @@ class OutputPlanner {
     for (Produced& item : production_.items()) {
       if (item.recipe != Produced::none) continue;
       note_matches(item);
-      // Components keep their own names, so the decoded values are not part of the output.
+      // The output contains the components under their own names, not the decoded values.
       if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
       if (std::ranges::any_of(item.members, &Member::is_numbers)) {
         fail(item, "plan.dtype", {"is made from quantized weights and plain tensors"});

@@ -68,7 +68,7 @@ class TiedHead {
 // Returns the head if it and its embedding are separate targets although the config ties them.
 [[nodiscard]] std::optional<std::string> untied_head(const Plan& plan, std::string_view config);
 
-// Returns the config without a tie.
+// Returns the config that does not tie weights.
 [[nodiscard]] std::string untied_config(std::string_view config);
 
 }  // namespace loadstone

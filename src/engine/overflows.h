@@ -27,7 +27,7 @@ class Overflows {
   std::map<std::uint32_t, Overflow> found_;
 };
 
-// Returns a text such as "3 of 4096 numbers are too large for F16, the largest is 70000".
+// Returns a message such as "3 of 4096 numbers are too large for F16, the largest is 70000".
 [[nodiscard]] std::string overflow_text(const Value& value, const Overflow& found);
 
 // Throws Error "convert.overflow" if values overflowed.

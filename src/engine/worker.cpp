@@ -293,7 +293,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                  before.spoiled > 0 ? " because of a scale" : "");
   const bool is_large = std::isfinite(value) || before.count > 0;
   if (before.count > 0) {
-    what = fmt::format("element {}, {}, is too large for {}", element,
+    what = fmt::format("element {} is {}, which is too large for {}", element,
                        std::copysign(before.largest, double{value}), name(made.dtype));
   } else if (is_large && has_blocks) {
     what = fmt::format("the scale of the block of element {} is too large for F16", element);

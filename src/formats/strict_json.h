@@ -132,7 +132,7 @@ class StrictJson {
   std::uint64_t position_ = 0;
 };
 
-// Parses an unsigned integer of 64 bits. Returns nullopt if the token has a sign, a point or an
+// Parses an unsigned 64-bit integer. Returns nullopt if the token has a sign, a decimal point or an
 // exponent, or is too large.
 [[nodiscard]] std::optional<std::uint64_t> parse_u64(std::string_view token) noexcept;
 

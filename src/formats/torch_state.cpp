@@ -351,7 +351,7 @@ class StateReader {
   Warnings& warnings_;
   CopyBudget budget_;
   Names ignored_;
-  Names rivals_;            // ignored keys with tensors whose names the state dict also has
+  Names rivals_;            // ignored keys whose tensors have names that the state dict has too
   Names extra_states_;      // extra states that are not tensors
   std::string_view taken_;  // key of the state dict
   std::vector<bool> seen_;  // nodes that finds_tensor() has visited

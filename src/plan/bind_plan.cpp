@@ -219,7 +219,7 @@ class Binder {
       refuse(i, "device", {"only a target with origin excluded can be on meta"});
     }
     if (target.recipe.reason.empty() == is_excluded) {
-      refuse(i, "recipe.reason", {"only origin excluded needs a reason"});
+      refuse(i, "recipe.reason", {"only the origin 'excluded' has a reason"});
     }
   }
 

@@ -1,4 +1,4 @@
-// Slices the recipes of targets of which the live model has only a slice. The recipes are first
+// Slices the recipes of targets that the live model has only in part. The recipes are first
 // made for whole tensors.
 #include <fmt/format.h>
 

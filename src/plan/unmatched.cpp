@@ -143,8 +143,8 @@ void Planner::suggest() {
   for (std::size_t i = 0; i < unexpected_names_.size(); ++i) {
     const auto found = reverse.find(unexpected_names_[i]);
     if (found == reverse.end()) continue;
-    plan_.findings[unexpected_begin_ + i].suggestion =
-        fmt::format("did you mean '{}', which the checkpoint lacks?", printable(found->second));
+    plan_.findings[unexpected_begin_ + i].suggestion = fmt::format(
+        "it may be meant for '{}', which the checkpoint lacks", printable(found->second));
   }
 }
 

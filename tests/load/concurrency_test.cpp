@@ -40,7 +40,7 @@ class Concurrency : public testing::Test {
   }
   ~Concurrency() override { ::setrlimit(RLIMIT_NOFILE, &limit_); }
 
-  // Returns true if a load gives the bytes of the files.
+  // Returns true if the loaded values match the bytes of the files.
   bool loads() const {
     const HostMemory memory(plan_);
     const Report report = execute(plan_, memory.destinations(), {.threads = 3});

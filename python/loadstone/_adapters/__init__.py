@@ -63,7 +63,7 @@ register(
     # test_sglang.py checks SGLang's table of sites, and test_serving.py checks vLLM's.
     LibraryAdapter(
         "sglang",
-        no_canary="a tiny load takes a server and a GPU",
+        no_canary="even a tiny load needs a server and a GPU",
     ),
     LibraryAdapter(  # test_llama_cpp.py checks the table of sites
         "llama_cpp",

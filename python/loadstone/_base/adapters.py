@@ -14,9 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LibraryAdapter:
-    """The functions and facts through which one library takes part in loads.
-
-    A reference is a string ``module:name``.
+    """Describes how loadstone integrates one library. Functions are strings ``module:name``.
 
     Attributes:
         library: the library's package; ``loadstone.LIBRARY`` is the adapter's public module.

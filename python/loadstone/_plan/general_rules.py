@@ -50,7 +50,7 @@ class Member:
 
 @dataclasses.dataclass
 class Family:
-    """The targets of one rule, with their sources; their names differ only in integers."""
+    """The targets of one rule, with their sources. The targets' names differ only in integers."""
 
     members: list[Member]
 

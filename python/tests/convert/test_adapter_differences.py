@@ -1,7 +1,8 @@
 """Differences that adapters add to whole tensors: ``.diff``, ``.diff_b``, ``.w_norm``, ``.b_norm``.
 
 ComfyUI computes ``weight += strength * diff``, without alpha, and skips a difference of a different
-shape with a warning. loadstone computes the same in F32, rounds once, and rejects the misfit.
+shape with a warning. loadstone computes the same in F32, rounds once, and rejects a difference of
+another shape.
 """
 
 from __future__ import annotations

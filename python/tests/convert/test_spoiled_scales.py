@@ -42,7 +42,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def scales(file: Written) -> Iterator[tuple[str, str]]:
-    """Yield role and name of a tensor of scales, once for each role and dtype."""
+    """Yield the role and the name of one scale tensor for each role and dtype."""
     seen = set()
     for value in file.quantized.values():
         for role, name in value.components.items():

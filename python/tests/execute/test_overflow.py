@@ -186,7 +186,7 @@ def quantized_file(path: Path, kind: str, scale: float) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["fp8", "q8_0"])
 @pytest.mark.parametrize("file", ["o.safetensors", "o.gguf"])
 def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> None:
-    """Decoders round the values themselves, without a cast after them."""
+    """Decoders round the values themselves; no cast follows."""
     path = tmp_path / ("a.gguf" if kind == "q8_0" else "a.safetensors")
     options: dict[str, Any] = {"dtype": "float16", "dequantize": True}
     if file.endswith(".gguf"):

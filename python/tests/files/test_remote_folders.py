@@ -155,7 +155,7 @@ def test_a_file_whose_folder_is_denied(
     assert "'hf_quant_config.json'" in done.stderr and "[convert.not_copied]" in done.stderr
     if request_ not in ("--quantize nf4", "--dequantize"):
         return
-    # Control: a file that the server does not deny declares an encoding that no tensor has.
+    # Control: with access granted, the file declares an encoding that no tensor has.
     server.files["/dir/hf_quant_config.json"] = b'{"quantization": {}}'
     server.route = lambda _: None
     done = run("convert", url, tmp_path / "again", *request_.split())

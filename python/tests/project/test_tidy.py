@@ -182,7 +182,7 @@ def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
 
 
 def imported(path: str, text: str) -> list[str]:
-    """Return the breaches in a package where this file has the text and all others are empty."""
+    """Return the violations in a package whose only non-empty file has this text."""
     others = ("_base/a", "_model/b", "_model/__init__", "accelerate", "_command/c", "__init__")
     texts = {f"python/loadstone/{each}.py": "" for each in others}
     return list(python_text.package_points_down(texts | {f"python/loadstone/{path}": text}))

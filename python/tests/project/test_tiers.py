@@ -1,4 +1,4 @@
-"""Tests that the tables of long tests and of tests that need a program name existing tests."""
+"""Tests that every row of the tables `LONG` and `NEEDED` names an existing test."""
 
 from __future__ import annotations
 

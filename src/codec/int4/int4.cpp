@@ -151,7 +151,7 @@ std::optional<Problem> write_row_pairs(const Quantization& quantization, const S
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
     return Problem{
-        "the matrix does not have an even number of rows and whole blocks of 128 values in each",
+        "the matrix has an odd number of rows, or its rows are not whole blocks of 128 values",
         shape.text(), "an even number of rows, and columns a multiple of 128"};
   }
   form.window_elements = 2 * form.columns;

@@ -73,7 +73,7 @@ struct Module {
   std::uint32_t order = TensorTable::none;
   std::vector<std::string> lacks;  // names of missing scales and zero points
 
-  // Returns "P.weight" as a quantized tensor without a decoding.
+  // Returns "P.weight" as a quantized tensor that has no Decoding.
   [[nodiscard]] QuantizedTensor quantized() const;
 };
 

@@ -227,8 +227,8 @@ class Choosing {
          .code = "plan.options",
          .target = stacks_.front(),
          .message =
-             fmt::format("{} with several matrices, for which the style {} has no layout: {}",
-                         counted(stacks_.size(), "tensor"), name(style_), name_list(stacks_)),
+             fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
+                         name(style_), counted(stacks_.size(), "tensor"), name_list(stacks_)),
          .suggestion = fmt::format(
              "{}choose the style {}, or exclude the tensors (--exclude)",
              has_known_layout ? "first separate the experts (convert --experts separate), " : "",

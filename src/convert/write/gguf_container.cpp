@@ -129,8 +129,8 @@ std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) 
   return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
 }
 
-// Restores the types of texts from a safetensors file, by the value of `types_key` and the types
-// that GGUF fixes. Returns the keys of texts that do not fit their types, which stay text.
+// Converts strings from a safetensors file back to their types, which `types_key` or GGUF
+// specifies. Values that do not fit their type stay strings. Returns the keys of these values.
 std::vector<std::string> restore_types(std::string_view types, Metadata& metadata) {
   const auto kept = types_of(types);
   std::vector<std::string> failed;

@@ -25,7 +25,8 @@ from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 # Limit on the rounds, each of which tries one candidate per target.
 ROUNDS_MAX = 8
 TARGETS_MAX = 512
-# Limit on the runs for the names in a converter's code, which are bisected if the converter raises.
+# Limit on the runs of a converter. If it raises, the names in its code are bisected to find those
+# that it accepts.
 PARTS_MAX = 15
 
 # Steps to try for a number in the file's names when the number in the model's names grows by one.

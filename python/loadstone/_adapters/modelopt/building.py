@@ -42,8 +42,8 @@ def require_blank(model: torch.nn.Module) -> None:
         if not parameter.is_meta:
             raise new_error(
                 "plan.options",
-                "the model already has memory; build it under loadstone.skeleton(), or call "
-                "mtq.quantize and mtq.compress",
+                "the model's tensors are already allocated; build the model under "
+                "loadstone.skeleton(), or call mtq.quantize and mtq.compress",
                 field="model",
                 tensor=name,
             )

@@ -39,7 +39,8 @@ from loadstone._base.torch_modes import construct, constructing, ordinary_tensor
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
-# Only the module for the installed release, because the other one imports names that it lacks.
+# Imports only the module for the installed release, which lacks names that the other module
+# imports.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
 

@@ -225,10 +225,9 @@ _DECODED = (
     "dequantizes it"
 )
 _RECUT = (
-    "its last blocks are incomplete. loadstone decodes it by the config's weight_block_size; "
-    "transformers itself "
-    "derives different blocks from the number of scales, so its values are wrong or it rejects "
-    "the checkpoint"
+    "the last blocks of this weight are incomplete. loadstone decodes the weight with the config's "
+    "weight_block_size; transformers derives a different block size from the number of scales, so "
+    "it computes wrong values or rejects the checkpoint"
 )
 
 

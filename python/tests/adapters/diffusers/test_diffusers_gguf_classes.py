@@ -56,7 +56,7 @@ def test_k_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, ki
 
 @pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """diffusers ignores one key, so the file for diffusers has the target's name instead."""
+    """diffusers ignores one key, so its file stores this tensor under the target's name."""
     file = File(tmp_path, FIRST_LAST_CASE, lambda _: kind)
     theirs = File(tmp_path / "theirs", FIRST_LAST_CASE, lambda _: kind)
     for part in (theirs.tensors.data, theirs.tensors.kinds):

@@ -322,7 +322,7 @@ def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
 
 def test_a_model_with_numbers_is_refused(folders: dict[str, Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folders["llama"])
-    with pytest.raises(loadstone.Error, match="already has memory") as caught:
+    with pytest.raises(loadstone.Error, match="already allocated") as caught:
         loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert caught.value.code == "plan.options"
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
