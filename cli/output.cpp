@@ -206,9 +206,8 @@ void print_warnings(const std::vector<Finding>& findings) {
                           finding.code);
     }
     if (count <= shown_max) return text;
-    return text +
-           fmt::format("loadstone: {}; --verbose shows all\n",
-                       counted(count - shown_max, "more warning"));
+    return text + fmt::format("loadstone: {}; --verbose shows all\n",
+                              counted(count - shown_max, "more warning"));
   });
 }
 

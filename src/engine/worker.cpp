@@ -298,7 +298,7 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
   } else if (is_large && has_blocks) {
     what = fmt::format("the scale of the block of element {} is too large for F16", element);
   } else if (is_large) {
-    what = fmt::format("element {}, {}, is too large for {}", element, value,
+    what = fmt::format("element {} is {}, which is too large for {}", element, value,
                        name(member.form->computed_in.value_or(made.dtype)));
   }
   report(member.value, {element, is_large ? "convert.overflow" : "q.nan",

@@ -177,8 +177,8 @@ def _require_modules(plan: PlannedLoad) -> None:
         if target.encoding and target.name not in extended:
             raise new_error(
                 "plan.options",
-                "this plan quantizes and was read from a file, so only the command can execute it. "
-                "To load into a model, make a new plan with quantize=",
+                "this plan quantizes and was read from a file, so only the command can execute it; "
+                "a load into a model needs a new plan with quantize=",
                 tensor=target.name,
                 found=target.encoding,
             )

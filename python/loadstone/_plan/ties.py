@@ -33,7 +33,7 @@ def findings(
             f"'{slot.name}' and '{owner.name}' are names of one module, which cannot have two "
             "values"
         )
-        advice = 'pass tie="keep" to change both names'
+        advice = 'tie="keep" changes both names'
         yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
 
 

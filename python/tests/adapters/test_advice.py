@@ -372,7 +372,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_preloaded_blocks_work_inside_patch",
     "heal(model) before the model runs": "test_bitsandbytes_moves.py::"
     "test_a_forward_pass_leaves_every_byte",
-    "build it under loadstone.skeleton(), or call mtq": "test_modelopt_loading.py::"
+    "build the model under loadstone.skeleton(), or call mtq": "test_modelopt_loading.py::"
     "test_a_model_with_numbers_is_refused",
     'exclude it with {"quantizer_name"': "test_modelopt_loading.py::"
     "test_a_format_that_cannot_be_written_is_refused_by_name",
@@ -409,7 +409,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     ),
     "requires saved rules: save them with save_recipes": traced_rules,
     "require the catalog that they were traced": traced_rules,
-    "a pipeline has several models: load the model": an_adapter_of_a_pipeline,
+    "a pipeline has several models: load one of them": an_adapter_of_a_pipeline,
     "while it is served: convert it first": a_gguf_file_that_a_server_quantizes,
     "or rename them so that the numbers have no gaps": a_gap_in_a_series,
 }

@@ -94,7 +94,7 @@ def an_adapter_of_a_pipeline(file: Path) -> None:
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["to_q"]}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     load = loadstone.diffusers.from_pretrained
-    refused(lambda: load(cls, folder, lora=adapter), "load the model with its adapter and pass it")
+    refused(lambda: load(cls, folder, lora=adapter), "load one of them with lora=, and pass it on")
     merged = load(type(unet), folder / "unet", lora=adapter)
     pipe = load(cls, folder, unet=merged)
     assert pipe.unet is merged

@@ -65,7 +65,7 @@ def wan(folder: Path) -> Path:
 
     case = BLOCK_CASES[0]
     model = case.build()
-    packed(case.original(model), mixed).write(folder / "wan2.2-Q4_K_M.gguf")
+    packed(case.original(model), mixed).write(folder / "wan2.2-Q4_K_M.gguf", "wan")
     save_file(case.original(model, torch.bfloat16), folder / "wan2.2.safetensors")
     write_config(model, folder / "folder" / "transformer")
     return folder
