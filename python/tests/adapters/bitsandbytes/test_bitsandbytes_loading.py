@@ -367,7 +367,7 @@ def test_a_plan_from_a_file_does_not_quantize_into_a_model(file: Path, tmp_path:
     model = skeleton()
     loadstone.plan(model, file, quantize="nf4").save(tmp_path / "plan.json")
     plan = loadstone.Plan.load(tmp_path / "plan.json")
-    with pytest.raises(loadstone.Error, match="make a new plan with quantize="):
+    with pytest.raises(loadstone.Error, match="needs a new plan with quantize="):
         plan.execute(model=model)
     assert all(parameter.is_meta for parameter in model.parameters())
 
