@@ -63,7 +63,7 @@ int guarded(const Program& program, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
     if (!chosen.voice.log_path.empty()) open_log(chosen.voice.log_path);
-    tell(false, [&](const TextStyle&) { return program.command_so_far() + ": begins\n"; });
+    print_and_log(false, [&](const TextStyle&) { return program.command_so_far() + ": begins\n"; });
     const int status = program.run();
     finish_output();
     return status;
@@ -103,7 +103,7 @@ int run(int argc, const char* const* argv) {
     return fail(error, wants_json(argc, argv));
   }
   const int status = guarded(program, chosen);
-  tell(false, [&](const TextStyle&) {
+  print_and_log(false, [&](const TextStyle&) {
     return fmt::format("{}: exit status {}\n", program.command_so_far(), status);
   });
   return status;

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::uint64_t rates_version = 1;
 constexpr std::size_t rates_bytes_max = 64 << 10;
-constexpr const char* rates_code = "usage";  // of errors that nobody sees
+constexpr const char* rates_code = "usage";  // the code of parse errors, which are caught
 
 std::string host_name() {
   std::array<char, 256> name = {};  // the last byte stays NUL

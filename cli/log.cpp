@@ -22,7 +22,7 @@ namespace {
 
 struct LogFile {
   std::string path;
-  bool is_failure_told = false;
+  bool is_failure_reported = false;
 };
 
 LogFile& log_file() {
@@ -105,9 +105,9 @@ void print_error_text(std::string_view text) noexcept {
 }
 
 void log_text(const std::string& text) {
-  if (append_to_log(text) || log_file().is_failure_told) return;
+  if (append_to_log(text) || log_file().is_failure_reported) return;
   const int problem = errno;
-  log_file().is_failure_told = true;
+  log_file().is_failure_reported = true;
   print_error_text(fmt::format("loadstone: {} cannot write to the log '{}' ({}); lines are lost\n",
                                style_of(stderr).warning("warning:"),
                                printable(log_file().path, 400),

@@ -28,7 +28,7 @@ void log_text(const std::string& text);
 // Prints lines on stderr if `is_printed`, and appends them to the log in any case. `text` returns
 // the lines in a style, because the log has no colours.
 template <typename Text>
-void tell(bool is_printed, const Text& text) {
+void print_and_log(bool is_printed, const Text& text) {
   if (is_printed) print_error_text(text(style_of(stderr)));
   if (has_log()) log_text(text(TextStyle{}));
 }

@@ -116,7 +116,7 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
       std::fwrite(text.data(), 1, text.size(), stdout);
     }
     std::fflush(stdout);
-    tell(!json, [&](const TextStyle& style) { return error_text(error, style); });
+    print_and_log(!json, [&](const TextStyle& style) { return error_text(error, style); });
   } catch (...) {
     // Without memory for a message, the exit status is the only report.
     std::fputs("loadstone: an error occurred, but there is not enough memory to describe it\n",
@@ -171,8 +171,9 @@ void print_report(std::string_view text, bool json) {
 }
 
 void print_hint(std::string_view text) {
-  tell(!is_quiet(),
-       [&](const TextStyle&) { return fmt::format("loadstone: {}\n", printable(text, 2000)); });
+  print_and_log(!is_quiet(), [&](const TextStyle&) {
+    return fmt::format("loadstone: {}\n", printable(text, 2000));
+  });
 }
 
 std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
@@ -196,7 +197,7 @@ std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<
 
 void print_warnings(const std::vector<Finding>& findings) {
   const std::size_t shown_max = is_verbose() ? findings.size() : warnings_shown_max;
-  tell(!is_quiet(), [&](const TextStyle& style) {
+  print_and_log(!is_quiet(), [&](const TextStyle& style) {
     const std::string label = style.warning("warning:");
     std::string text;
     std::size_t count = 0;

@@ -118,7 +118,7 @@ bool WorkWatch::on_progress(const Progress& progress) {
   if (has_bar_) show_bar();
   if (now_seconds() - seconds_line_ >= progress_seconds()) {
     seconds_line_ = now_seconds();
-    tell_line(prints_lines_, false);
+    report_line(prints_lines_, false);
   }
   return true;
 }
@@ -152,7 +152,7 @@ void WorkWatch::show_bar() {
   is_bar_shown_ = true;
 }
 
-void WorkWatch::tell_line(bool is_printed, bool is_done) {
+void WorkWatch::report_line(bool is_printed, bool is_done) {
   const ProgressRate figures = rate();
   const std::string line = line_text(now_, figures, is_done);
   is_line_printed_ = is_line_printed_ || is_printed;
@@ -174,7 +174,7 @@ void WorkWatch::finish() {
   clear();
   // Scripts may expect that a short command without these options prints nothing on stderr.
   const bool is_asked = progress_form() != ProgressForm::automatic || is_line_printed_;
-  tell_line(prints_lines_ && is_asked, true);
+  report_line(prints_lines_ && is_asked, true);
 }
 
 }  // namespace loadstone::cli

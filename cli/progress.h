@@ -42,7 +42,7 @@ class WorkWatch : public Observer {
  private:
   void keep(const Progress& progress);
   void show_bar();
-  void tell_line(bool is_printed, bool is_done);
+  void report_line(bool is_printed, bool is_done);
   [[nodiscard]] ProgressRate rate() const;
 
   const bool has_bar_;

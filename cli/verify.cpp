@@ -178,7 +178,7 @@ int verify_conversion(const std::shared_ptr<const Catalog>& first, const Catalog
   VerifyOptions options = args.options;
   options.observer = &watch;
   const VerifyReport report = compare_with_conversion(conversion, second, options);
-  watch.clear();
+  watch.finish();
   print_line(json ? verify_json(report, warnings) : to_table(report));
   return report.ok() ? 0 : 1;
 }

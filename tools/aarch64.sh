@@ -13,14 +13,14 @@ packages=(libc6-dev libstdc++-12-dev libsimdjson-dev libfmt-dev libcli11-dev lib
   libxxhash-dev libgtest-dev libgmock-dev libcurl4-openssl-dev libssl-dev libpython3.11-dev
   python3.11)
 
-say() { printf 'aarch64: %s\n' "$*" >&2; }
+report() { printf 'aarch64: %s\n' "$*" >&2; }
 
 install_programs() {
   local programs=(g++-aarch64-linux-gnu qemu-user)
   if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then
     return
   elif [ "$(id -u)" != 0 ]; then
-    say "the cross compiler or QEMU is missing: sudo apt-get install ${programs[*]}"
+    report "the cross compiler or QEMU is missing: sudo apt-get install ${programs[*]}"
     return 1
   fi
   apt-get update -q >&2
@@ -42,7 +42,7 @@ make_sysroot() {
   local package link stamp=$sysroot/packages.stamp
   install_programs
   [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]}" ] || return 0
-  say "downloading Debian's packages for arm64"
+  report "downloading Debian's packages for arm64"
   rm -rf "$sysroot"
   mkdir -p "$sysroot"/usr/{bin,lib,sbin}
   ln -s usr/bin usr/lib usr/sbin "$sysroot"
@@ -105,5 +105,5 @@ END
 case ${1-} in
   sysroot) make_sysroot ;;
   wheel) make_wheel; run_wheel ;;
-  *) say "unknown step '${1-}': expected 'sysroot' or 'wheel'" && exit 1 ;;
+  *) report "unknown step '${1-}': expected 'sysroot' or 'wheel'" && exit 1 ;;
 esac

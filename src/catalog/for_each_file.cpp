@@ -53,7 +53,7 @@ class ConcurrentOpening {
   std::atomic<std::size_t> end_;  // the lowest file that failed, or the number of files
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;
-  std::exception_ptr failure_;  // of end_; guarded by mutex_, as are writes of end_
+  std::exception_ptr failure_;  // failure of the file `end_`; mutex_ guards both
 };
 
 }  // namespace

@@ -113,8 +113,7 @@ std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& la
     const auto known = first.find(key);
     const bool is_same = known != first.end() && known->second.type == value.type &&
                          text_or_json(known->second) == text_or_json(value);
-    const bool is_of_file = key.starts_with("split.") || key == gguf_rank_key;
-    if (!is_same && !is_of_file) lost.push_back(key);
+    if (!is_same && !is_gguf_file_key(key)) lost.push_back(key);
     return true;
   });
   return lost;

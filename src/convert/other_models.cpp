@@ -105,9 +105,7 @@ Fields fields_of(const Metadata& metadata) {
   for (const auto& [key, value] : metadata) {
     const bool is_described = key.starts_with("general.") && key != "general.architecture";
     const bool is_of_text = key == tokens_key || key == "tokenizer.ggml.merges";
-    if (is_described || key.starts_with("split.") || key == gguf_rank_key || is_of_text) {
-      continue;
-    }
+    if (is_described || is_gguf_file_key(key) || is_of_text) continue;
     fields.emplace(key, json_of(value));
   }
   return fields;

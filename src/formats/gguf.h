@@ -24,6 +24,10 @@ inline constexpr std::uint64_t ggml_name_bytes_max = 63;  // ggml stores 64 byte
 inline constexpr std::uint32_t ggml_rank_max = 4;
 // Key of the largest number of dims, a u32, in files that exceed ggml_rank_max.
 inline constexpr const char* gguf_rank_key = "loadstone.rank_max";
+// Returns true for keys that describe one file, not the model.
+[[nodiscard]] constexpr bool is_gguf_file_key(std::string_view key) noexcept {
+  return key.starts_with("split.") || key == gguf_rank_key;
+}
 inline constexpr std::uint64_t gguf_alignment_usual = 32;
 
 struct GgufType {

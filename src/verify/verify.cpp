@@ -211,8 +211,8 @@ std::optional<Finding> names_differ(const Catalog& first, const VerifyReport& re
       .code = "verify.names",
       .message = fmt::format(
           "{} of {} names of the first checkpoint are missing in the second; if 'loadstone "
-          "convert' "
-          "renamed the tensors, pass its options to verify too: --rules FILE, or --converter DIR "
+          "convert' renamed the tensors, pass its options to verify too: --rules FILE, or "
+          "--converter DIR "
           "with `python -m loadstone verify`",
           missing, first.tensors().size())};
 }

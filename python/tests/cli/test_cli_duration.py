@@ -51,22 +51,22 @@ def test_bench_saves_the_rates_of_this_machine(run, model, cache):
     rates = json.loads(cache.read_text())
     assert rates["host"] == os.uname().nodename
     assert rates["read_bytes_per_second"] > 0 and rates["write_bytes_per_second"] == 0
-    said = json.loads(
+    document = json.loads(
         run("bench", model, "--seconds", 0, "--write", model.parent, "--json", status=0).stdout
     )
     rates = json.loads(cache.read_text())
-    assert rates["write_bytes_per_second"] == int(said["limits"]["write"]["bytes_per_second"])
+    assert rates["write_bytes_per_second"] == int(document["limits"]["write"]["bytes_per_second"])
     assert set(model.parent.iterdir()) - before == {cache.parents[1]}
     assert [path.name for path in cache.parent.iterdir()] == ["bench.json"]
 
 
 def test_a_plan_estimates_its_duration(run, model, cache, rates, tmp_path):
     cache.write_text(json.dumps(rates))
-    told = "about 40 s (measured by 'loadstone bench' on 2026-11-30: 100.0 kB/s read from the disk)"
+    text = "about 40 s (measured by 'loadstone bench' on 2026-11-30: 100.0 kB/s read from the disk)"
     saved = tmp_path / "plan.json"
-    assert f"duration  {told}\n" in run("plan", model, "-o", saved, status=0).stdout
+    assert f"duration  {text}\n" in run("plan", model, "-o", saved, status=0).stdout
     found = duration(run, "plan", model)
-    assert found == {"seconds": 40.0, "is_lower_bound": False, "text": told}
+    assert found == {"seconds": 40.0, "is_lower_bound": False, "text": text}
     assert "duration" not in saved.read_text()
     # The document of --json is a plan too.
     shown = tmp_path / "shown.json"

@@ -2,7 +2,9 @@
 
 import json
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -56,21 +58,42 @@ def test_lines_of_json(run, big):
     for name in ("bytes_done", "seconds"):
         assert [line[name] for line in lines] == sorted(line[name] for line in lines)
     assert lines[-1]["bytes_done"] == lines[-1]["bytes_total"] == BIG
-    # A rate appears after a while, which a fast machine does not need for this load.
-    assert all(line["rate"] is None or line["rate"] > 0 for line in lines)
     assert json.loads(done.stdout)["bytes_read"] == BIG
 
 
-@pytest.mark.parametrize("name", ["load", "convert", "merge", "verify", "verify two", "receipt"])
+def test_a_line_has_a_rate_after_a_while(command, big):
+    """A pause makes every load long enough, on a fast machine too."""
+    arguments = [command, "load", big, "--dtype", "f64", "--progress", "json", *ALWAYS]
+    with subprocess.Popen(
+        [str(each) for each in arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr
+        first = json.loads(process.stderr.readline())
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        last = json.loads(process.stderr.readlines()[-1])
+    assert first["rate"] is None and last["done"] and last["rate"] > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "convert", "merge", "verify", "verify two", "conversion", "receipt"]
+)
 def test_every_command_with_progress(run, small, tmp_path, name):
     out = tmp_path / "out.safetensors"
+    wide = tmp_path / "wide.safetensors"
     run("convert", small, out, "--receipt", "xxh3-128", status=0)
+    run("convert", small, wide, "--dtype", "f64", status=0)
     arguments = {
         "load": ["load", small],
         "convert": ["convert", small, out],
         "merge": ["merge", f"{small}:0.5", f"{out}:0.5", "-o", tmp_path / "merged.safetensors"],
         "verify": ["verify", small],
         "verify two": ["verify", small, out],
+        "conversion": ["verify", small, wide, "--dtype", "f64"],
         "receipt": ["verify", out, "--receipt"],
     }[name]
     last = run(*arguments, "--progress", "json", status=0).stderr.splitlines()[-1]
@@ -79,8 +102,8 @@ def test_every_command_with_progress(run, small, tmp_path, name):
 
 
 def test_quiet_excludes_progress(run, small):
-    said = run("load", small, "--quiet", "--progress", "plain", status=2).stderr
-    assert "--progress cannot be combined with --quiet" in said
+    stderr = run("load", small, "--quiet", "--progress", "plain", status=2).stderr
+    assert "--progress cannot be combined with --quiet" in stderr
 
 
 def test_messages_that_nobody_can_read_do_not_stop_the_work(command, big):
@@ -160,10 +183,10 @@ def test_a_log_is_never_appended_to_weights(run, small):
 
 
 def test_a_log_that_cannot_be_opened(run, small, tmp_path):
-    said = run("verify", small, "--log", tmp_path / "none" / "job.log", status=4).stderr
-    assert "the system cannot open the log" in said
+    stderr = run("verify", small, "--log", tmp_path / "none" / "job.log", status=4).stderr
+    assert "the system cannot open the log" in stderr
 
 
 def test_a_full_disk_does_not_stop_the_work(run, small):
-    said = run("load", small, "--log", "/dev/full", status=0).stderr
-    assert said.count("cannot write to the log") == 1
+    stderr = run("load", small, "--log", "/dev/full", status=0).stderr
+    assert stderr.count("cannot write to the log") == 1

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 RULES = [
     {"op": "rename", "sources": [r"^layers\.(\d+)\.up$"], "targets": ["blk.$1.ffn_up.weight"]},
-    {"op": "transpose", "sources": ["^down$"], "targets": ["turned.weight"], "dims": [1, 0]},
+    {"op": "transpose", "sources": ["^down$"], "targets": ["transposed.weight"], "dims": [1, 0]},
 ]
 QUANTIZE = ["--quantize", "q4_k", "--include", "ffn_up"]
 
@@ -46,12 +46,12 @@ def test_a_conversion_to_gguf_is_compared(run, source, options, tmp_path):
     assert "ok; " in run("verify", source, target, *options, status=0).stdout
     # Control: one wrong bit of a tensor that the rules transpose.
     reader = gguf.GGUFReader(target)
-    (tensor,) = (each for each in reader.tensors if each.name == "turned.weight")
+    (tensor,) = (each for each in reader.tensors if each.name == "transposed.weight")
     offset = int(tensor.data_offset) + 100
     data = bytearray(target.read_bytes())
     data[offset] ^= 1
     target.write_bytes(data)
-    assert differences(run, source, target, *options) == [("turned.weight", "bytes")]
+    assert differences(run, source, target, *options) == [("transposed.weight", "bytes")]
     text = run("verify", source, target, *options, status=1).stdout
     assert "first at byte 100 of the tensor" in text
 
@@ -70,7 +70,7 @@ def test_other_options_are_differences(run, source, options, tmp_path):
     found = differences(run, source, target, *options[:2], "--arch", "test")
     assert found == [(f"blk.{i}.ffn_up.weight", "encoding") for i in range(3)]
     found = dict(differences(run, source, target, "--arch", "test"))
-    assert found["down"] == "missing" and found["turned.weight"] == "unexpected"
+    assert found["down"] == "missing" and found["transposed.weight"] == "unexpected"
 
 
 def test_a_folder_of_safetensors_is_compared(run, source, options, tmp_path):

@@ -49,12 +49,6 @@ bool has_llama_cpp_names(const Catalog& catalog) {
   });
 }
 
-// Returns true for keys that describe one part of a split file.
-bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
-
-// Returns true for keys that describe the file as it is written.
-bool is_set_here(std::string_view key) noexcept { return is_of_part(key) || key == gguf_rank_key; }
-
 // Returns the largest number of dims of a tensor in the output.
 std::uint64_t rank_of(const Conversion& conversion) {
   std::size_t rank = 0;
@@ -66,7 +60,7 @@ std::uint64_t rank_of(const Conversion& conversion) {
 
 // Returns true for keys that describe the source but not the output.
 bool is_of_source(std::string_view key) noexcept {
-  return is_set_here(key) || key == "format" || key == types_key ||
+  return is_gguf_file_key(key) || key == "format" || key == types_key ||
          key.starts_with(gguf_shape_prefix);
 }
 
@@ -185,7 +179,8 @@ class GgufContainer final : public Container {
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
     const Metadata& given = options.metadata;
-    const auto of_file = std::ranges::find_if(given, is_set_here, &Metadata::value_type::first);
+    const auto of_file =
+        std::ranges::find_if(given, is_gguf_file_key, &Metadata::value_type::first);
     if (of_file != given.end()) {
       throw Error("plan.options", "loadstone sets this key itself; remove it from the metadata",
                   {.tensor = of_file->first, .field = "metadata"});
@@ -248,28 +243,20 @@ class GgufContainer final : public Container {
     }
     const std::size_t rank_max = options.beyond_ggml ? defaults::gguf_rank_most : ggml_rank_max;
     if (tensor.shape.rank() <= rank_max) return std::nullopt;
-    if (options.beyond_ggml) {
-      return Finding{
-          .severity = Severity::error,
-          .code = "convert.dims",
-          .target = tensor.name,
-          .message = fmt::format("'{}' has {} dimensions, and loadstone reads at most {}",
-                                 printable(tensor.name), tensor.shape.rank(), rank_max),
-          .suggestion = "reshape it with a rule",
-          .found = tensor.shape.text(),
-          .expected = fmt::format("at most {} dimensions", rank_max)};
-    }
     return Finding{
         .severity = Severity::error,
         .code = "convert.dims",
         .target = tensor.name,
-        .message = fmt::format("'{}' has {} dimensions, but ggml supports {}",
-                               printable(tensor.name), tensor.shape.rank(), ggml_rank_max),
+        .message =
+            fmt::format("'{}' has {} dimensions, but {} supports {}", printable(tensor.name),
+                        tensor.shape.rank(), options.beyond_ggml ? "loadstone" : "ggml", rank_max),
         .suggestion =
-            "reshape it with a rule, or pass --beyond-ggml for programs that support more "
-            "(ComfyUI's video models)",
+            options.beyond_ggml
+                ? "reshape it with a rule"
+                : "reshape it with a rule, or pass --beyond-ggml for programs that support more "
+                  "(ComfyUI's video models)",
         .found = tensor.shape.text(),
-        .expected = fmt::format("at most {} dimensions", ggml_rank_max)};
+        .expected = fmt::format("at most {} dimensions", rank_max)};
   }
 
   [[nodiscard]] bool is_format(std::string_view name) const override {

@@ -46,9 +46,7 @@ class SafetensorsContainer final : public Container {
     };
     for (const auto& [key, item] : catalog.metadata()) {
       // Skip original shapes, which the tensors have again, and keys about the source's files.
-      if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.") || key == gguf_rank_key) {
-        continue;
-      }
+      if (key.starts_with(gguf_shape_prefix) || is_gguf_file_key(key)) continue;
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }
     const std::string types = types_text(catalog.metadata(), metadata);
