@@ -2,13 +2,11 @@
 
 import json
 import re
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from terminals import BIG, Terminal, lines_shown
+from terminals import BIG, Terminal, lines_shown, pause
 
 # A line of progress, without "loadstone: ".
 FIGURES = r"\d+%  [\d.]+ \w+ of [\d.]+ \w+(  [\d.]+ \w+/s(  [\d:]+ (s|min|h) left)?)?"
@@ -62,7 +60,6 @@ def test_lines_of_json(run, big):
 
 
 def test_a_line_has_a_rate_after_a_while(command, big):
-    """A pause makes every load long enough, on a fast machine too."""
     arguments = [command, "load", big, "--dtype", "f64", "--progress", "json", *ALWAYS]
     with subprocess.Popen(
         [str(each) for each in arguments],
@@ -72,9 +69,7 @@ def test_a_line_has_a_rate_after_a_while(command, big):
     ) as process:
         assert process.stderr
         first = json.loads(process.stderr.readline())
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.5)
-        process.send_signal(signal.SIGCONT)
+        pause(process)
         last = json.loads(process.stderr.readlines()[-1])
     assert first["rate"] is None and last["done"] and last["rate"] > 0
 

@@ -4,9 +4,11 @@ import contextlib
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +50,10 @@ class Terminal:
 
 def lines_shown(seen: str) -> list[str]:
     return [text.split("\x1b[K")[0] for text in seen.split("\r") if "%" in text]
+
+
+def pause(process: subprocess.Popen) -> None:
+    """Stop a command for half a second, so that its work takes long enough for a rate."""
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGCONT)
