@@ -31,6 +31,13 @@ struct QuantizationClaim {
   std::optional<bool> is_symmetric = std::nullopt;  // the tensors have no zero points
   std::optional<bool> is_reordered = std::nullopt;  // groups are not in the order of columns
   bool has_exceptions = false;                      // some modules are declared differently
+  // Modules for which a config of MLX declares other bits or another group size.
+  struct Module {
+    std::string name;
+    std::optional<std::uint64_t> bits;
+    std::optional<std::uint64_t> group_size;
+  };
+  std::vector<Module> modules = {};
   // Transforms that the running model applies to activations: "R4_input". Empty: it applies none.
   std::vector<std::string> transforms = {};
   // XXH3-128 of the configs' sections on quantization, 32 hex digits; empty: the configs were not

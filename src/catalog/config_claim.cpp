@@ -138,6 +138,13 @@ void add_words(QuantizationClaim& claim, const dom::object& section) {
     return entries && entries->size() > 0;
   };
   claim.has_exceptions = has_entries("dynamic") || has_entries("extra_config");
+  claim.modules.clear();
+  for (const auto field : section) {  // MLX: fields whose names are modules
+    const auto entry = json_as<dom::object>(field.value);
+    if (!entry || field.key.find('.') == std::string_view::npos) continue;
+    claim.modules.push_back(
+        {std::string(field.key), member<std::uint64_t>(*entry, {"bits"}), group_size_of(*entry)});
+  }
 }
 
 // Visits the weights of compressed-tensors' groups.

@@ -19,6 +19,10 @@ namespace loadstone {
 inline constexpr std::array<std::string_view, 3> quantization_members = {
     "quantization_config", "compression_config", "quantization"};
 
+// Members next to a declared quantization that describe the codes of some modules, such as the
+// experts of DeepSeek-V4.
+inline constexpr std::array<std::string_view, 1> quantization_details = {"expert_dtype"};
+
 // A file that contains only the quantization section, as AutoGPTQ, GPTQModel and AutoAWQ write it.
 struct OwnConfig {
   std::string_view name;

@@ -37,8 +37,9 @@ namespace {
 // Returns true for codes that only the config explains, and for transforms of activations.
 bool needs_claim(const TensorInfo& tensor) {
   const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
+  const bool is_of_mlx = tensor.name.ends_with(".weight") && is_dtype(tensor, {Dtype::u32});
   return is_fp8(tensor) || is_foreign_float(tensor) || is_dtype(tensor, {Dtype::i8, Dtype::u8}) ||
-         (is_words && is_dtype(tensor, {Dtype::i32})) || may_be_transform(tensor.name);
+         (is_words && is_dtype(tensor, {Dtype::i32})) || is_of_mlx || may_be_transform(tensor.name);
 }
 
 // Names all missing files, so that users can copy them all at once.

@@ -19,6 +19,7 @@
 #include "catalog/contradictions.h"
 #include "catalog/conv1d.h"
 #include "catalog/quantized_names.h"
+#include "codec/comfyui/comfyui.h"
 #include "codec/companions.h"
 #include "codec/families.h"
 #include "codec/gguf/gguf.h"
@@ -176,9 +177,8 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
-      if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
-        throw Error("internal", "a codec family does not list its encoding",
-                    {.found = made->encoding});
+      if (made->is_readable() && !is_listed(made->encoding)) {
+        throw Error("internal", "no codec family lists the encoding", {.found = made->encoding});
       }
       refuse_foreign_companions(table, *made, family->reads_all);
       refuse_other_method(table, *made);
@@ -271,7 +271,7 @@ std::vector<Finding> report_unused(const TensorTable& table,
 
 QuantizedTensors find_all(const CatalogTable& table) {
   std::vector<QuantizedTensor> found = recognise_all(table);
-  if (table.is_read()) check_markers(table, found);
+  if (table.is_read()) comfyui::apply_markers(table, found);
   std::vector<bool> marks = mark_companions(table, found);
   attach_companions(table, found, marks);
   if (add_unknown(table, found, marks)) {

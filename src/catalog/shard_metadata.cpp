@@ -10,7 +10,7 @@
 #include "base/json_writer.h"
 #include "catalog/adapter_config.h"
 #include "catalog/dcp_parts.h"
-#include "codec/companions.h"
+#include "codec/comfyui/comfyui.h"
 #include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
@@ -66,8 +66,8 @@ std::optional<std::string> joined_layers(std::string_view first, std::string_vie
   for (const auto& [module, marker] : *others) {
     const auto [known, is_new] = layers->emplace(module, marker);
     if (is_new || known->second == marker) continue;
-    refuse_contradiction("q.config", path, std::string(layers_metadata_key) + "." + module, marker,
-                         known->second);
+    refuse_contradiction("q.config", path, std::string(comfyui::layers_metadata_key) + "." + module,
+                         marker, known->second);
   }
   all->at("layers") = members_json(*layers);
   all->insert(more->begin(), more->end());
@@ -94,7 +94,8 @@ std::vector<std::string> join_metadata(Metadata& all, Metadata more, const std::
       refuse_contradiction("gg.duplicate", path, key, second, first);
     if (key == adapter_metadata_key)
       refuse_contradiction("format.adapter", path, key, second, first);
-    auto joined = key == layers_metadata_key ? joined_layers(first, second, path) : std::nullopt;
+    auto joined =
+        key == comfyui::layers_metadata_key ? joined_layers(first, second, path) : std::nullopt;
     if (joined) {
       known->second.value = *std::move(joined);
     } else {

@@ -8,13 +8,13 @@
 #include <string>
 #include <utility>
 
-#include "base/json_dom.h"
+#include "codec/comfyui/comfyui.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr std::string_view marker_leaf = "comfy_quant";
+using comfyui::marker_leaf;
 
 enum class Place : std::uint8_t {
   module,     // "P.input_scale" belongs to "P.weight", "P_input_scale" to "P"
@@ -136,49 +136,6 @@ bool may_be_learned(const Row& row, const TensorInfo& tensor) {
   return row.place == Place::attention && !is_fp8(tensor) && tensor.shape.numel() != 1u;
 }
 
-// Returns the markers of the header's metadata by module; an empty map if the JSON is invalid.
-std::map<std::string, std::string, std::less<>> markers_in_metadata(const TensorTable& table) {
-  std::map<std::string, std::string, std::less<>> markers;
-  const std::string_view text = table.metadata(layers_metadata_key);
-  dom::parser parser;
-  dom::object layers;
-  if (text.empty() || parsed_json(parser, text)["layers"].get(layers) != simdjson::SUCCESS) {
-    return markers;
-  }
-  for (const auto field : layers) {
-    markers.insert_or_assign(std::string(field.key), simdjson::minify(field.value));
-  }
-  return markers;
-}
-
-// Returns true if the marker requires nothing besides the codes and their scales.
-bool is_plainly(std::string_view marker, const TensorInfo& codes, std::string_view encoding,
-                std::string& format) {
-  constexpr std::array<std::pair<std::string_view, Dtype>, 3> plain = {
-      {{"float8_e4m3fn", Dtype::f8_e4m3},
-       {"float8_e5m2", Dtype::f8_e5m2},
-       {"int8_tensorwise", Dtype::i8}}};
-  dom::parser parser;
-  dom::object object;
-  if (parsed_json(parser, marker).get(object) != simdjson::SUCCESS) return false;
-  bool is_known = false;
-  bool has_more = false;
-  for (const auto field : object) {
-    std::string_view text;
-    bool flag = false;
-    if (field.key == "format" && field.value.get(text) == simdjson::SUCCESS) {
-      format = text;
-      is_known = std::ranges::any_of(plain, [&](const auto& each) {
-        return each.first == text && codes.encoding == Encoding(each.second);
-      });
-    } else if (field.key != "full_precision_matrix_mult") {
-      has_more |= field.value.get(flag) != simdjson::SUCCESS || flag;
-    }
-  }
-  constexpr std::array<std::string_view, 4> scaled = {"fp8", "fp8-channel", "int8", "int8-channel"};
-  return is_known && !has_more && std::ranges::count(scaled, encoding) > 0;
-}
-
 }  // namespace
 
 bool is_companion_name(std::string_view name) {
@@ -215,32 +172,6 @@ void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& f
     const auto known = found[*owner].companions();
     const bool is_component = std::ranges::count(known, i) > 0;
     if (!is_component && !may_be_learned(*row, table[i])) found[*owner].unneeded.push_back(i);
-  }
-}
-
-void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found) {
-  const auto markers = markers_in_metadata(table);
-  for (QuantizedTensor& each : found) {
-    constexpr std::string_view weight = ".weight";
-    if (!each.is_readable() || !each.name.ends_with(weight)) continue;
-    const std::string module = without_suffix(each.name, weight);
-    const std::uint32_t tensor = table.find(module + "." + std::string(marker_leaf));
-    const auto known = markers.find(module);
-    if (known == markers.end() && tensor == TensorTable::none) continue;
-    std::string format;
-    std::vector<std::string> sources = {table[each.data].name};
-    if (tensor != TensorTable::none) sources.push_back(table[tensor].name);
-    try {
-      if (known == markers.end()) each.decided_by.push_back(tensor);
-      const std::string text = known != markers.end() ? known->second : table.bytes_of(tensor);
-      if (is_plainly(text, table[each.data], each.encoding, format)) continue;
-    } catch (const Error& error) {
-      refuse(each, error, sources.back());
-      continue;
-    }
-    refuse(each, "plan.encoding",
-           "is marked with a layout that this version of loadstone does not decode",
-           std::move(sources), std::move(format));
   }
 }
 

@@ -10,10 +10,6 @@
 
 namespace loadstone {
 
-// Key of ComfyUI's JSON in the header's metadata: {"layers": {module: marker}}. ComfyUI prefers it
-// to the tensors "module.comfy_quant", which contain the same markers.
-inline constexpr std::string_view layers_metadata_key = "_quantization_metadata";
-
 // Returns true if the last part of the name identifies a companion.
 [[nodiscard]] bool is_companion_name(std::string_view name);
 // Returns true for a companion of a single module, such as "P.input_scale" of "P.weight".
@@ -27,9 +23,5 @@ enum class ScalesOf : std::uint8_t { none, activations, cache };
 // companion that belongs to no single module goes to the nearest quantized tensor.
 void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
                        std::vector<bool>& marks);
-
-// Rejects tensors whose marker names a different encoding than their names and shapes suggest: for
-// example, rotated columns cannot be recognised by shape. Reads the marker tensors.
-void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found);
 
 }  // namespace loadstone

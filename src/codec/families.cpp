@@ -6,15 +6,17 @@
 namespace loadstone {
 
 // Each family is defined in the folder of its name.
-extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_family, fp8_family,
-    int8_family, int4_family, fp4_family, gguf_family;
+extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_family,
+    deepseek_v4_family, comfyui_family, mlx_family, fp8_family, int8_family, int4_family,
+    fp4_family, gguf_family;
 
 namespace {
 
 // Families in the order in which recognition tries them.
-constexpr std::array all = {&unknown_family, &gptq_family, &awq_family,  &packed_family,
-                            &bnb_family,     &fp8_family,  &int8_family, &int4_family,
-                            &fp4_family,     &gguf_family};
+constexpr std::array all = {&unknown_family, &gptq_family,        &awq_family,     &packed_family,
+                            &bnb_family,     &deepseek_v4_family, &comfyui_family, &mlx_family,
+                            &fp8_family,     &int8_family,        &int4_family,    &fp4_family,
+                            &gguf_family};
 
 constexpr std::array<std::string_view, 5> shared = {"compressed-tensors", "fbgemm_fp8", "fp8",
                                                     "modelopt", "mxfp4"};
@@ -29,6 +31,12 @@ constexpr std::array<std::string_view, 14> borrowed = {
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return all; }
+
+bool is_listed(std::string_view encoding) noexcept {
+  return std::ranges::any_of(all, [&](const Family* family) {
+    return std::ranges::count(family->encodings, encoding) > 0;
+  });
+}
 
 std::span<const std::string_view> shared_methods() noexcept { return shared; }
 

@@ -27,7 +27,8 @@ struct Family {
   // True if the family handles zero points and column orders itself. For other families, a tensor
   // with such companions is rejected.
   bool reads_all = false;
-  // Values of QuantizedTensor::encoding that the family can decode.
+  // Values of QuantizedTensor::encoding that the family's kernels decode. A family without kernels
+  // decodes by those of others, whose encodings it does not list again.
   std::span<const std::string_view> encodings{};
   // Suffixes of tables that are stored with the data, even if no kernel needs them.
   std::span<const std::string_view> tables{};
@@ -41,6 +42,9 @@ struct Family {
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;
+
+// Returns true if a family lists the encoding.
+[[nodiscard]] bool is_listed(std::string_view encoding) noexcept;
 
 // Returns the methods whose layouts several families read.
 [[nodiscard]] std::span<const std::string_view> shared_methods() noexcept;

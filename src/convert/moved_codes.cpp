@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "boxes/dims.h"
 #include "catalog/quantized_names.h"
+#include "codec/comfyui/comfyui.h"
 #include "codec/companions.h"
 #include "codec/tensor_table.h"
 #include "convert/choose/quantize_config.h"
@@ -306,7 +307,7 @@ bool moves_codes(const Plan& plan) {
 }
 
 void keep_layer_metadata(Conversion& conversion, const ConvertOptions& options, bool drops_all) {
-  const auto item = conversion.metadata.find(std::string(layers_metadata_key));
+  const auto item = conversion.metadata.find(std::string(comfyui::layers_metadata_key));
   if (item == conversion.metadata.end() || options.metadata.contains(item->first)) return;
   std::optional<std::string> renamed;
   if (!drops_all) {

@@ -85,9 +85,10 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
       {bytes, scale, tensor("a.weight_offset", "F32", {8, 1}, 4)},
       {packed, packed_scale, global, tensor("a.pre_quant_scale", "F32", {64}, 4)},
       {packed, packed_scale, global, text_tensor("a.comfy_quant", "{}")},
-      {codes, scale, text_tensor("a.comfy_quant", R"({"format": "mxfp8"})")},
+      {codes, scale, text_tensor("a.comfy_quant", R"({"format": "mxfp7"})")},
       {bytes, scale, text_tensor("a.comfy_quant", rotated)},
-      {tensor("a.weight", "U32", {8, 8}, 4), tensor("a.scales", "BF16", {8, 1}, 2)},
+      {tensor("a.weight", "U32", {8, 8}, 4), tensor("a.scales", "BF16", {8, 1}, 2),
+       tensor("a.biases", "BF16", {8, 1}, 2)},
       {tensor("a.W_q", "U8", {8, 8}, 1), tensor("a.scale", "F16", {8, 1}, 2)},
       {codes, tensor("a.weight_s", "F32", {8, 1}, 4)},
       {codes, tensor("a.qscale", "F32", {}, 4)},
@@ -208,6 +209,35 @@ TEST_F(QuantizedTensorsTest, EveryLayoutIsKnownByItsNamesAndShapes) {
   EXPECT_THAT(found.tensors()[10].unneeded, SizeIs(2));
 }
 
+TEST_F(QuantizedTensorsTest, LayoutsOfEnginesAreKnownByNamesMarkersAndShapes) {
+  const QuantizedTensors found = find({
+      tensor("m.weight", "I8", {8, 32}, 1),
+      tensor("m.scale", "F8_E8M0", {8, 2}, 1),
+      tensor("n.weight", "F8_E4M3", {200, 300}, 1),
+      tensor("n.scale", "F8_E8M0", {2, 3}, 1),
+      tensor("o.weight", "U8", {16, 16}, 1),
+      tensor("o.weight_scale", "F8_E4M3", {128, 4}, 1),
+      tensor("o.weight_scale_2", "F32", {}, 4),
+      text_tensor("o.comfy_quant", R"({"format": "nvfp4"})"),
+      tensor("p.weight", "F8_E4M3", {32, 64}, 1),
+      tensor("p.weight_scale", "U8", {128, 4}, 1),
+      text_tensor("p.comfy_quant", R"({"format": "mxfp8"})"),
+      tensor("q.weight", "F8_E5M2", {8, 16}, 1),
+      tensor("q.scale_weight", "F32", {1}, 4),
+      tensor("r.weight", "U32", {8, 10}, 4),
+      tensor("r.scales", "BF16", {8, 1}, 2),
+      tensor("r.biases", "BF16", {8, 1}, 2),
+      tensor("s.weight", "U32", {8, 8}, 4),
+      tensor("s.scales", "U8", {8, 4}, 1),
+  });
+  EXPECT_THAT(found.findings(), IsEmpty());
+  EXPECT_THAT(lines(found),
+              ElementsAre("m.weight: mxfp4, fp4_block", "n.weight: fp8-block, fp8_block_128",
+                          "o.weight: nvfp4-comfyui, comfy_nvfp4",
+                          "p.weight: mxfp8-comfyui, comfy_mxfp8", "q.weight: fp8, fp8_block",
+                          "r.weight: mlx-affine, mlx_affine", "s.weight: nvfp4-mlx, mlx_nvfp4"));
+}
+
 TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
   const std::string marker = R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})";
   const QuantizedTensors found = find({
@@ -306,7 +336,7 @@ TEST_F(QuantizedTensorsTest, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwis
 
 TEST_F(QuantizedTensorsTest, LayoutsThatAreNotDecodedAreNamed) {
   const FileTensor data = tensor("a.weight", "F8_E4M3", {16, 16}, 1);
-  for (const char* scale : {"a.scale_weight", "a.scale", "a.qscale_weight", "a.weight.scale"}) {
+  for (const char* scale : {"a.scale", "a.qscale_weight", "a.weight.scale"}) {
     const QuantizedTensors found = find({data, tensor(scale, "F32", {}, 4)});
     EXPECT_FALSE(found.has_readable()) << scale;
     EXPECT_THAT(found.findings(), ElementsAre(AllOf(Field(&Finding::code, "plan.encoding"),

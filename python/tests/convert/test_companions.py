@@ -85,12 +85,11 @@ LAYOUTS = [
     Layout("int8", INT8_CODES, {f"{Q}.input_zero_point": torch.zeros(1, dtype=torch.int8)}),
     Layout("comfy-rotated", INT8_CODES, {f"{Q}.comfy_quant": marker(**ROTATED)}, is_read=False),
     Layout("comfy-rotated-metadata", INT8_CODES, {}, {Q: ROTATED}, is_read=False),
-    Layout("comfy-swizzled", FP8_CODES, {}, {Q: {"format": "mxfp8"}}, is_read=False),
+    Layout("comfy-unknown", FP8_CODES, {}, {Q: {"format": "mxfp7"}}, is_read=False),
     Layout(
         "comfy-old",
         {f"{Q}.weight": FP8_CODES[f"{Q}.weight"], f"{Q}.scale_weight": torch.tensor(0.37)},
         {f"{Q}.scale_input": scalar(), "scaled_fp8": torch.zeros(2, dtype=F8)},
-        is_read=False,
     ),
     Layout(
         "mlx",

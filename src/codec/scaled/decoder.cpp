@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
+#include "base/ceil_div.h"
 #include "codec/scaled/scaled.h"
 #include "kernels/cast.h"
 #include "kernels/number.h"
@@ -15,6 +17,10 @@ namespace {
 
 // Number of F32 values that fit the L1 cache.
 constexpr std::uint64_t run_max = 1024;
+
+// Extents of a tile of scales, see Layout::is_tiled.
+constexpr std::uint64_t tile_rows = 128;
+constexpr std::uint64_t tile_columns = 4;
 
 constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
@@ -45,19 +51,23 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
 
 using Pair = std::array<float, 2>;
 
+using Pairs = std::array<Pair, 256>;
+
 // Returns the two values packed in each byte. One look-up replaces the shifts.
-constexpr std::array<Pair, 256> make_pairs() {
-  std::array<Pair, 256> pairs = {};
+constexpr Pairs make_pairs(bool is_high_first) {
+  Pairs pairs = {};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) {
     pairs[byte] = {e2m1_values[byte & 0xf], e2m1_values[byte >> 4]};
+    if (is_high_first) std::swap(pairs[byte][0], pairs[byte][1]);
   }
   return pairs;
 }
-constexpr std::array<Pair, 256> pairs = make_pairs();
+constexpr Pairs low_first_pairs = make_pairs(false);
+constexpr Pairs high_first_pairs = make_pairs(true);
 
-void load_nibbles(const std::byte* weights, bool starts_high, float* values,
+void load_nibbles(const Pairs& pairs, const std::byte* weights, bool starts_second, float* values,
                   std::uint64_t count) noexcept {
-  if (starts_high && count > 0) {
+  if (starts_second && count > 0) {
     *values++ = pairs[std::to_integer<std::size_t>(*weights++)][1];
     --count;
   }
@@ -108,6 +118,14 @@ class ScaledDecoder final : public Decoder {
  private:
   [[nodiscard]] ByteRange code_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
   [[nodiscard]] ByteRange scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
+  // Returns the number of scales in a row of tiles.
+  [[nodiscard]] std::uint64_t tiles() const noexcept {
+    return ceil_div(form_.scale_columns, tile_columns) * tile_columns * tile_rows;
+  }
+  [[nodiscard]] std::uint64_t tiled_index(std::uint64_t row, std::uint64_t column) const noexcept {
+    return row / tile_rows * tiles() + column / tile_columns * tile_columns * tile_rows +
+           row % 32 * 16 + row % tile_rows / 32 * 4 + column % tile_columns;
+  }
   void load(std::uint64_t at, const std::byte* codes, float* values,
             std::uint64_t count) const noexcept;
   void apply(float scale, float* values, std::uint64_t count) const noexcept;
@@ -120,6 +138,7 @@ ByteRange ScaledDecoder::code_bytes(std::uint64_t begin, std::uint64_t end) cons
     case Codes::bytes:
       return {begin, end};
     case Codes::fp4:
+    case Codes::fp4_high_first:
     case Codes::offset_nibbles:
       return {begin / 2, end / 2 + end % 2};
     case Codes::row_pairs:
@@ -137,6 +156,10 @@ ByteRange ScaledDecoder::scale_bytes(std::uint64_t begin, std::uint64_t end) con
   const std::uint64_t size = element_bytes(form_.scale);
   const std::uint64_t last = end - 1;
   const std::uint64_t matrix = form_.matrix_elements;
+  if (form_.is_tiled) {
+    return {begin / form_.columns / tile_rows * tiles() * size,
+            (last / form_.columns / tile_rows + 1) * tiles() * size};
+  }
   if (form_.matrix_scales == 0 && begin / matrix != last / matrix) {
     return {0, form_.scale_count * size};
   }
@@ -176,7 +199,9 @@ void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values
           .run(codes, reinterpret_cast<std::byte*>(values), count);
       return;
     case Codes::fp4:
-      return load_nibbles(codes, at % 2 != 0, values, count);
+      return load_nibbles(low_first_pairs, codes, at % 2 != 0, values, count);
+    case Codes::fp4_high_first:
+      return load_nibbles(high_first_pairs, codes, at % 2 != 0, values, count);
     case Codes::offset_nibbles:
       return load_offset_codes(codes, at % 2 != 0, values, count);
     case Codes::row_pairs:
@@ -212,7 +237,10 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
     for (std::uint64_t i = 0; i < count;) {
       const std::uint64_t block = (column + i) / form_.block_columns;
       const std::uint64_t run = std::min((block + 1) * form_.block_columns - column - i, count - i);
-      float scale = scale_at(form_.scale, parts[1], row_scale + block - first_scale);
+      const std::uint64_t index =
+          (form_.is_tiled ? tiled_index(at / form_.columns, block) : row_scale + block) -
+          first_scale;
+      float scale = scale_at(form_.scale, parts[1], index);
       if (form_.global != Global::none) {
         const std::uint64_t matrix =
             form_.global_count == 1 ? 0 : at / matrix_elements - begin / matrix_elements;
@@ -221,7 +249,7 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
                                                : number::quotient(scale, global);
       }
       if (form_.has_zeros) {
-        const auto zero = static_cast<std::int8_t>(parts[2][row_scale + block - first_scale]);
+        const auto zero = static_cast<std::int8_t>(parts[2][index]);
         for (std::uint64_t k = i; k < i + run; ++k) values[k] -= static_cast<float>(zero);
       }
       apply(scale, values.data() + i, run);

@@ -127,6 +127,25 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   return Problem{"the numbers of blocks and scales differ", scales.text(), whole.text()};
 }
 
+std::optional<Problem> cut_in_tiles(const DecodeRequest& request, std::uint64_t block_columns,
+                                    Layout& form) {
+  const Shape& shape = request.shape;
+  if (shape.rank() != 2 || shape[1] % block_columns != 0) {
+    return Problem{"the weight is not a matrix whose rows are whole blocks", shape.text()};
+  }
+  start(request, form);
+  form.is_tiled = true;
+  form.columns = shape[1];
+  form.matrix_elements = form.elements;
+  form.block_columns = block_columns;
+  form.scale_columns = form.columns / block_columns;
+  const Shape padded = {ceil_div(shape[0], 128) * 128, ceil_div(form.scale_columns, 4) * 4};
+  form.scale_count = padded.numel().value_or(0);
+  const Shape& scales = request.parts[1].shape;
+  if (scales.numel() == form.scale_count) return std::nullopt;
+  return Problem{"the numbers of blocks and scales differ", scales.text(), padded.text()};
+}
+
 std::optional<Problem> set_global(const DecodeRequest& request, Global global, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.global = global;

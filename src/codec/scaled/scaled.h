@@ -19,6 +19,7 @@ namespace loadstone::scaled {
 enum class Codes : std::uint8_t {
   bytes,           // one code per byte, a value of the dtype `weight`
   fp4,             // two E2M1 codes per byte, the low half first
+  fp4_high_first,  // the high half first
   offset_nibbles,  // two integers per byte, offset by 8, the high half first; scales are inverse
   row_pairs,  // two's complement; low halves of the bytes are one row, high halves the next row
 };
@@ -45,6 +46,9 @@ struct Layout {
   std::uint64_t matrix_scales = 0;  // number of scales of one matrix; 0 if all matrices share them
   Global global = Global::none;
   std::uint64_t global_count = 1;
+  // True if scales are stored in tiles of 128 rows by 4 columns, padded with zeros, in the order of
+  // cuBLAS: the scale of row r and column c of a tile is at r % 32 * 16 + r / 32 * 4 + c.
+  bool is_tiled = false;
   bool has_zeros = false;  // true if a third component has I8 zero points, one per scale
 };
 
@@ -75,6 +79,10 @@ void finish(const Layout& form, PreparedDecoder& made);
 // each block of each matrix, or, as a vector, one for each row. `block_columns` 0 means whole rows.
 [[nodiscard]] std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
                                             std::uint64_t block_columns, Layout& form);
+
+// Divides the rows of a matrix into blocks whose scales are tiled.
+[[nodiscard]] std::optional<Problem> cut_in_tiles(const DecodeRequest& request,
+                                                  std::uint64_t block_columns, Layout& form);
 
 // Checks and sets the third component.
 [[nodiscard]] std::optional<Problem> set_global(const DecodeRequest& request, Global global,

@@ -150,8 +150,6 @@ std::optional<QuantizedTensor> unknown_codes(const TensorTable& table, std::uint
   if (!factors.empty()) {
     made.scales = {factors.front()};
     made.states.assign(factors.begin() + 1, factors.end());
-    const auto biases = table.find(module_of(codes.name) + "biases");  // MLX
-    if (biases != none) made.states.push_back(biases);
     refuse_layout(table, made);
   } else if (has_companion(table, codes.name) ||
              (is_foreign_float(codes) && table.claim().is_made)) {

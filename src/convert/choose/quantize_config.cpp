@@ -122,6 +122,7 @@ std::string with_section(const std::string& config, const std::string& section) 
   // Keep the first one, so that the section replaces it in place.
   bool is_kept = !section.empty();
   const auto drops = [&](std::string_view key, unsigned level) {
+    if (std::ranges::find(quantization_details, key) != quantization_details.end()) return true;
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
     return key != ours || level > 0 || !std::exchange(is_kept, false);
   };

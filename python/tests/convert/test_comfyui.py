@@ -1,0 +1,147 @@
+"""ComfyUI's layouts: FP8 with `scale_weight`, and NVFP4 and MXFP8 whose scales are in cuBLAS's
+order, which only a marker distinguishes from ModelOpt's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+Q = "blocks.0.attn.q"
+F8 = torch.float8_e4m3fn
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+E2M1 = torch.cat([E2M1, -E2M1])
+SHAPES = [(16, 32), (128, 64), (144, 96), (272, 320)]
+
+
+def marker(**members: object) -> torch.Tensor:
+    return torch.tensor(list(json.dumps(members).encode()), dtype=torch.uint8)
+
+
+def tiled(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales `[rows, blocks]` in the order that cuBLAS documents for block scales."""
+    rows, columns = scales.shape
+    tiles_across = -(-columns // 4)
+    padded = torch.zeros(-(-rows // 128) * 128, tiles_across * 4, dtype=scales.dtype)
+    flat = padded.view(-1)
+    for row in range(rows):
+        for column in range(columns):
+            tile = row // 128 * tiles_across + column // 4
+            flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = scales[
+                row, column
+            ]
+    return padded
+
+
+def nvfp4(rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors of a module, and its values."""
+    codes = torch.randint(0, 16, (rows, columns))
+    scales = (torch.rand(rows, columns // 16) * 4).to(F8)
+    tensors = {
+        f"{Q}.weight": (codes[:, 0::2] << 4 | codes[:, 1::2]).to(torch.uint8),
+        f"{Q}.weight_scale": tiled(scales.view(torch.uint8)).view(F8),
+        f"{Q}.weight_scale_2": torch.tensor(0.0123),
+    }
+    factors = (scales.float() * 0.0123).repeat_interleave(16, 1)
+    return tensors, E2M1[codes] * factors
+
+
+def mxfp8(rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    codes = torch.randn(rows, columns).to(F8)
+    exponents = torch.randint(100, 140, (rows, columns // 32)).to(torch.uint8)
+    tensors = {f"{Q}.weight": codes, f"{Q}.weight_scale": tiled(exponents)}
+    factors = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    return tensors, codes.float() * factors
+
+
+MAKERS = {"nvfp4": nvfp4, "mxfp8": mxfp8}
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], name: str, place: str) -> Path:
+    metadata = {"format": "pt"}
+    if place == "tensor":
+        tensors = tensors | {f"{Q}.comfy_quant": marker(format=name)}
+    else:
+        layers = {Q: {"format": name}}
+        metadata["_quantization_metadata"] = json.dumps({"layers": layers})
+    save_file(tensors | {"norm.weight": torch.ones(3)}, path, metadata=metadata)
+    return path
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("place", ["tensor", "metadata"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_tiled_scales_reach_their_blocks(
+    name: str, place: str, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    tensors, values = MAKERS[name](*shape)
+    source = write(tmp_path / "comfy.safetensors", tensors, name, place)
+    loadstone.convert(source, tmp_path / "out.safetensors", dequantize=True, dtype="float32")
+    out = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(out[f"{Q}.weight"], values)
+    assert sorted(out) == [f"{Q}.weight", "norm.weight"]
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert "_quantization_metadata" not in file.metadata()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_slices_read_the_tiles_that_they_need(name: str, tmp_path: Path) -> None:
+    tensors, values = MAKERS[name](272, 320)
+    source = write(tmp_path / "comfy.safetensors", tensors, name, "tensor")
+    tensor = loadstone.open(source)[f"{Q}.weight"]
+    for rows, columns in [
+        (slice(0, 1), slice(None)),
+        (slice(130, 135), slice(None)),
+        (slice(120, 260), slice(33, 47)),
+        (slice(271, 272), slice(319, 320)),
+    ]:
+        assert torch.equal(tensor[rows, columns].float(), values[rows, columns])
+
+
+@pytest.mark.parametrize("dtype", [F8, torch.float8_e5m2], ids=str)
+def test_fp8_of_older_files_has_one_scale(dtype: torch.dtype, tmp_path: Path) -> None:
+    codes = torch.randn(48, 32).to(dtype)
+    tensors = {
+        "scaled_fp8": torch.zeros(2, dtype=dtype),
+        f"{Q}.weight": codes,
+        f"{Q}.scale_weight": torch.tensor([0.37]),
+        f"{Q}.scale_input": torch.tensor(1.5),
+    }
+    source = tmp_path / "old.safetensors"
+    save_file(tensors, source)
+    done = run("convert", source, tmp_path / "out.safetensors", "--dequantize", "--dtype", "f32")
+    assert done.returncode == 0, done.stderr
+    out = load_file(tmp_path / "out.safetensors")
+    assert sorted(out) == [f"{Q}.weight"]
+    assert torch.equal(out[f"{Q}.weight"], codes.float() * torch.tensor(0.37))
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({f"{Q}.weight_scale": torch.ones(16, 2).to(F8)}, "q.scale_shape"),
+        ({f"{Q}.weight_scale_2": None}, "q.scale_missing"),
+        ({f"{Q}.comfy_quant": marker(format="nvfp4", convrot=True)}, "plan.encoding"),
+        ({f"{Q}.comfy_quant": marker(format="nvfp5")}, "plan.encoding"),
+    ],
+    ids=["untiled", "no-scale-2", "rotated", "unknown"],
+)
+def test_layouts_that_do_not_fit_their_marker_are_rejected(
+    change: dict[str, Any], code: str, tmp_path: Path
+) -> None:
+    """Scales [16, 2] fit ModelOpt's NVFP4, and rotated columns fit ComfyUI's."""
+    tensors = nvfp4(16, 32)[0] | {f"{Q}.comfy_quant": marker(format="nvfp4")} | change
+    source = tmp_path / "comfy.safetensors"
+    save_file({name: each for name, each in tensors.items() if each is not None}, source)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(source, tmp_path / "out.safetensors", dequantize=True)
+    assert caught.value.code == code
+    assert not (tmp_path / "out.safetensors").exists()
