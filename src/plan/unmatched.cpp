@@ -109,6 +109,12 @@ void Planner::report_patterns() {
 
 void Planner::suggest() {
   if (gaps_.empty()) return;
+  if (!options_.caller.missing_advice.empty()) {
+    for (const auto& gap : gaps_) {
+      plan_.findings[gap.finding].suggestion = options_.caller.missing_advice;
+    }
+    return;
+  }
   NearestNames names;
   std::vector<const Produced*> items;
   for (const Produced& item : production_.items()) {
@@ -125,19 +131,27 @@ void Planner::suggest() {
   NameMap<std::string> reverse;  // unexpected name -> target
   for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
     const Target& target = skeleton_.targets[gaps_[i].target];
-    auto nearest = names.nearest(target.name, target.shape, names_per_suggestion);
+    auto [nearest, is_unique] = names.nearest(target.name, target.shape, names_per_suggestion);
     const bool is_pair = gaps_.size() == 1 && items.size() == 1;
-    if (nearest.empty() && is_pair) nearest.push_back(0);
+    if (nearest.empty() && is_pair) {
+      nearest.push_back(0);
+      is_unique = true;
+    }
     if (nearest.empty()) continue;
     std::string text = "did you mean ";
     for (std::size_t n = 0; n < nearest.size(); ++n) {
       text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
       reverse.try_emplace(items[nearest[n]]->name, target.name);
     }
-    // A rule that applies to several layers is written out only once.
-    const auto [rule, is_new] =
-        rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
-    text += is_new ? "? A rule that maps it: [" + *rule + "]" : "? The rule above maps it";
+    text += "?";
+    if (is_unique) {
+      // A rule that applies to several layers is written out only once.
+      const auto [rule, is_new] =
+          rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
+      text += is_new ? " A rule that maps it: [" + *rule + "]" : " The rule above maps it";
+    } else {
+      text += " These names fit equally well";
+    }
     plan_.findings[gaps_[i].finding].suggestion = std::move(text);
   }
   for (std::size_t i = 0; i < unexpected_names_.size(); ++i) {
