@@ -134,3 +134,28 @@ def test_tensors_in_a_map_cause_no_warning(
         warnings.simplefilter("error")
         model = load(source, device_map=MAP, offload_folder=tmp_path / "off")
     assert "scale_shift_table" in model.hf_device_map
+
+
+def test_an_adapter_for_blocks_names_their_encoding(tmp_path: Path) -> None:
+    blocks = File(tmp_path, BLOCK_CASES[0], lambda index: (Kind.Q8_0, Kind.Q4_0)[index % 2])
+    model = blocks.load(quantization_config=quantization(), torch_dtype=torch.bfloat16)
+    weights = {
+        name: type(value.quant_type)(value.quant_type).name
+        for name, value in model.named_parameters()
+        if hasattr(value, "quant_type") and name.endswith((".to_q.weight", ".to_v.weight"))
+    }
+    assert set(weights.values()) == {"Q8_0", "Q4_0"}
+    rank_1 = {}
+    for name in weights:
+        rows, columns = model.get_submodule(name.removesuffix(".weight")).weight.quant_shape
+        rank_1[name.replace(".weight", ".lora_A.weight")] = torch.ones(1, columns)
+        rank_1[name.replace(".weight", ".lora_B.weight")] = torch.ones(rows, 1)
+    loadstone.torch.save_file(rank_1, tmp_path / "lora.safetensors")
+    plan = blocks.load(
+        quantization_config=quantization(), lora=tmp_path / "lora.safetensors", dry_run=True
+    )
+    messages = [finding.message for finding in plan.findings if finding.code == "merge.adapter"]
+    assert len(messages) == len(weights)
+    for name, encoding in weights.items():
+        [message] = [each for each in messages if name.removesuffix(".weight") in each]
+        assert f"stores it as {encoding}, but" in message

@@ -18,8 +18,8 @@ from command import run
 from compare import same
 
 import loadstone
-from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.converted import plan_conversion
+from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.options import ConversionOptions, Options
 from loadstone._adapters.serving.receipts import save
 from loadstone._files.receipt import Receipt
