@@ -167,10 +167,11 @@ Nearest NearestNames::nearest(std::string_view name, const Shape& shape, std::si
   if (equals == 0) equals = static_cast<std::size_t>(shaped - unique.begin());
   if (equals == 0) equals = unique.size();
   equals = std::min(equals, unique.size());
-  const bool is_unique =
+  const bool is_single =
       equals == 1 || put_same_numbers_first(name, std::span(unique).first(equals));
+  const bool may_fit = has_shape(unique.front()) || names_[unique.front()].shape == nullptr;
   if (unique.size() > count_max) unique.resize(count_max);
-  return {std::move(unique), is_unique};
+  return {std::move(unique), is_single && may_fit};
 }
 
 std::string suggested_rule(std::string_view source, std::string_view target) {

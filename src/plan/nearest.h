@@ -16,7 +16,8 @@ namespace loadstone {
 
 struct Nearest {
   std::vector<std::size_t> indices;  // in the order of add(), best candidate first
-  bool is_unique = false;            // no other candidate fits as well as the first
+  // The first candidate may have the wanted shape, and no other candidate fits as well.
+  bool is_unique = false;
 };
 
 // Candidate names with their shapes. The candidates are names with the same ending, because a
