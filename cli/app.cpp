@@ -24,8 +24,8 @@ namespace {
 std::string footer() {
   std::string text = "Exit status: ";
   for (const ExitStatus& each : exit_statuses) {
-    if (each.status == 4) text.back() = '\n';
-    text += fmt::format("{} {}{}", each.status, each.meaning, each.status == 130 ? ".\n" : ", ");
+    if (each.status == 4 || each.status == 137) text.back() = '\n';
+    text += fmt::format("{} {}{}", each.status, each.meaning, each.status == 137 ? ".\n" : ", ");
   }
   return text +
          "'loadstone help COMMAND' lists a command's options; 'loadstone explain CODE' explains an "

@@ -1,11 +1,11 @@
-// Estimates how long a load or a conversion takes, from the rates that `loadstone bench` measured
-// on this machine. Plans do not contain the estimate.
+// Keeps the rates that `loadstone bench` measures in the user's cache, and estimates durations from
+// them.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "cli/bench_report.h"
+#include "load/duration.h"
 #include "loadstone/convert.h"
 #include "loadstone/plan.h"
 
@@ -14,12 +14,6 @@ namespace loadstone::cli {
 // Saves the rates for later estimates, in loadstone's folder of the user's cache. Returns false if
 // they cannot be saved.
 bool save_rates(const BenchFigures& figures);
-
-struct Duration {
-  std::optional<double> seconds;  // nullopt: unknown
-  bool is_least = false;  // the work also computes, which `loadstone bench` does not measure
-  std::string reason;     // the measurement, or the reason why the duration is unknown
-};
 
 [[nodiscard]] Duration duration_of(const Plan& plan);
 [[nodiscard]] Duration duration_of(const Conversion& conversion);

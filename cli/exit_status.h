@@ -11,7 +11,7 @@ struct ExitStatus {
   std::string_view meaning;
 };
 
-inline constexpr std::array<ExitStatus, 7> exit_statuses = {{
+inline constexpr std::array<ExitStatus, 8> exit_statuses = {{
     {0, "done"},
     {1, "finished, with findings"},
     {2, "wrong usage"},
@@ -19,6 +19,7 @@ inline constexpr std::array<ExitStatus, 7> exit_statuses = {{
     {4, "input/output"},
     {5, "does not fit in memory"},
     {130, "interrupted by SIGINT (Ctrl-C), SIGTERM or SIGHUP"},
+    {137, "killed by the system (SIGKILL), usually because memory ran out"},
 }};
 
 }  // namespace loadstone::cli

@@ -93,14 +93,15 @@ bool limits_host(const MemoryLimits& limits) {
   return std::ranges::count(limits, "cpu", &MemoryLimits::value_type::first) > 0;
 }
 
-// Adds the free memory of this machine as the capacity of "cpu", unless the user gave one.
+// Adds the free memory of this machine, less a reserve, as the capacity of "cpu", unless the user
+// gave one.
 void add_host_capacity(PlanOptions& options) {
   auto& limits = options.max_memory;
   const auto named = [&](std::string_view device) {
     return std::ranges::find(limits, device, &MemoryLimits::value_type::first);
   };
   if (limits_host(limits)) return;
-  if (const auto bytes = available_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
+  if (const auto bytes = mappable_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
 }
 
 MemoryLimits memory_limits(const PlanArgs& args) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 
 #include "base/json_writer.h"
@@ -74,14 +73,6 @@ std::string line_json(const Progress& progress, const ProgressRate& rate, bool i
 }
 
 }  // namespace
-
-std::string time_text(double seconds) {
-  // Times are limited to 99:59 h, because longer times are useless and could overflow an integer.
-  const auto whole = static_cast<unsigned>(std::min(std::ceil(seconds), 359'999.0));
-  if (whole < 60) return fmt::format("{} s", whole);
-  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
-  return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
-}
 
 std::string progress_bar(const Progress& progress, const ProgressRate& rate, std::size_t width) {
   const double share = done_share(progress);

@@ -62,9 +62,6 @@ class WorkWatch : public Observer {
   std::size_t stride_ = 1;  // every stride_-th sample is kept
 };
 
-// Returns a text such as "12 s", "1:05 min" or "2:30 h".
-[[nodiscard]] std::string time_text(double seconds);
-
 // Returns a line of at most `width` columns with the share, bytes, rate and remaining time.
 [[nodiscard]] std::string progress_bar(const Progress& progress, const ProgressRate& rate,
                                        std::size_t width);

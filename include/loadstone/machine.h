@@ -13,6 +13,10 @@ namespace loadstone {
 // control group limits the process. Returns nullopt if the system does not report it.
 [[nodiscard]] LOADSTONE_API std::optional<std::uint64_t> available_memory_bytes();
 
+// Returns the part of the available memory that a computed device map may fill with tensors. The
+// rest, 5 % and at least 1 GiB, is for the load itself and for other programs. Nullopt as above.
+[[nodiscard]] LOADSTONE_API std::optional<std::uint64_t> mappable_memory_bytes();
+
 struct ProcessMemory {
   std::uint64_t peak_bytes = 0;       // the largest resident set until now
   std::uint64_t anonymous_bytes = 0;  // private memory at present

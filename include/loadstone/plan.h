@@ -65,6 +65,7 @@ struct CallerKnowledge {
   std::map<std::string, std::string, std::less<>> expected_sources;
   std::map<std::string, MissingPolicy, std::less<>> missing_of;
   std::set<std::string, std::less<>> explained;
+  std::string missing_advice;  // replaces the suggestions for missing targets
 };
 
 struct PlanOptions {

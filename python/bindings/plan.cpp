@@ -7,6 +7,7 @@
 #include "catalog/lacking.h"
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
+#include "load/duration.h"
 #include "loadstone/execute.h"
 #include "loadstone/machine.h"
 #include "loadstone/page.h"
@@ -135,6 +136,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   options.caller.expected_sources = {expected_sources.begin(), expected_sources.end()};
   const auto explained = named.take<Names>("explained");
   options.caller.explained = {explained.begin(), explained.end()};
+  named.take("missing_advice", options.caller.missing_advice);
   for (const auto& [target, encoding, dialect, block_size, nested, nested_offset, group] :
        named.take<std::vector<QuantizeRow>>("quantize")) {
     options.quantize[target] = {.encoding = encoding,
@@ -270,7 +272,7 @@ void bind_names(nb::module_& module) {
 void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
-  module.def("available_memory_bytes", &available_memory_bytes);
+  module.def("mappable_memory_bytes", &mappable_memory_bytes);
   module.attr("MEMORY_UNLIMITED") = defaults::memory_unlimited;
   module.attr("GGUF_RANK_MAX") = defaults::gguf_rank_max;
   module.attr("GGUF_RANK_MOST") = defaults::gguf_rank_most;
@@ -282,12 +284,20 @@ void bind_defaults(nb::module_& module) {
     origins[nb::str(each.c_str())] = nb::make_tuple(is_written, row.filled);
   }
   module.attr("ORIGINS") = origins;
+  module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
 }
 
 static std::vector<Finding> findings_about_machine(const SharedPlan& plan,
                                                    std::uint64_t memory_bytes,
                                                    std::optional<std::uint64_t> limit) {
   return machine_findings(*plan, memory_bytes, limit);
+}
+
+// Returns the fields of Python's Duration, in order.
+static std::tuple<std::optional<double>, bool, std::string> duration(
+    const SharedPlan& plan, const std::string& rates_file) {
+  const Duration found = duration_of(*plan, plan->bytes_to_read, plan->bytes_to_write, rates_file);
+  return {found.seconds, found.is_least, found.text()};
 }
 
 void bind_plan(nb::module_& module) {
@@ -302,6 +312,7 @@ void bind_plan(nb::module_& module) {
       .def("add_findings", &SharedPlan::add_findings)
       .def("with_findings", &SharedPlan::with_findings)
       .def("machine_findings", &findings_about_machine, nb::arg(), nb::arg().none())
+      .def("duration", &duration, uses_files())
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
       .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
       .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)
@@ -317,7 +328,6 @@ void bind_plan(nb::module_& module) {
       .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
            nb::arg("loaded").none());
   bind_defaults(module);
-  module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));
   module.attr("COUNTED_DEVICES") = nb::tuple(nb::cast(counted_devices));
   module.def(

@@ -24,6 +24,7 @@ from loadstone._base.errors import new_error
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ReceiptDigest, Tie
+from loadstone._execute.plan import Plan
 from loadstone._files.catalog import Catalog
 from loadstone._files.lora import Weighted
 from loadstone._plan.options import LoadOptions
@@ -50,6 +51,7 @@ def from_single_file(
     progress: Progress = False,
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
+    dry_run: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_single_file``; loadstone plans, reads and audits the load.
@@ -66,6 +68,8 @@ def from_single_file(
         lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
             For a pipeline, pass each model with its own adapters.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
+        dry_run: for a model: return the :class:`loadstone.Plan` of this load, to look at; no data
+            is read.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 
@@ -96,6 +100,7 @@ def from_pretrained(
     progress: Progress = False,
     threads: int | None = None,
     receipt: ReceiptDigest | None = None,
+    dry_run: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call the library's ``cls.from_pretrained``; loadstone plans, reads and audits the load.
@@ -107,7 +112,7 @@ def from_pretrained(
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
         missing, lora, lora_ignore, tie: see :func:`from_single_file`.
-        progress, threads, receipt: see :func:`from_single_file`.
+        progress, threads, receipt, dry_run: see :func:`from_single_file`.
         kwargs: arguments of the library's function. A pipeline's ``device_map`` may also map
             components and modules inside them, including to disk and the CPU.
 
@@ -166,6 +171,15 @@ def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str
     return ()
 
 
+def _refuse_pipeline(options: LoadOptions, name: str) -> None:
+    if options.loras is not None and options.loras.catalogs:
+        message = "a pipeline has several models: load one of them with lora=, and pass it on"
+        raise new_error("plan.options", message, field="lora", found=name)
+    if options.dry_run:
+        message = "a pipeline has several models: call the function of each model's own class"
+        raise new_error("plan.options", message, field="dry_run", found=name)
+
+
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
@@ -177,10 +191,8 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
-    merges = options.loras is not None and options.loras.catalogs
-    if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
-        message = "a pipeline has several models: load one of them with lora=, and pass it on"
-        raise new_error("plan.options", message, field="lora", found=cls.__name__)
+    if isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
+        _refuse_pipeline(options, cls.__name__)
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt
     )
@@ -190,7 +202,11 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         set_variable(encoders.OPTIONS, encoder_options),
         set_variable(load.OPTIONS, options),
     ):
-        return getattr(cls, function)(source, **kwargs)  # looked up after the hooks are installed
+        try:
+            # The function is looked up after the hooks are installed.
+            return getattr(cls, function)(source, **kwargs)
+        except load.DryRun as done:
+            return Plan(done.plan)
 
 
 def skeleton_builder(

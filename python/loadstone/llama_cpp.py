@@ -21,7 +21,7 @@ from loadstone._adapters.llama_cpp.model_folder import is_model_folder
 from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
 from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 from loadstone._base.errors import new_error
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 
 __all__ = ["GgufTraced", "MetadataEntry", "save_recipes", "trace"]
 
@@ -72,7 +72,7 @@ def trace(
     entered = converter_at(converter)
     if not trust_code:
         require_no_code(folder)
-    catalog = inspect(folder, allow_links=allow_links)
+    catalog = open_catalog(folder, allow_links=allow_links)
     return trace_model(folder, catalog, entered, dtype, computed_bytes_max)
 
 

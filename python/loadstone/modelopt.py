@@ -23,7 +23,7 @@ from loadstone._adapters.patch import Hooks
 from loadstone._base.keywords import names_keywords
 from loadstone._base.progress import Progress
 from loadstone._base.vocabulary import MaxMemory, Missing, ModelOptMode, ReceiptDigest
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import DeviceMap
 
@@ -116,7 +116,7 @@ def load(
         building.require_blank(model)
     else:  # check before quantizers are placed, so that a failed load does not change the model
         building.require_blank(model)
-        loading.check(model, inspect(folder), options)
+        loading.check(model, open_catalog(folder, allow_links=True), options)
     building.place_quantizers(model, quant_cfg, quant_gemm)
     loading.load_into(model, folder, options)
     return model.eval()

@@ -12,7 +12,7 @@ from loadstone._base.errors import Error, new_error
 from loadstone._base.keywords import names_keywords
 from loadstone._convert.save import Serialized
 from loadstone._convert.shared_storages import find_duplicates
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 from loadstone._files.read import TensorReader, device_argument
 from loadstone._files.safe_open import require_backend
 
@@ -51,7 +51,7 @@ def load_file(
     """
     require_backend(backend)
     place = device_argument(device)
-    reader = TensorReader(inspect(filename, allow_links=allow_links), decodes=False)
+    reader = TensorReader(open_catalog(filename, allow_links=allow_links), decodes=False)
     return reader.read_all(reader.dtypes(), place, threads or 0)
 
 

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <initializer_list>
 
 namespace loadstone {
@@ -221,6 +223,14 @@ std::string either(std::span<const std::string> words) {
 
 std::string counted(std::uint64_t count, std::string_view thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
+std::string time_text(double seconds) {
+  // Times are limited to 99:59 h, because longer times are useless and could overflow an integer.
+  const auto whole = static_cast<unsigned>(std::min(std::ceil(seconds), 359'999.0));
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+  return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
 }
 
 std::string human_bytes(std::uint64_t bytes) {

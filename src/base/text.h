@@ -47,6 +47,9 @@ namespace loadstone {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+// Returns a text such as "12 s", "1:05 min" or "2:30 h".
+[[nodiscard]] std::string time_text(double seconds);
+
 // Returns a size such as "91.0 MB", in decimal units as file managers and disks use.
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
 

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "boxes/merges.h"
 #include "loadstone/name_hash.h"
+#include "plan/costs.h"
 
 namespace loadstone {
 
@@ -113,14 +114,17 @@ std::string dtype_text(const Plan& plan, const PlannedTarget& target) {
   return text;
 }
 
-std::string origin_text(const PlannedTarget& target) {
+std::string origin_text(const Plan& plan, const PlannedTarget& target) {
   const Recipe& recipe = target.recipe;
   std::string text(name(recipe.origin));
   if (recipe.origin == Origin::excluded) text += ": " + recipe.reason;
   if (recipe.boxes.size() > 1) text += fmt::format(", {} boxes", recipe.boxes.size());
   if (recipe.merge != nullptr) text += ", " + counted(recipe.merge->terms.size(), "term");
   if (target.delivery == Delivery::file_view) text += ", view of the file";
-  if (target.delivery == Delivery::disk_keep) text += ", kept in its shard";
+  if (target.delivery == Delivery::disk_keep) {
+    text += is_whole_source(plan, target) ? ", kept in its shard"
+                                          : ", kept in its shard and cast at each read";
+  }
   return text;
 }
 
@@ -143,7 +147,7 @@ PlanRow row_of(const Plan& plan, const PlannedTarget& target) {
           .shape = target.shape.text(),
           .dtype = dtype_text(plan, target),
           .device = target.device,
-          .origin = origin_text(target),
+          .origin = origin_text(plan, target),
           .from = from_text(plan, target),
           .bytes = target.recipe.origin == Origin::tie ? 0 : target.byte_count()};
 }

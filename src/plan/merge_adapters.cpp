@@ -34,6 +34,17 @@ void move_decodings(Merge& merge, std::uint32_t by) {
   }
 }
 
+// Returns the encoding of a target's codes, such as "Q4_K", or the target's dtype.
+std::string stored_encoding(const Catalog& catalog, const PlannedTarget& target) {
+  if (target.recipe.boxes.empty() || kind(target.dtype) == DtypeKind::floating) {
+    return std::string(name(target.dtype));
+  }
+  const std::uint32_t source = target.recipe.boxes.front().source;
+  const QuantizedTensor* const quantized = catalog.quantized().find(source);
+  return quantized != nullptr ? quantized->encoding
+                              : std::string(catalog.tensors()[source].encoding.name());
+}
+
 }  // namespace
 
 // Returns the reason why an adapter cannot change the target; empty if it can. Also empty for a
@@ -55,7 +66,7 @@ std::string Planner::obstacle_of(std::size_t root) const {
   return fmt::format(
       "the model stores it as {}, but an adapter can be added only to floats of 16 bits or more; "
       "merge the adapter into a file first",
-      name(planned.dtype));
+      stored_encoding(*plan_.catalog, planned));
 }
 
 // Returns the checkpoint's name for a target with one whole source, otherwise an empty string.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 #include "base/json_writer.h"
 #include "base/text.h"
@@ -62,6 +63,12 @@ std::vector<std::string_view> numbers_of(const std::vector<std::string_view>& ru
   return numbers;
 }
 
+std::string without_numbers(std::string_view name) {
+  std::string text;
+  for (const std::string_view run : runs_of(name)) text += is_digits(run) ? "#" : run;
+  return text;
+}
+
 std::string pattern_of(std::string_view text) {
   std::string pattern;
   for (const char character : text) {
@@ -106,10 +113,10 @@ void NearestNames::collect_by_ending(std::string_view name, std::vector<std::siz
   }
 }
 
-void NearestNames::collect_by_edits(std::string_view name, const Shape& shape,
-                                    std::vector<std::size_t>& found) {
+std::size_t NearestNames::collect_by_edits(std::string_view name, const Shape& shape,
+                                           std::vector<std::size_t>& found) {
   const auto same_shape = shapes_.find(hash_of(shape));
-  if (same_shape == shapes_.end()) return;
+  if (same_shape == shapes_.end()) return 0;
   const auto distance_max = static_cast<unsigned>(std::min<std::size_t>(name.size() / 4 + 1, 12));
   std::vector<std::pair<unsigned, std::uint32_t>> near;
   for (const std::uint32_t index : same_shape->second) {
@@ -120,18 +127,33 @@ void NearestNames::collect_by_edits(std::string_view name, const Shape& shape,
   }
   std::ranges::stable_sort(near, {}, &std::pair<unsigned, std::uint32_t>::first);
   for (const auto& [distance, index] : near) found.push_back(index);
+  const auto is_farther = [&](const auto& each) { return each.first > near.front().first; };
+  return static_cast<std::size_t>(std::ranges::find_if(near, is_farther) - near.begin());
 }
 
-std::vector<std::size_t> NearestNames::nearest(std::string_view name, const Shape& shape,
-                                               std::size_t count_max) {
+// Returns true if exactly one of the names has the numbers of `name`, and all others differ from it
+// only in their numbers.
+bool NearestNames::put_same_numbers_first(std::string_view name,
+                                          std::span<std::size_t> equals) const {
+  const std::string pattern = without_numbers(names_[equals.front()].name);
+  const auto numbers = numbers_of(runs_of(name));
+  const auto others = std::ranges::stable_partition(
+      equals, [&](std::size_t i) { return numbers_of(runs_of(names_[i].name)) == numbers; });
+  return equals.size() == others.size() + 1 && std::ranges::all_of(equals, [&](std::size_t i) {
+           return without_numbers(names_[i].name) == pattern;
+         });
+}
+
+Nearest NearestNames::nearest(std::string_view name, const Shape& shape, std::size_t count_max) {
   std::vector<std::size_t> found;
+  std::size_t edited_equals = 0;
   collect_by_ending(name, found);
   const auto has_shape = [&](std::size_t i) {
     return names_[i].shape != nullptr && *names_[i].shape == shape;
   };
   if (std::ranges::none_of(found, has_shape)) {
     std::vector<std::size_t> edited;
-    collect_by_edits(name, shape, edited);
+    edited_equals = collect_by_edits(name, shape, edited);
     found.insert(found.begin(), edited.begin(), edited.end());
   }
   std::vector<std::size_t> unique;
@@ -139,9 +161,17 @@ std::vector<std::size_t> NearestNames::nearest(std::string_view name, const Shap
     if (std::ranges::find(unique, index) == unique.end()) unique.push_back(index);
     if (unique.size() == 64) break;
   }
-  std::stable_partition(unique.begin(), unique.end(), has_shape);
+  if (unique.empty()) return {};
+  const auto shaped = std::stable_partition(unique.begin(), unique.end(), has_shape);
+  std::size_t equals = edited_equals;
+  if (equals == 0) equals = static_cast<std::size_t>(shaped - unique.begin());
+  if (equals == 0) equals = unique.size();
+  equals = std::min(equals, unique.size());
+  const bool is_single =
+      equals == 1 || put_same_numbers_first(name, std::span(unique).first(equals));
+  const bool may_fit = has_shape(unique.front()) || names_[unique.front()].shape == nullptr;
   if (unique.size() > count_max) unique.resize(count_max);
-  return unique;
+  return {std::move(unique), is_single && may_fit};
 }
 
 std::string suggested_rule(std::string_view source, std::string_view target) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +14,12 @@
 
 namespace loadstone {
 
+struct Nearest {
+  std::vector<std::size_t> indices;  // in the order of add(), best candidate first
+  // The first candidate may have the wanted shape, and no other candidate fits as well.
+  bool is_unique = false;
+};
+
 // Candidate names with their shapes. The candidates are names with the same ending, because a
 // prefix is the most frequent difference. If none of these has the wanted shape, names of that
 // shape with few edits are added. Not thread-safe, because it limits its total work.
@@ -22,10 +29,9 @@ class NearestNames {
   void add(std::string_view name, const Shape* shape);
   [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
 
-  // Returns at most `count_max` indices in the order of add(), best candidate first. Candidates of
-  // the given shape come before all others.
-  [[nodiscard]] std::vector<std::size_t> nearest(std::string_view name, const Shape& shape,
-                                                 std::size_t count_max);
+  // Returns at most `count_max` candidates. Those of the given shape come before all others. Of
+  // names that differ only in their numbers, one with the numbers of `name` fits best.
+  [[nodiscard]] Nearest nearest(std::string_view name, const Shape& shape, std::size_t count_max);
 
  private:
   struct Entry {
@@ -34,7 +40,10 @@ class NearestNames {
   };
 
   void collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const;
-  void collect_by_edits(std::string_view name, const Shape& shape, std::vector<std::size_t>& found);
+  // Returns the number of candidates with the fewest edits, which come first.
+  std::size_t collect_by_edits(std::string_view name, const Shape& shape,
+                               std::vector<std::size_t>& found);
+  bool put_same_numbers_first(std::string_view name, std::span<std::size_t> equals) const;
 
   std::vector<Entry> names_;
   // Maps each whole name, and each part after a dot, to the first few names that end with it.

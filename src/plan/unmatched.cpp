@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -109,6 +110,12 @@ void Planner::report_patterns() {
 
 void Planner::suggest() {
   if (gaps_.empty()) return;
+  if (!options_.caller.missing_advice.empty()) {
+    for (const auto& gap : gaps_) {
+      plan_.findings[gap.finding].suggestion = options_.caller.missing_advice;
+    }
+    return;
+  }
   NearestNames names;
   std::vector<const Produced*> items;
   for (const Produced& item : production_.items()) {
@@ -121,23 +128,34 @@ void Planner::suggest() {
     items.push_back(&item);
   }
   if (items.empty()) return;
-  std::set<std::string> rules;
-  NameMap<std::string> reverse;  // unexpected name -> target
+  std::vector<Nearest> guesses;
+  std::map<std::size_t, std::size_t> uses;  // number of targets for which an item is the best guess
   for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
     const Target& target = skeleton_.targets[gaps_[i].target];
-    auto nearest = names.nearest(target.name, target.shape, names_per_suggestion);
+    Nearest guess = names.nearest(target.name, target.shape, names_per_suggestion);
     const bool is_pair = gaps_.size() == 1 && items.size() == 1;
-    if (nearest.empty() && is_pair) nearest.push_back(0);
-    if (nearest.empty()) continue;
+    if (guess.indices.empty() && is_pair) guess = {.indices = {0}, .is_unique = true};
+    if (guess.is_unique) ++uses[guess.indices.front()];
+    guesses.push_back(std::move(guess));
+  }
+  std::set<std::string> rules;
+  NameMap<std::string> reverse;  // unexpected name -> target
+  for (std::size_t i = 0; i < guesses.size(); ++i) {
+    const auto& [indices, is_unique] = guesses[i];
+    if (indices.empty()) continue;
+    const std::string& target = skeleton_.targets[gaps_[i].target].name;
     std::string text = "did you mean ";
-    for (std::size_t n = 0; n < nearest.size(); ++n) {
-      text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
-      reverse.try_emplace(items[nearest[n]]->name, target.name);
+    for (std::size_t n = 0; n < indices.size(); ++n) {
+      text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[indices[n]]->name));
+      reverse.try_emplace(items[indices[n]]->name, target);
     }
-    // A rule that applies to several layers is written out only once.
-    const auto [rule, is_new] =
-        rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
-    text += is_new ? "? A rule that maps it: [" + *rule + "]" : "? The rule above maps it";
+    text += "?";
+    if (is_unique && uses.at(indices.front()) == 1) {
+      // A rule that applies to several layers is written out only once.
+      const auto [rule, is_new] =
+          rules.insert(suggested_rule(items[indices.front()]->name, target));
+      text += is_new ? " A rule that maps it: [" + *rule + "]" : " The rule above maps it";
+    }
     plan_.findings[gaps_[i].finding].suggestion = std::move(text);
   }
   for (std::size_t i = 0; i < unexpected_names_.size(); ++i) {

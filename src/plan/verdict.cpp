@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
+#include "base/checked.h"
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/error.h"
@@ -83,6 +85,39 @@ void add_findings(std::string& text, const std::vector<Finding>& findings, const
   }
 }
 
+struct Placed {
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+
+  void add(std::uint64_t more) {
+    ++tensors;
+    bytes = saturating_add(bytes, more);
+  }
+  [[nodiscard]] std::string text() const {
+    return fmt::format("{} ({})", counted(tensors, "tensor"), human_bytes(bytes));
+  }
+};
+
+// Appends the tensors and bytes of each device, unless all tensors are on the CPU.
+void add_placement(std::string& text, const Plan& plan) {
+  std::map<std::string, Placed> devices;
+  Placed kept;
+  for (const PlannedTarget& target : plan.targets) {
+    const Origin origin = target.recipe.origin;
+    if (origin == Origin::tie || origin == Origin::excluded) continue;
+    devices[target.device].add(target.byte_count());
+    if (target.delivery == Delivery::disk_keep) kept.add(target.byte_count());
+  }
+  if (devices.empty() || (devices.size() == 1 && devices.contains("cpu"))) return;
+  const char* separator = "placed   ";
+  for (const auto& [device, placed] : devices) {
+    text += fmt::format("{}{} on {}", separator, placed.text(), printable(device));
+    separator = ", ";
+  }
+  if (kept.tensors > 0) text += fmt::format("; on disk, {} stay in their shards", kept.text());
+  text += '\n';
+}
+
 void add_figures(std::string& text, const Plan& plan) {
   text += "plan     " + counts_text(plan) + '\n';
   text += fmt::format("bytes    {} to read", human_bytes(plan.bytes_to_read));
@@ -97,6 +132,7 @@ void add_figures(std::string& text, const Plan& plan) {
     separator = ", ";
   }
   text += plan.peak_bytes.empty() ? "nothing\n" : "\n";
+  add_placement(text, plan);
 }
 
 }  // namespace

@@ -99,6 +99,13 @@ std::optional<std::uint64_t> available_memory_bytes() {
   return group ? std::min(bytes, *group) : bytes;
 }
 
+std::optional<std::uint64_t> mappable_memory_bytes() {
+  constexpr std::uint64_t reserve_bytes_min = std::uint64_t{1} << 30;
+  const auto available = available_memory_bytes();
+  if (!available) return std::nullopt;
+  return *available - std::min(*available, std::max(reserve_bytes_min, *available / 20));
+}
+
 ProcessMemory process_memory() {
   ProcessMemory memory;
   std::ifstream file("/proc/self/status");

@@ -164,6 +164,57 @@ TEST(MakePlan, SuggestsWhatMayBeMeant) {
   }
 }
 
+// Returns the suggestion for the only missing target, [4], with these sources of the same shape.
+std::string suggestion_for(const std::string& target, const std::vector<std::string>& sources) {
+  std::vector<FakeTensor> tensors;
+  for (const std::string& source : sources) tensors.push_back({source, {4}});
+  return found(make_plan(fake_catalog(tensors), skeleton_of({target_of(target, {4})})),
+               "plan.missing")
+      .at(0)
+      .suggestion;
+}
+
+TEST(MakePlan, SuggestsNoRuleIfNamesFitEquallyWell) {
+  EXPECT_EQ(suggestion_for("mid_block.resnets.0.norm1.weight",
+                           {"mid.block_1.norm1.weight", "up.block_2.norm1.weight"}),
+            "did you mean 'mid.block_1.norm1.weight' or 'up.block_2.norm1.weight'?");
+  // Both names need two edits.
+  EXPECT_EQ(suggestion_for("blocks.attention.query",
+                           {"blocks.attention.queen", "stranger", "blocks.attention.queer"}),
+            "did you mean 'blocks.attention.queen' or 'blocks.attention.queer'?");
+  EXPECT_THAT(suggestion_for("blocks.attention.query",
+                             {"blocks.attention.quer", "stranger", "blocks.attention.qu"}),
+              HasSubstr(R"("sources":["blocks\\.attention\\.quer"])"));
+  // The names differ only in their numbers, and one has the same numbers as the target.
+  EXPECT_THAT(suggestion_for("layers.1.attn.q.bias", {"blocks.0.q.bias", "blocks.1.q.bias"}),
+              HasSubstr(R"("sources":["blocks\\.(\\d+)\\.q\\.bias"])"));
+  EXPECT_EQ(suggestion_for("layers.2.attn.q.bias", {"blocks.0.q.bias", "blocks.1.q.bias"}),
+            "did you mean 'blocks.0.q.bias' or 'blocks.1.q.bias'?");
+}
+
+TEST(MakePlan, SuggestsNoRuleForANameThatFitsSeveralTargets) {
+  const Plan plan =
+      make_plan(fake_catalog({{"final.linear.bias", {4}}}),
+                skeleton_of({target_of("a.linear.bias", {4}), target_of("b.linear.bias", {4})}));
+  for (const Finding& missing : found(plan, "plan.missing")) {
+    EXPECT_EQ(missing.suggestion, "did you mean 'final.linear.bias'?");
+  }
+}
+
+TEST(MakePlan, SuggestsNoRuleForANameOfADifferentShape) {
+  const Plan plan = make_plan(fake_catalog({{"final.linear.bias", {4}}, {"unrelated", {1}}}),
+                              skeleton_of({target_of("a.linear.bias", {5})}));
+  EXPECT_EQ(found(plan, "plan.missing").at(0).suggestion, "did you mean 'final.linear.bias'?");
+}
+
+TEST(MakePlan, AdviceOfTheCallerReplacesSuggestions) {
+  PlanOptions options;
+  options.caller.missing_advice = "call f()";
+  const Plan plan = make_plan(fake_catalog({{"head.wieght", {3}}}),
+                              skeleton_of({target_of("head.weight", {3})}), options);
+  EXPECT_EQ(found(plan, "plan.missing").at(0).suggestion, "call f()");
+}
+
 TEST(MakePlan, OneMissingAndOneUnexpectedArePaired) {
   const Plan plan =
       make_plan(fake_catalog({{"completely.different", {5}}}), skeleton_of({target_of("w", {5})}));

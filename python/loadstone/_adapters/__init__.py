@@ -1,6 +1,5 @@
 """Library adapters, one folder each, and their registration."""
 
-from loadstone import _core
 from loadstone._base.adapters import LibraryAdapter, register
 
 register(
@@ -24,7 +23,6 @@ register(
             "diffusers.quantizers.gguf.utils.GGUFParameter",
             "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
         ),
-        gguf_rank_max=_core.GGUF_RANK_MOST,
     ),
     LibraryAdapter("accelerate", is_patchable=True, skipped_attributes=("_hf_hook",)),
     LibraryAdapter(

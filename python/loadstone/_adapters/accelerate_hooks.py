@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +35,20 @@ def flatten_hooks(hook: Any) -> list[Any]:
     """Return one of accelerate's hooks as a list; a sequence of hooks becomes its members."""
     parts = getattr(hook, "hooks", None)
     return [hook] if parts is None else [leaf for part in parts for leaf in flatten_hooks(part)]
+
+
+@contextlib.contextmanager
+def without_false_warning(model: torch.nn.Module, device_map: Mapping[str, Any]) -> Iterator[None]:
+    """Hide accelerate's warning about unknown paths if each path is a module or a tensor.
+
+    Maps that loadstone or accelerate computes contain tensors, and accelerate knows only modules.
+    """
+    named = (model.named_modules(), model.named_parameters(), model.named_buffers())
+    names = {name for name, _ in itertools.chain[tuple[str, Any]](*named)}
+    with warnings.catch_warnings():
+        if names.issuperset(device_map):
+            warnings.filterwarnings("ignore", "The following device_map keys do not match")
+        yield
 
 
 def align_offloaded_weights(model: torch.nn.Module) -> None:

@@ -44,7 +44,6 @@ class LibraryAdapter:
             as copies of the module's own tensors and cached outputs.
         wrapper_attributes: attributes in which the library's layers hold the module that they
             replaced.
-        gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.
         tie_list: the attribute in which models list ties as ``{name: root}``.
         tie_option: the field of models' configs that declares ties.
     """
@@ -65,7 +64,6 @@ class LibraryAdapter:
     filled_modules: tuple[str, ...] = ()
     skipped_attributes: tuple[str, ...] = ()
     wrapper_attributes: tuple[str, ...] = ()
-    gguf_rank_max: int | None = None
     tie_list: str = ""
     tie_option: str = ""
 

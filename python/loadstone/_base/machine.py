@@ -54,12 +54,12 @@ def _current(kind: str) -> int:
     return int(module.current_device())
 
 
-def available_memory() -> dict[str, int]:
-    """Return the free bytes of each CUDA device, then of the host."""
+def mappable_memory() -> dict[str, int]:
+    """Return the free bytes of each CUDA device, then of the host less a reserve."""
     capacities = {}
     for index in range(torch.cuda.device_count()):
         capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
-    capacities["cpu"] = _core.available_memory_bytes() or 0
+    capacities["cpu"] = _core.mappable_memory_bytes() or 0
     return capacities
 
 
@@ -98,7 +98,7 @@ def capacities(
             (device_name(device), unlimited if size == "unlimited" else byte_count(size))
             for device, size in max_memory.items()
         ]
-    return list(available_memory().items()) if computed else []
+    return list(mappable_memory().items()) if computed else []
 
 
 def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:

@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from loadstone import _core
-from loadstone._base import machine
+from loadstone._base import machine, user_cache
 from loadstone._base.adapters import adapters_with
 from loadstone._base.arguments import count_argument, optional_path, path_list
 from loadstone._base.errors import new_error
@@ -24,7 +24,7 @@ from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
-from loadstone._files.catalog import CheckpointPath, inspect
+from loadstone._files.catalog import RANK_MAX, CheckpointPath, inspect
 from loadstone._files.lora import Weighted, open_loras
 from loadstone._model.model_lock import model_lock
 from loadstone._model.modules import require_module
@@ -38,6 +38,21 @@ from loadstone._plan.rules import Rules, is_file, is_json
 
 # Number of targets up to which a notebook shows the page, because each adds to the notebook's size.
 _NOTEBOOK_TARGETS_MAX = 3000
+
+
+class Duration(NamedTuple):
+    """An estimate.
+
+    Attributes:
+        seconds: ``None`` if unknown.
+        is_lower_bound: the load also encodes or decodes values, which takes more time.
+        text: the estimate as ``loadstone plan`` prints it, with the measurement or with the reason
+            why the duration is unknown.
+    """
+
+    seconds: float | None
+    is_lower_bound: bool
+    text: str
 
 
 class Plan:
@@ -85,6 +100,11 @@ class Plan:
         memory both count.
         """
         return self._planned.peak_bytes
+
+    @property
+    def duration(self) -> Duration:
+        """The estimated duration of the load, from the rates that ``loadstone bench`` measured."""
+        return Duration(*self._planned.core.duration(str(user_cache.folder("bench.json"))))
 
     @property
     def device_map(self) -> dict[str, str]:
@@ -383,11 +403,9 @@ def _planned(
             raise new_error("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
         options |= {"missing": missing, "unexpected": unexpected}
-    traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None
-    rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
-    catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
+    catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=RANK_MAX)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
-    is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
+    is_traced = isinstance(rules, str) and (rules in adapters_with("recipes") or not is_written)
     with model_lock(model):  # trace() and make_plan() share one walk over the model
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
         planned = make_plan(

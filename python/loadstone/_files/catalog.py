@@ -175,14 +175,16 @@ def open_catalog(source: CheckpointPath | Catalog, *, allow_links: bool) -> Cata
     return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
 
 
-def try_inspect(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
+def try_inspect(paths: CheckpointPath) -> tuple[Catalog | None, str]:
     """Return the catalog, or the reason why loadstone cannot read a file that torch may read.
+
+    Follows all links, as the libraries do.
 
     Raises:
         FormatError, LoadError: see :func:`inspect`; only for files that are not torch's.
     """
     try:
-        return inspect(paths, allow_links=allow_links), ""
+        return open_catalog(paths, allow_links=True), ""
     except FormatError as error:
         if not error.code.startswith("pt."):
             raise

@@ -7,7 +7,7 @@ from typing import Any
 from loadstone._base.errors import new_error, unknown_word_error
 from loadstone._base.keywords import names_keywords
 from loadstone._base.lazy_torch import torch
-from loadstone._files.catalog import CheckpointPath, inspect
+from loadstone._files.catalog import CheckpointPath, open_catalog
 from loadstone._files.read import Entry, TensorReader, device_argument
 
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
@@ -77,7 +77,7 @@ class safe_open:  # noqa: N801
                 field="device",
                 found=str(device),
             )
-        catalog = inspect(filename, allow_links=allow_links)
+        catalog = open_catalog(filename, allow_links=allow_links)
         self._reader: TensorReader | None = TensorReader(catalog, decodes=False)
 
     def keys(self) -> list[str]:

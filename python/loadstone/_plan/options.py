@@ -28,6 +28,7 @@ class LoadOptions:
             no quantizer for it, or one that cannot work on this machine.
         nested_offset, quantize_experts: see :func:`loadstone.transformers.from_pretrained`.
         infer_config: correct a config that does not fit the file.
+        dry_run: end the load before it reads any data, and return its plan.
         mode, attn_implementation: see :func:`loadstone.modelopt.load`.
     """
 
@@ -44,6 +45,7 @@ class LoadOptions:
     nested_offset: Mapping[str, float] | None = None
     quantize_experts: bool = False
     infer_config: bool = False
+    dry_run: bool = False
     mode: ModelOptMode = "modelopt-compat"
     attn_implementation: Any = None
 
@@ -52,7 +54,8 @@ class LoadOptions:
         """Return the options among the arguments of a function; open the LoRA adapters."""
         options = {name: arguments[name] for name in NAMES if name in arguments}
         lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
-        merged = open_loras(lora, lora_ignore, tie=options.pop("tie", "split"))
+        # Links are followed, as the library follows those of the model.
+        merged = open_loras(lora, lora_ignore, allow_links=True, tie=options.pop("tie", "split"))
         return cls(loras=merged, refuses_unsupported=True, **options)
 
 

@@ -19,7 +19,7 @@ from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
-from loadstone._plan.library_recipes import extend
+from loadstone._plan.library_recipes import extend, with_rules_advice
 from loadstone._plan.load_hooks import HookChanges
 from loadstone._plan.model_memory import held_bytes, reused_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
@@ -66,13 +66,11 @@ def make_plan(
         allow_non_finite: true by default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
-        options: options of the core; ``allows_unknown_modules`` only warns of unknown modules in a
-            device map.
+        options: the core's; ``allows_unknown_modules`` only warns of unknown paths in a device map.
     """
     derived = extend(library_recipes, model, catalog, dtype, quantize)
     merged = loras or MergedLoras()
     model_targets = _expanded_targets(model, derived, merged.keeps_ties, unexpected)
-    keeps_dtypes = model_targets.keeps_dtypes and dtype != "auto"
     default, patterns = missing_policies(missing)
     policy_of = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes = string_list("strip_prefix", strip_prefix)
@@ -83,7 +81,7 @@ def make_plan(
         merged.join_behind(catalog),
         values_known=model_targets.module is not None,
         rules=text,
-        dtype="" if dtype is None or keeps_dtypes else str(dtype),
+        dtype=_core_dtype(dtype, model_targets),
         offload_folder=optional_path("offload_folder", offload_folder),
         missing=default,
         missing_patterns=patterns,
@@ -111,9 +109,15 @@ def make_plan(
         rest = {"missing_of": list(policy_of.items()), **hook_changes.arguments(unexpected)}
         core = make_core(model_targets.targets, **rest)
         extensions += [] if hook_changes.extra is None else [hook_changes.extra]
+    core = with_rules_advice(core, make_core, rest, model_targets, catalog)
     shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
     return _finished(core, model_targets, extensions, in_place, shared_read, policies)
+
+
+def _core_dtype(dtype: Any, model_targets: ModelTargets) -> str:
+    keeps_dtypes = model_targets.keeps_dtypes and dtype != "auto"
+    return "" if dtype is None or keeps_dtypes else str(dtype)
 
 
 def _expanded_targets(

@@ -343,6 +343,8 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "write rules for the names, convert": a_hook_that_reads_values,
     "load this model with load_state_dict": an_extra_state_that_is_no_tensor,
     "build the model under loadstone.skeleton(), or make": parameters_that_overlap,
+    "the converter of {} maps these names": "test_accelerate_advice.py::"
+    "test_a_single_file_in_original_names_names_the_rules",
     "must also change the other, make them one parameter": parameters_that_overlap,
     "no hook can load a tensor without its module": a_tensor_on_disk_by_its_own_name,
     "Or use save_model(..., force_contiguous=True)": strides_of_a_saved_model,
@@ -358,6 +360,10 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
     "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
     "test_a_direct_call_is_refused_and_its_advice_works",
+    "a pipeline has several models: call the function of each": "test_diffusers_options.py::"
+    "test_a_dry_run_of_a_pipeline_is_refused",
+    "pass a strategy, or leave max_memory out": "test_diffusers_options.py::"
+    "test_limits_of_a_pipelines_given_map_are_refused",
     "not supported: call the library's from_pretrained": "test_diffusers_unexpected.py::"
     "test_sizes_that_the_library_ignores",
     "load the model without offloading this layer": "test_adapters.py::"

@@ -75,6 +75,18 @@ def test_a_plan_estimates_its_duration(run, model, cache, rates, tmp_path):
     run("load", "--plan", shown, status=0)
 
 
+def test_a_plan_of_python_has_the_same_duration(run, model, cache, rates):
+    with loadstone.skeleton():
+        module = torch.nn.Module()
+        module.a = torch.nn.Parameter(torch.empty(1250, 800))
+    plan = loadstone.plan(module, model)
+    for content in (json.dumps(rates), json.dumps(rates | {"host": "other"})):
+        cache.write_text(content)
+        assert plan.duration._asdict() == duration(run, "plan", model)
+    assert plan.duration.seconds is None
+    assert plan.duration.text == "unknown: run 'loadstone bench CHECKPOINT'"
+
+
 def test_a_dry_run_estimates_its_duration(run, model, cache, rates, tmp_path):
     cache.write_text(json.dumps(rates))
     words = ["convert", model, tmp_path / "b.safetensors", "--dry-run"]

@@ -239,7 +239,7 @@ def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
 
 
 def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
-    """Entry points that have an option for more dims accept the file; the others reject it."""
+    """Entry points accept the file, if they have an option for more dims only with this option."""
     file = write_5d(tmp_path / "model")
     expected = {name: rounded(tensor, torch.bfloat16) for name, tensor in file.numbers.items()}
     done("convert", file.path, tmp_path / "out.safetensors", "--dequantize", "--dtype", "BF16")
@@ -248,9 +248,14 @@ def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
     to_disk = ("--device-map", "disk", "--offload-folder", tmp_path / "offload")
     done("load", file.path, "--skeleton", needs, "--gguf-rank-max", 5, *to_disk)
     assert_equal(offloaded(tmp_path / "offload"), expected)
-    with pytest.raises(loadstone.FormatError) as caught:
-        loadstone.load(model_of(file.numbers, torch.bfloat16), file.path)
+    with pytest.raises(loadstone.FormatError, match="gguf_rank_max=5 in Python") as caught:
+        loadstone.inspect(file.path)
     assert caught.value.code == "gg.n_dims"
+    loadstone.inspect(file.path, gguf_rank_max=5)
+    model = model_of(file.numbers, torch.bfloat16)
+    loadstone.load(model, file.path)
+    assert_equal(model.state_dict(), expected)
+    assert set(loadstone.torch.load_file(file.path)) == file.tensor_names
 
 
 def test_the_comparison_sees_one_bit(files: Files) -> None:

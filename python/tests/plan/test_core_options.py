@@ -31,6 +31,7 @@ PLAN: dict[str, Any] = {
     "local_ranks": 1,
     "max_memory": [],
     "missing": "error",
+    "missing_advice": "",
     "missing_of": [],
     "missing_patterns": [],
     "mmap": False,

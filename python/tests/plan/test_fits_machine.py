@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from accelerate.utils import OffloadedWeightsLoader
 from remote_server import Server
 
 import loadstone
@@ -20,6 +22,7 @@ import loadstone.accelerate
 import loadstone.diffusers
 import loadstone.transformers
 from loadstone import _core
+from loadstone._base.machine import read_proc_bytes
 from loadstone._model.model_lock import slots_of
 from loadstone._plan.model_memory import reused_bytes
 from loadstone._plan.planned_load import PlannedLoad
@@ -269,3 +272,78 @@ def test_dry_run_prints_the_plan_when_the_disk_is_full(file, tmp_path):
         loadstone.convert(file, tmp_path / "out")
     assert caught.value.code == "io.no_space"
     assert not (tmp_path / "out").exists()
+
+
+LAYER_BYTES = 64 << 20
+
+
+def write_layers(folder: Path) -> Path:
+    """Write tensors of 64 MiB, twice as many as the memory has room for; the data is a hole."""
+    count = 2 * free_bytes() // LAYER_BYTES
+    header = {
+        f"layers.{i}.weight": {
+            "dtype": "BF16",
+            "shape": [LAYER_BYTES // 2],
+            "data_offsets": [i * LAYER_BYTES, (i + 1) * LAYER_BYTES],
+        }
+        for i in range(count)
+    }
+    text = json.dumps(header).encode()
+    file = folder / "layers.safetensors"
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + count * LAYER_BYTES)
+    return file
+
+
+def free_bytes() -> int:
+    return read_proc_bytes("/proc/meminfo", "MemAvailable")
+
+
+@pytest.mark.parametrize("entry", ["python", "command"])
+def test_a_computed_device_map_leaves_memory_free(tmp_path, entry):
+    layers = write_layers(tmp_path)
+    with loadstone.skeleton():
+        modules = [torch.nn.Module() for _ in loadstone.inspect(layers).tensors]
+        for module in modules:
+            module.weight = torch.nn.Parameter(torch.empty(LAYER_BYTES // 2, dtype=torch.bfloat16))
+        model = torch.nn.Module()
+        model.layers = torch.nn.ModuleList(modules)
+    free = free_bytes()
+    if entry == "python":
+        plan = loadstone.plan(model, layers, device_map="auto")
+        assert plan.ok
+        text, places = str(plan), [target.device for target in plan.targets]
+    else:
+        text = command.output("plan", layers, "--device-map", "auto")
+        document = json.loads(command.output("plan", layers, "--device-map", "auto", "--json"))
+        places = [target["device"] for target in document["targets"]]
+    free = max(free, free_bytes())
+    assert set(places) == {"cpu", "disk"}
+    assert places.count("cpu") * LAYER_BYTES <= free - max(1 << 30, free // 20)
+    on_disk = places.count("disk")
+    figures = r"\d+ tensors \(\S+ GB\)"
+    assert re.search(
+        rf"placed   {figures} on cpu, {figures} on disk; on disk, {figures} stay", text
+    )
+    if entry == "python":  # two runs of the command measure the free memory twice
+        assert f" {on_disk} tensors (" in text
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_cast_tensor_on_disk_stays_in_its_shard(tmp_path, dtype):
+    """Nothing is written: each read of the offload folder casts the tensor."""
+    file = tmp_path / "model.safetensors"
+    value = torch.randn(4, 3, dtype=torch.bfloat16)
+    safetensors.torch.save_file({"weight": value}, file)
+    options = ["--device-map", "disk", "--dtype", dtype, "--offload-folder", tmp_path / "off"]
+    text = command.output("plan", file, *options)
+    assert "placed   1 tensor (24 B) on disk; on disk, 1 tensor (24 B) stay" in text
+    assert ("kept in its shard and cast at each read" in text) == (dtype == "f16")
+    command.output("load", file, *options)
+    assert [path.name for path in (tmp_path / "off").iterdir()] == ["index.json"]
+    [entry] = json.loads((tmp_path / "off/index.json").read_text()).values()
+    assert entry["safetensors_file"] == str(file)
+    torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    read = OffloadedWeightsLoader(save_folder=tmp_path / "off")["weight"]
+    assert torch.equal(read, value.to(torch_dtype))

@@ -13,7 +13,7 @@ import accelerate.utils
 import torch
 
 from loadstone._adapters.accelerate import offload
-from loadstone._adapters.accelerate_hooks import flatten_hooks
+from loadstone._adapters.accelerate_hooks import flatten_hooks, without_false_warning
 from loadstone._base.keywords import names_keywords
 from loadstone._base.names import join_name
 from loadstone._execute import audit
@@ -57,7 +57,8 @@ def dispatch_model(
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
     accounted = audit.audit(model)
-    dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(**arguments)
+    with without_false_warning(model, device_map):
+        dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(**arguments)
     report = audit.last_report(model)
     if report is not None and accounted.ok:
         note_moved(model, report)

@@ -12,7 +12,7 @@ from loadstone import _core
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import Error, listed, new_error
 from loadstone._base.warn import warn_of_findings
-from loadstone._files.catalog import RANK_MAX, Catalog, inspect
+from loadstone._files.catalog import Catalog, open_catalog
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent_symbol import AbsentSymbol
 
@@ -92,7 +92,7 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     @classmethod
     def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
-        catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
+        catalog = open_catalog(files, allow_links=True)
         warn_of_findings(catalog.findings)
         return cls(catalog, kernel=kernel)
 

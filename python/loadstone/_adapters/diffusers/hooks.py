@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from loadstone._adapters.accelerate_hooks import without_false_warning
 from loadstone._adapters.diffusers import pipelines, quantizers
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, checkpoint_of, is_readable
 from loadstone._adapters.diffusers.conversion import conversion_of, convert, has_own_names
@@ -222,9 +223,9 @@ def _determine_device_map(
     session.model = model
     if device_map is None:
         return original(model, device_map, max_memory, *args)
+    if session.options.max_memory is not None:
+        max_memory = session.options.max_memory
     if isinstance(device_map, str) and device_map in MODES:
-        if session.options.max_memory is not None:
-            max_memory = session.options.max_memory
         with quantized_sizes(model):
             computed = original(model, device_map, max_memory, *args)
         session.device_map = gathered(model, computed)
@@ -234,6 +235,7 @@ def _determine_device_map(
     if session.options.refuses_unsupported:
         require_paths(model, device_map)
     session.device_map = expanded(model, device_map)
+    session.max_memory = max_memory
     return session.device_map
 
 
@@ -315,7 +317,8 @@ def _dispatch_model_of_folder(
 ) -> Any:
     """Add ``skip_keys``, which diffusers passes for pipelines but not for models."""
     kwargs.setdefault("skip_keys", skip_keys(model))
-    return original(model, **kwargs)
+    with without_false_warning(model, kwargs["device_map"]):
+        return original(model, **kwargs)
 
 
 def _load_pretrained_model(
@@ -335,6 +338,9 @@ def _load_pretrained_model(
     quantizer, device_map = kwargs.get("hf_quantizer"), kwargs.get("device_map")
     if checkpoint is None or not (quantizer is None or is_known(quantizer)):
         check_for_library(quantizer, device_map, session.options.refuses_unsupported)
+        if session.options.dry_run:
+            message = "diffusers does this load itself, so loadstone has no plan for it"
+            raise new_error("plan.options", message, field="dry_run")
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # in a pipeline, the component's own folder

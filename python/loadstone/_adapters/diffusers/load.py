@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
-from loadstone._adapters.accelerate_hooks import align_offloaded_weights
+from loadstone._adapters.accelerate_hooks import align_offloaded_weights, without_false_warning
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import ModelRequest, trace
 from loadstone._adapters.patch import set_variable
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._base.vocabulary import MaxMemory
 from loadstone._execute.execute import FilledValues
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
@@ -34,11 +36,19 @@ CURRENT_SESSION: ContextVar[DiffusersSession | None] = ContextVar(
 )
 
 
+@dataclasses.dataclass(eq=False)
+class DryRun(Exception):  # noqa: N818  (not an error)
+    """The plan of a dry run, which ends the library's loader."""
+
+    plan: PlannedLoad
+
+
 class DiffusersSession(LoadSession):
     """One call of a loader. Single-threaded.
 
     Attributes:
         device_map: the requested device map, resolved by diffusers.
+        max_memory: limits of a device map that was not computed from them.
         kernel: dequantizes block formats; "" if they stay packed.
         conversion: conversion of a file that does not have the model's names.
         encoder_conversion: returns the conversion of the file for a transformers model.
@@ -49,6 +59,7 @@ class DiffusersSession(LoadSession):
     def __init__(self, options: LoadOptions) -> None:
         super().__init__(options)
         self.device_map: Any = None
+        self.max_memory: MaxMemory | None = None
         self.kernel = "gguf"
         self.config_sources = ConfigSources()
         self.conversion: Conversion | None = None
@@ -59,7 +70,9 @@ class DiffusersSession(LoadSession):
     def read(self, request: ModelRequest) -> None:
         self.trace(request)
         with model_lock(self.model):
-            self.plan_for(request.device_map)
+            plan = self.plan_for(request.device_map)
+            if self.options.dry_run:
+                raise DryRun(plan)
             self.read_and_install()
 
     def trace(self, request: ModelRequest) -> None:
@@ -73,6 +86,7 @@ class DiffusersSession(LoadSession):
             self._catalog,
             self.recipes,
             device_map=self.devices(self.model, device_map),
+            max_memory=self.max_memory,
             offload_folder=self.options.offload_folder,
             missing_of=self._missing_of,
             allows_unknown_modules=True,
@@ -98,13 +112,14 @@ class DiffusersSession(LoadSession):
         devices = {str(device) for device in self.device_map.values()}
         folder = self.options.offload_folder if "disk" in devices else None
         dispatch: Any = big_modeling.dispatch_model
-        dispatch(
-            self.model,
-            self.device_map,
-            offload_dir=folder,
-            offload_index=self.offload_index or None,
-            skip_keys=skip_keys(self.model),
-        )
+        with without_false_warning(self.model, self.device_map):
+            dispatch(
+                self.model,
+                self.device_map,
+                offload_dir=folder,
+                offload_index=self.offload_index or None,
+                skip_keys=skip_keys(self.model),
+            )
 
     def amend_report(self, model: Any, report: Report) -> None:
         align_offloaded_weights(model)

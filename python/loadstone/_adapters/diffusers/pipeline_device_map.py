@@ -46,6 +46,16 @@ class PipelineDeviceMap:
         self.components: dict[str, dict[str, Any]] = {}
         self.flat: dict[str, Any] = {}
 
+        if max_memory is not None and not self.is_strategy:
+            raise new_error(
+                "plan.options",
+                "loadstone computes a pipeline's device map from these limits, and does not check "
+                "a given map against them: pass a strategy, or leave max_memory out",
+                field="max_memory",
+                found=str(device_map),
+                expected=f"device_map={' | '.join(MODES)}",
+            )
+
     @property
     def is_strategy(self) -> bool:
         return isinstance(self.device_map, str) and self.device_map in MODES

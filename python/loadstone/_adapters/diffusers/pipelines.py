@@ -88,7 +88,13 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
     device_map = PipelineDeviceMap(kwargs["device_map"], memory, folder)
     kwargs["device_map"] = "balanced"  # a placeholder; _get_final_device_map returns the real one
-    with ordinary_tensors(), set_variable(_device_map, device_map):
+    # The map of the pipeline already accounts for the limits.
+    options = dataclasses.replace(OPTIONS.get(), max_memory=None)
+    with (
+        ordinary_tensors(),
+        set_variable(_device_map, device_map),
+        set_variable(OPTIONS, options),
+    ):
         pipe = original(cls, *args, **kwargs)
         device_map.add_missing_hooks(pipe)
     return pipe

@@ -118,10 +118,15 @@ class Weights:
         self._used.update(sources_of([symbol]))
 
     def unused(self) -> tuple[str, ...]:
-        """Return the tensors of the checkpoint that no target uses, in the checkpoint's order."""
-        used = self._used | self._read.keys() | self.quantized.components
-        used.update(self.catalog._core.companions())
-        return tuple(name for name in self.catalog.tensors if name not in used)
+        """Return the tensors of the checkpoint that no target uses, in the checkpoint's order.
+
+        A quantized tensor counts as one tensor.
+        """
+        decoded = {data: name for name, (_, data) in self.quantized.readable.items()}
+        hidden = self.quantized.components | set(self.catalog._core.companions())
+        shown = (name for name in self.catalog.tensors if name in decoded or name not in hidden)
+        used = self._used | self._read.keys()
+        return tuple(name for each in shown if (name := decoded.get(each, each)) not in used)
 
     def computed_from(self) -> list[str]:
         return list(self._read)

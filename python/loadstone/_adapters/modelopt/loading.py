@@ -25,7 +25,7 @@ from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
-from loadstone._files.catalog import Catalog, inspect
+from loadstone._files.catalog import Catalog, open_catalog
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
@@ -60,7 +60,7 @@ def load_into(
     load = LoadSession(options)
     with model_lock(model):
         weights = targets.find(model, options.mode)
-        catalog = inspect(checkpoint)
+        catalog = open_catalog(checkpoint, allow_links=True)
         with _WithoutQuantizerBuffers(model) as blank:
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])

@@ -21,12 +21,16 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._convert.output import folder_of, format_rows, require_ok
 from loadstone._convert.quantize import BNB_ENCODINGS
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 from loadstone._files.lora import open_loras
 
 
 def plan_conversion(
-    path: str, changes: ConversionOptions, threads: int = 0, group_bytes: int | None = None
+    path: str,
+    changes: ConversionOptions,
+    threads: int = 0,
+    group_bytes: int | None = None,
+    allow_links: bool = False,
 ) -> _core.Conversion:
     """Plan the conversion of a folder; reads headers only.
 
@@ -35,7 +39,8 @@ def plan_conversion(
             file, whose names differ from the model's (``plan.options``).
         FormatError: the checkpoint is invalid.
     """
-    base, loras = inspect(path), open_loras(changes.lora)
+    base = open_catalog(path, allow_links=allow_links)
+    loras = open_loras(changes.lora, allow_links=allow_links)
     if "general.architecture" in base.metadata:
         message = "a GGUF file cannot be quantized or merged while it is served: convert it first"
         raise new_error("plan.options", message, field="quantize", path=base.shards[0])

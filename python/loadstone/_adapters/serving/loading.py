@@ -28,7 +28,7 @@ from loadstone._base.errors import Error, new_error
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, show_progress
 from loadstone._execute.report import human_bytes
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 from loadstone._files.receipt import Receipt
 
 
@@ -185,10 +185,12 @@ class ModelLoad:
         options = self.options
         if is_auxiliary or not options.changes:
             copies = self._copies if self._is_deferred else None
-            catalog = inspect(path, allow_links=options.allow_links)
+            catalog = open_catalog(path, allow_links=options.allow_links)
             return DeferredCheckpoint(catalog, options, self._dtype, copies)
         group_bytes = options.staging_bytes_max // 3  # one group is made while one is consumed
-        planned = plan_conversion(path, options.changes, options.threads, group_bytes)
+        planned = plan_conversion(
+            path, options.changes, options.threads, group_bytes, options.allow_links
+        )
         return ConvertedCheckpoint(planned)
 
     def _explain(self, error: Exception) -> Exception:

@@ -211,13 +211,22 @@ class _Derivation:
             dtype = plan[globs[match.lastgroup]]
         elif not self._is_cast(self.state[target].dtype) and not self._is_quantized_now(target):
             dtype = self.state[target].dtype
-        if self.conversion.is_quantized_already:
+        if self.conversion.is_quantized_already and not self._is_asked_of(target, encoding):
             if SITES.is_since("5.21"):
                 tensor_slice = types.SimpleNamespace(get_dtype=lambda: encoding)
                 dtype = self.quantizer.get_new_dtype(mapping, tensor_slice, dtype)
             elif key != target or not encoding.startswith(("F", "BF")):
                 return None
         return dtype
+
+    def _is_asked_of(self, target: str, encoding: str) -> bool:
+        """Return whether the caller's dtype applies to a plain tensor of bitsandbytes' checkpoints.
+
+        The library reads every weight as a component, and keeps the file's dtype.
+        """
+        conversion = self.conversion
+        is_plain = encoding.startswith(("F", "BF")) and not conversion.takes_codes(target)
+        return conversion.is_asked and conversion.decodes and is_plain
 
     def _is_cast(self, built: torch.dtype) -> bool:
         conversion = self.conversion

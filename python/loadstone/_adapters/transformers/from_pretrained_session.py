@@ -172,7 +172,7 @@ def reason_against(
     if not files:
         return "no checkpoint files"
     if not all(str(file).endswith(".safetensors") for file in files):
-        reason = try_inspect(files, allow_links=True)[1]
+        reason = try_inspect(files)[1]
         if reason:
             return f"a file that loadstone does not read ({reason})"
     if getattr(model, "_pp_stage", None) is not None:

@@ -19,7 +19,7 @@ from transformers import core_model_loading, modeling_gguf_pytorch_utils
 from loadstone._adapters.transformers.kernels import rebind_globals
 from loadstone._adapters.transformers.rule_export import model_class
 from loadstone._base.errors import Error, new_error
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 
 
 def rename_as_published(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
@@ -49,7 +49,7 @@ def _rename_for_model(
 ) -> dict[str, torch.Tensor]:
     library: Any = modeling_gguf_pytorch_utils
     config = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
-    architecture = str(inspect(path).metadata["general.architecture"])
+    architecture = str(open_catalog(path, allow_links=True).metadata["general.architecture"])
     processor_class = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
     processor = _stand_in_class(processor_class)(config=config)
     names = library.get_gguf_hf_weights_map(model, processor)

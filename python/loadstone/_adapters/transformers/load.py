@@ -25,7 +25,7 @@ from loadstone._base.warn import warn, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.execute import FilledValues
 from loadstone._execute.offload import add_tensor
-from loadstone._files.catalog import Catalog, inspect
+from loadstone._files.catalog import Catalog, open_catalog
 from loadstone._files.lora import MergedLoras
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.ranks import shard_of
@@ -52,7 +52,7 @@ class TransformersV5Session(FromPretrainedSession):
 
     def read(self, model: Any, files: list[str], config: Any) -> Any:
         self.initialises_missing = True
-        catalog = inspect(files, allow_links=True)
+        catalog = open_catalog(files, allow_links=True)
         warn_of_findings(catalog.findings)
         self.stripped_config.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from loadstone._adapters.patch import Hook, wrap_if_active
-from loadstone._files.catalog import inspect
+from loadstone._files.catalog import open_catalog
 
 _MODULE = "transformers.trainer"
 _FILES = ("model.safetensors.index.json", "model.safetensors")
@@ -60,7 +60,8 @@ def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
     files = [Path(folder, name) for name in _FILES if Path(folder, name).is_file()]
     if not files or any(parameter.is_meta for parameter in model.parameters()):
         return False
-    return bool(inspect(folder).tensors.keys() - model.state_dict().keys())
+    catalog = open_catalog(folder, allow_links=True)
+    return bool(catalog.tensors.keys() - model.state_dict().keys())
 
 
 def _read(model: Any, folder: Any) -> None:

@@ -30,7 +30,7 @@ from loadstone._adapters.transformers.from_pretrained_session import (
 )
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.warn import warn, warn_of_findings
-from loadstone._files.catalog import Catalog, inspect
+from loadstone._files.catalog import Catalog, open_catalog
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
 from loadstone._model.tensor_swap import preserve_identity
@@ -71,7 +71,7 @@ class TransformersV4Session(FromPretrainedSession):
 
         ``arguments`` are the arguments of ``_load_pretrained_model``, by name.
         """
-        catalog = inspect(files, allow_links=True)
+        catalog = open_catalog(files, allow_links=True)
         warn_of_findings(catalog.findings)
         if quantized.is_decodable(catalog):
             _require_own_names(catalog)

@@ -150,7 +150,7 @@ def _get_dtype(
     """Return the dtype of values. If the config has none, the library uses the dtype of codes."""
     follows_files = dtype == "auto" and getattr(config, "dtype", None) is None
     if session.stripped_config.method and follows_files and checkpoint_files:
-        catalog, _ = try_inspect(checkpoint_files, allow_links=True)
+        catalog, _ = try_inspect(checkpoint_files)
         if catalog is not None and quantized.is_decodable(catalog):
             dtype = torch_dtype(quantized.value_dtype(catalog))
     return original(dtype, checkpoint_files, config, *args, **kwargs)
@@ -242,7 +242,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
     quantizer = config.hf_quantizer
     method = stripped_config.method_of(quantizer.quantization_config).partition("_")[0]
     if method not in _SUPPORTED_METHODS:
-        catalog = try_inspect(files, allow_links=True)[0] if files else None
+        catalog = try_inspect(files)[0] if files else None
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
         return f"quantization_config ({method}: the library's quantizer loads it{hint})"

@@ -75,6 +75,25 @@ def test_a_saved_model_loads_where_bitsandbytes_is_patched_too(
             assert torch.equal(model(tokens).logits, library(tokens).logits)
 
 
+@pytest.mark.parametrize("rules", [None, "transformers"])
+@pytest.mark.parametrize("kind", ["nf4 nested", "int8"])
+def test_a_dtype_applies_to_the_plain_tensors(kind: str, rules: str | None, tmp_path: Path) -> None:
+    cls, folder = by_name("llama").cls, quantized("llama", kind, tmp_path)
+    library, model = cls.from_pretrained(folder), cls.from_pretrained(folder)
+    loadstone.load(model, folder, dtype=torch.float16, rules=rules)
+    expected = dict(library.named_parameters())
+    for name, parameter in model.named_parameters():
+        plain = expected[name].is_floating_point()
+        assert torch.equal(parameter, expected[name].half() if plain else expected[name]), name
+        assert parameter.dtype == (torch.float16 if plain else expected[name].dtype), name
+    layer, other = (each.model.layers[0].mlp.up_proj for each in (model, library))
+    if kind == "int8":
+        assert torch.equal(layer.weight.SCB, other.weight.SCB)
+    else:
+        state, given = layer.weight.quant_state, other.weight.quant_state
+        assert torch.equal(state.absmax, given.absmax) and torch.equal(state.code, given.code)
+
+
 def test_a_difference_would_be_seen(tmp_path: Path) -> None:
     """Control: the comparison detects one changed byte and one changed attribute."""
     folder = quantized("llama", "nf4 nested", tmp_path)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 from loadstone._adapters.llama_cpp.converter import converter_at
+from loadstone._adapters.llama_cpp.weights import Weights
 from loadstone._command import command
 
 CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
@@ -194,6 +195,23 @@ def test_keys_can_be_added_and_replaced(model: Path, tmp_path: Path) -> None:
         loadstone.convert(
             model, tmp_path / "out.gguf", metadata=tmp_path / "bad.json", converter=CONVERTER
         )
+
+
+@pytest.mark.parametrize(
+    ("encoding", "style"), [("fp8", "modelopt"), ("nvfp4", "compressed-tensors"), ("nf4", None)]
+)
+def test_an_unused_quantized_tensor_is_named(
+    tmp_path: Path, encoding: str, style: str | None
+) -> None:
+    names = ("model.layers.0.a_proj.weight", "model.layers.0.b_proj.weight")
+    save_file({name: torch.randn(64, 64) for name in names}, tmp_path / "plain.safetensors")
+    loadstone.convert(
+        tmp_path / "plain.safetensors", tmp_path / "small", quantize=encoding, style=style
+    )
+    weights = Weights(loadstone.inspect(tmp_path / "small"), 0, lambda _: None)
+    assert weights.unused() == names
+    weights.use(weights.source(names[0]))
+    assert weights.unused() == names[1:]
 
 
 def test_tensors_that_the_converter_leaves_are_named(model: Path, tmp_path: Path) -> None:

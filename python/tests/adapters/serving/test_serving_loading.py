@@ -18,8 +18,9 @@ from command import run
 from compare import same
 
 import loadstone
+from loadstone._adapters.serving.converted import plan_conversion
 from loadstone._adapters.serving.loading import ModelLoad
-from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.options import ConversionOptions, Options
 from loadstone._adapters.serving.receipts import save
 from loadstone._files.receipt import Receipt
 
@@ -279,6 +280,9 @@ def test_links_that_leave_the_folder(values: torch.Tensor, tmp_path: Path) -> No
     model = Model(take)
     loaded(folder, model, allow_links=True)
     assert same(model.weight.data, values)
+    with pytest.raises(loadstone.Error, match="allow_links"):
+        plan_conversion(str(folder), ConversionOptions())
+    assert plan_conversion(str(folder), ConversionOptions(), allow_links=True)
 
 
 # --- receipts -------------------------------------------------------------------------------------
