@@ -355,7 +355,7 @@ def test_a_replaced_output_is_reported(source: Path, tmp_path: Path) -> None:
     assert text in finding.message and "the first is 'layers.0.0'" in finding.message
     assert len(finding.sources) == 25
     assert "replaced  25 files of an earlier output\n" in output(*words, "--resume")
-    assert "replaced" not in run(source, tmp_path / "new")
+    assert "\nreplaced" not in run(source, tmp_path / "new")
 
 
 # --- executors -----------------------------------------------------------------------------------
