@@ -1,6 +1,7 @@
 #include "cli/app.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -59,11 +60,14 @@ int fail(const Error& error, bool json) {
 }
 
 // Runs the command. Returns an exit status for every way in which the command can end.
-int guarded(const Program& program, const Chosen& chosen) {
+int guarded(const Program& program, const Chosen& chosen, const std::string& arguments) {
   try {
     set_voice(chosen.voice);
     if (!chosen.voice.log_path.empty()) open_log(chosen.voice.log_path);
-    print_and_log(false, [&](const TextStyle&) { return program.command_so_far() + ": begins\n"; });
+    print_and_log(false, [&](const TextStyle&) {
+      return fmt::format("{}: begins with loadstone {} in process {}\nloadstone: arguments: {}\n",
+                         program.command_so_far(), LOADSTONE_VERSION, ::getpid(), arguments);
+    });
     const int status = program.run();
     finish_output();
     return status;
@@ -102,9 +106,11 @@ int run(int argc, const char* const* argv) {
   } catch (const Error& error) {
     return fail(error, wants_json(argc, argv));
   }
-  const int status = guarded(program, chosen);
+  const int status = guarded(program, chosen, shown_arguments(argc, argv));
   print_and_log(false, [&](const TextStyle&) {
-    return fmt::format("{}: exit status {}\n", program.command_so_far(), status);
+    const std::string_view signal = status == 130 ? first_signal() : "";
+    return fmt::format("{}: exit status {}{}{}\n", program.command_so_far(), status,
+                       signal.empty() ? "" : " after ", signal);
   });
   return status;
 }

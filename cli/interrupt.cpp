@@ -5,6 +5,7 @@
 #include <atomic>
 #include <csignal>
 #include <string_view>
+#include <utility>
 
 #include "cli/log.h"
 
@@ -16,7 +17,8 @@ namespace {
 std::atomic<bool> work_can_stop{false};
 std::atomic<bool> stop_asked{false};
 std::atomic<bool> json_wanted{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int> signal_number{0};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
 constexpr std::string_view json_text =
     R"({"error":{"code":"cancelled","message":"interrupted","path":null,"tensor":null,)"
@@ -24,13 +26,31 @@ constexpr std::string_view json_text =
     "\n";
 constexpr std::string_view plain_text = "\nloadstone: interrupted [cancelled]\n";
 
+// The last line of a log if the process exits in a signal handler. The name of the signal is the
+// last word.
+constexpr std::pair<int, std::string_view> last_lines[] = {
+    {SIGINT, "loadstone: exit status 130 after SIGINT"},
+    {SIGTERM, "loadstone: exit status 130 after SIGTERM"},
+    {SIGHUP, "loadstone: exit status 130 after SIGHUP"},
+};
+
+std::string_view last_line(int signal) noexcept {
+  for (const auto& [number, line] : last_lines) {
+    if (number == signal) return line;
+  }
+  return {};
+}
+
 extern "C" void on_interrupt(int signal) {
+  int none = 0;
+  signal_number.compare_exchange_strong(none, signal);
   if (work_can_stop.load() && (!stop_asked.exchange(true) || signal != SIGINT)) return;
   const bool json = json_wanted.load();
   const std::string_view text = json ? json_text : plain_text;
   [[maybe_unused]] const auto written =
       ::write(json ? STDOUT_FILENO : STDERR_FILENO, text.data(), text.size());
   append_to_log(plain_text);
+  append_to_log(last_line(signal));
   ::_exit(130);
 }
 
@@ -48,6 +68,11 @@ void catch_interrupts(bool json) noexcept {
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(signal, &action, nullptr);
   }
+}
+
+std::string_view first_signal() noexcept {
+  const std::string_view line = last_line(signal_number.load());
+  return line.substr(line.rfind(' ') + 1);
 }
 
 void result_begins() noexcept { json_wanted.store(false); }

@@ -3,11 +3,17 @@
 // exits at once with status 130.
 #pragma once
 
+#include <string_view>
+
 namespace loadstone::cli {
 
 // Installs handlers for the signals that the parent process does not ignore. With `json`, an
 // immediate exit still prints one JSON document.
 void catch_interrupts(bool json) noexcept;
+
+// Returns the name of the first signal that asked the process to stop, such as "SIGTERM"; empty
+// without one.
+[[nodiscard]] std::string_view first_signal() noexcept;
 
 // Call when part of the result has been printed, so that a signal does not print a second document.
 void result_begins() noexcept;

@@ -117,13 +117,13 @@ Verdict loaded_verdict(const Plan& plan, const Report& report) {
   return verdict;
 }
 
-std::string load_text(const Plan& plan, const Outcome& outcome) {
+std::string load_text(const Plan& plan, const Outcome& outcome, const TextStyle& style) {
   const Report& report = outcome.report;
   const auto on_disk = std::ranges::count_if(report.provenance, [](const Provenance& item) {
     return item.delivery == Delivery::disk_write || item.delivery == Delivery::disk_keep;
   });
   const auto without_value = outcome.audit.not_held.size() - static_cast<std::size_t>(on_disk);
-  std::string text = verdict_text(loaded_verdict(plan, report), style_of(stdout));
+  std::string text = verdict_text(loaded_verdict(plan, report), style);
   text +=
       fmt::format("loaded    {} targets", report.provenance.size() - outcome.audit.not_held.size());
   if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
@@ -176,7 +176,8 @@ int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json)
   figures.process_bytes_peak = outcome.memory.peak_bytes;
   figures.progress = outcome.progress;
   write_page(plan, args.plan, figures);
-  print_report(json ? load_json(plan, outcome) : load_text(plan, outcome), json);
+  print_report([&](const TextStyle& style) { return load_text(plan, outcome, style); },
+               json ? load_json(plan, outcome) : std::string());
   return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }
 

@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
+#include "storage/remote_path.h"
 
 namespace loadstone::cli {
 
@@ -74,7 +75,31 @@ bool append_line(std::string_view line) noexcept {
   return written == static_cast<ssize_t>(bytes);
 }
 
+// Returns a word without the user, the password and the query of a URL in it. Of a second URL,
+// nothing is shown.
+std::string without_secrets(std::string_view word) {
+  constexpr std::string_view mark = "://";
+  const std::size_t colon = word.find(mark);
+  if (colon == std::string_view::npos) return std::string(word);
+  constexpr std::string_view scheme = "https";  // public_url() changes no other URLs
+  std::string url = public_url(fmt::format("{}{}", scheme, word.substr(colon)));
+  const std::size_t second = url.find(mark, scheme.size() + mark.size());
+  if (second != std::string::npos) url = url.substr(0, second) + "...";
+  return std::string(word.substr(0, colon)) + url.substr(scheme.size());
+}
+
 }  // namespace
+
+std::string shown_arguments(int argc, const char* const* argv) {
+  std::string text;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = printable(without_secrets(argv[i]), 4000);
+    const bool is_plain =
+        !word.empty() && word.find_first_of(" \"'*;&|<>()$`\\") == std::string::npos;
+    text += (i > 1 ? " " : "") + (is_plain ? word : "'" + word + "'");
+  }
+  return text;
+}
 
 void open_log(const std::string& path) {
   require_document(path);

@@ -19,11 +19,20 @@ void open_log(const std::string& path);
 // write. Async-signal-safe.
 bool append_to_log(std::string_view text) noexcept;
 
+// Returns the arguments of the command as one line, without the secrets that URLs may contain.
+[[nodiscard]] std::string shown_arguments(int argc, const char* const* argv);
+
 // Prints on stderr, and ignores errors: work must not fail because nobody reads its messages.
 void print_error_text(std::string_view text) noexcept;
 
 // Appends to the log, and reports the first failure on stderr.
 void log_text(const std::string& text);
+
+// Appends the report of finished work to the log, if there is one.
+template <typename Text>
+void log_report(const Text& text) {
+  if (has_log()) log_text(text(TextStyle{}));
+}
 
 // Prints lines on stderr if `is_printed`, and appends them to the log in any case. `text` returns
 // the lines in a style, because the log has no colours.

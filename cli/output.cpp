@@ -166,10 +166,6 @@ std::string speed_text(std::uint64_t bytes, double seconds) {
   return fmt::format("{:.3f} s, {:.2f} GB/s", seconds, static_cast<double>(bytes) / 1e9 / seconds);
 }
 
-void print_report(std::string_view text, bool json) {
-  if (json || !is_quiet()) print_line(text);
-}
-
 void print_hint(std::string_view text) {
   print_and_log(!is_quiet(), [&](const TextStyle&) {
     return fmt::format("loadstone: {}\n", printable(text, 2000));

@@ -2,11 +2,14 @@
 // gets exactly one JSON document, even for an error.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/json_writer.h"
+#include "cli/log.h"
+#include "cli/voice.h"
 #include "loadstone/error.h"
 #include "loadstone/finding.h"
 #include "loadstone/machine.h"
@@ -35,8 +38,14 @@ void report_error(const Error& error, bool json,
 [[nodiscard]] int refuse(const std::vector<Finding>& findings, const Finding& first,
                          std::string_view teller, bool json);
 
-// Prints the report of finished work. --quiet omits it, but a JSON document is always printed.
-void print_report(std::string_view text, bool json);
+// Prints the report of finished work: the JSON document or, if `json` is empty, the text, which
+// --quiet omits. The log gets the text.
+template <typename Text>
+void print_report(const Text& text, std::string_view json) {
+  log_report(text);
+  if (!json.empty()) return print_line(json);
+  if (!is_quiet()) print_line(text(style_of(stdout)));
+}
 // Prints a line on stderr in addition to errors and warnings. --quiet omits it.
 void print_hint(std::string_view text);
 

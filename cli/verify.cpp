@@ -16,6 +16,7 @@
 #include "catalog/header_findings.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/log.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -55,9 +56,6 @@ struct VerifyArgs {
   }
 };
 
-// Bytes of tensors that a comparison with a conversion makes at once.
-constexpr const char* part_bytes_max = "256MiB";
-
 VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyArgs& args) {
   const InterruptibleWork work;
   WorkWatch watch;
@@ -80,6 +78,12 @@ std::string verify_json(const VerifyReport& report, const std::vector<Finding>& 
   json.begin_object();
   json.member("warnings", warnings);
   return joined(std::move(json), to_json(report));
+}
+
+// Prints the JSON document or, if it is empty, the report as text. The log gets the text.
+void print_result(const VerifyReport& report, const std::string& json) {
+  log_report([&](const TextStyle&) { return to_table(report); });
+  print_line(json.empty() ? to_table(report) : json);
 }
 
 std::string split_suffix() { return ".gguf" + std::string(receipt_suffix); }
@@ -150,7 +154,7 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
   const VerifyReport report = verify_receipt(
       receipt, is_load ? std::string() : output_path(args, receipt), sources, options);
   watch.finish();
-  print_line(json ? to_json(report) : to_table(report));
+  print_result(report, json ? to_json(report) : std::string());
   return report.ok() ? 0 : 1;
 }
 
@@ -160,7 +164,6 @@ Conversion planned_conversion(const std::shared_ptr<const Catalog>& first, const
   WriteArgs write = args.conversion;
   const bool is_gguf = second.shards().front().format == FileFormat::gguf;
   write.target = is_gguf ? "B.gguf" : "B";  // only its suffix matters, because nothing is written
-  write.shard_size = part_bytes_max;
   write.options.threads = args.options.threads;
   return make_conversion(first, write_options(write, args.first, *first));
 }
@@ -179,7 +182,7 @@ int verify_conversion(const std::shared_ptr<const Catalog>& first, const Catalog
   options.observer = &watch;
   const VerifyReport report = compare_with_conversion(conversion, second, options);
   watch.finish();
-  print_line(json ? verify_json(report, warnings) : to_table(report));
+  print_result(report, json ? verify_json(report, warnings) : std::string());
   return report.ok() ? 0 : 1;
 }
 
@@ -204,7 +207,7 @@ int verify(const VerifyArgs& args, bool json) {
   if (second) warnings.insert(warnings.end(), second->findings().begin(), second->findings().end());
   if (!json) print_warnings(warnings);
   const VerifyReport report = read_all(*first, second.get(), args);
-  print_line(json ? verify_json(report, warnings) : to_table(report));
+  print_result(report, json ? verify_json(report, warnings) : std::string());
   if (const int status = exit_status(report.findings); status > 0) return status;
   if (!report.ok()) return 1;
   return args.open.strict && has_warnings(warnings) ? 3 : 0;

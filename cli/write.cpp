@@ -88,6 +88,11 @@ std::string conversion_json(const ConvertReport& report, const ProcessMemory& me
 
 std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
                             const ProcessMemory& memory, std::uint64_t anonymous_bytes_peak) {
+  const auto with_code = [&](const char* code) {
+    const auto found = std::ranges::find(report.findings, code, &Finding::code);
+    return found == report.findings.end() ? nullptr : &*found;
+  };
+  if (const Finding* const complete = with_code("convert.complete")) return complete->message;
   std::string text = run.part
                          ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
                          : std::string("wrote     ");
@@ -97,6 +102,10 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   if (report.bytes_kept > 0) {
     text += fmt::format("\nkept      {} of files that were finished before",
                         human_bytes(report.bytes_kept));
+  }
+  if (const Finding* const replaced = with_code("convert.replaced")) {
+    text += fmt::format("\nreplaced  {} of an earlier output",
+                        counted(replaced->sources.size(), "file"));
   }
   text += fmt::format("\nbytes     {} read, {} written in {}", human_bytes(report.bytes_read),
                       human_bytes(report.bytes_written),
@@ -265,9 +274,8 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
-  print_report(json ? conversion_json(report, memory, anonymous)
-                    : conversion_text(report, run, memory, anonymous),
-               json);
+  print_report([&](const TextStyle&) { return conversion_text(report, run, memory, anonymous); },
+               json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }
 

@@ -8,7 +8,8 @@
 namespace loadstone {
 
 struct Progress {
-  std::uint64_t bytes_done = 0;  // in a resumed conversion, starts at the bytes of the kept shards
+  // A resumed conversion first counts the finished shards that it checks.
+  std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;
 };
 

@@ -105,8 +105,8 @@ struct VerifyOptions {
                                                  const VerifyOptions& options = {});
 
 // Compares the tensors of `output` with those that the conversion writes: names, encodings, shapes
-// and bytes. Makes each file of the conversion in memory, so ConvertOptions::shard_bytes_max bounds
-// the memory; the output may have different files. Does not compare metadata. Throws the errors of
+// and bytes. Makes the conversion's values window by window, in the memory that its plan predicts;
+// the output may have different files. Does not compare metadata. Throws the errors of
 // convert_in_memory().
 [[nodiscard]] LOADSTONE_API VerifyReport compare_with_conversion(const Conversion& conversion,
                                                                  const Catalog& output,

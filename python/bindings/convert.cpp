@@ -170,10 +170,13 @@ void bind_convert(nb::module_& module) {
       .def_prop_ro("file_count", [](const Conversion& self) { return self.files.size(); })
       .def(
           "check_target",
-          [](const Conversion& self, const std::string& target) {
-            return check_target(self, target);
+          [](const Conversion& self, const std::string& target, bool resume,
+             std::optional<std::pair<std::uint32_t, std::uint32_t>> part, bool finish,
+             const std::string& receipt) {
+            return check_target(self, target, run_for(resume, part, finish, receipt, "auto"));
           },
-          nb::arg("target"), uses_files())
+          nb::arg("target"), nb::arg("resume") = false, nb::arg("part").none() = nb::none(),
+          nb::arg("finish") = false, nb::arg("receipt") = "", uses_files())
       .def_prop_ro("files", &file_rows)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })

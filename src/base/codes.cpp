@@ -24,6 +24,9 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "A GGUF file specifies no architecture, or has names that its readers reject.",
      "For llama.cpp, use its own converter (--converter). For other readers, set the architecture "
      "(--arch, metadata=)."},
+    {"convert.complete",
+     "An earlier run of the same conversion finished the target, and nothing has changed since.",
+     "No action is needed. To convert again, run without --resume, --part and --finish."},
     {"convert.config_stays", "A config or tokenizer file at the target differs from the source's.",
      "Remove the file at the target, or replace it with the source's: libraries read it together "
      "with the output."},
@@ -71,6 +74,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "A shard that an earlier run finished, or the shard's source, has changed since then.",
      "No action is needed: loadstone writes the shard again. If you did not expect the change, "
      "find the program that made it."},
+    {"convert.replaced", "The conversion replaces files of an earlier output.",
+     "To keep the earlier output, choose a different target."},
     {"convert.requantized",
      "Tensors that are already quantized are quantized again, which adds a second rounding error.",
      "Convert the original checkpoint, if there is one."},
@@ -83,7 +88,9 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Choose a different target file or folder."},
     {"convert.unread",
      "Readers of the output do not support the codes or the dtype of some tensors.",
-     "Exclude these tensors (--exclude): readers support codes only in linear layers."},
+     "Follow the advice in the message: choose an encoding or a style that these readers support "
+     "(docs/opens-where.md), or open the output with loadstone, which reads all of them. If the "
+     "tensors do not belong to linear layers, exclude them (--exclude)."},
     {"dcp.chunk_bounds", "A chunk of a DCP checkpoint exceeds its tensor.",
      "The checkpoint's metadata is inconsistent; save the checkpoint again with the program that "
      "wrote it."},

@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "base/only_errors.h"
@@ -25,6 +24,7 @@
 #include "convert/moved_codes.h"
 #include "convert/other_models.h"
 #include "convert/output_recipes.h"
+#include "convert/quantize_rows.h"
 #include "convert/repack.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
@@ -204,27 +204,6 @@ void check_claims(Conversion& conversion, const ConvertOptions& options, bool ha
   for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, options.folder.config)) {
     add_error(conversion, std::move(finding));
   }
-}
-
-// Adds rows to the report about the encodings of the output, one per group of similar tensors.
-void add_rows(Conversion& conversion, const Choices& choices) {
-  std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, QuantizeRow>
-      rows;
-  for (const PlannedTarget& target : conversion.plan.targets) {
-    const auto plain = choices.plain.find(target.name);
-    if (!target.quantization && plain == choices.plain.end()) continue;
-    const std::string before(name(target.dtype));
-    const std::string after = target.quantization ? target.quantization->encoding : before;
-    const std::string reason = target.quantization ? std::string() : std::string(plain->second);
-    QuantizeRow made = {folded_name(target.name), target.shape.text(), before, after, reason};
-    const auto key = std::tuple(made.names, made.shape, made.before, made.after, made.reason);
-    QuantizeRow& row = rows.try_emplace(key, std::move(made)).first->second;
-    ++row.tensors;
-    const std::uint64_t elements = target.shape.numel().value_or(0);
-    row.bytes_before += Encoding(target.dtype).byte_count(elements).value_or(0);
-    row.bytes_after += target.byte_count();
-  }
-  for (auto& [key, row] : rows) conversion.quantize_rows.push_back(std::move(row));
 }
 
 // If shapes fit two encodings, records the actual encoding in the header's metadata.
@@ -443,7 +422,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
-  if (quantizes) add_rows(conversion, choices);
+  if (quantizes) tell_quantized(conversion, choices);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);

@@ -21,6 +21,7 @@
 #include "boxes/value.h"
 #include "catalog/open_shards.h"
 #include "convert/write/files.h"
+#include "convert/write/finished.h"
 #include "convert/write/output.h"
 #include "convert/write/output_sink.h"
 #include "convert/write/receipts.h"
@@ -103,26 +104,65 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
   }
 }
 
+bool is_complete(const std::vector<Finding>& findings) {
+  return std::ranges::any_of(findings,
+                             [](const Finding& each) { return each.code == complete_code; });
+}
+
+// Reports one step of a run as a part of the whole, so that the progress never falls when the next
+// step begins.
+class StepProgress final : public Observer {
+ public:
+  // The step makes the bytes [begin, end) of `total`.
+  StepProgress(Observer* whole, std::uint64_t begin, std::uint64_t end, std::uint64_t total)
+      : whole_(whole), begin_(begin), end_(end), total_(total) {}
+
+  // Returns null if nobody observes the run.
+  [[nodiscard]] Observer* observer() noexcept { return whole_ == nullptr ? nullptr : this; }
+
+  bool on_progress(const Progress& step) override {
+    const double share = step.bytes_total == 0 ? 1
+                                               : static_cast<double>(step.bytes_done) /
+                                                     static_cast<double>(step.bytes_total);
+    const double bytes = static_cast<double>(end_ - begin_) * std::min(share, 1.0);
+    return whole_->on_progress({begin_ + static_cast<std::uint64_t>(bytes), total_});
+  }
+
+ private:
+  Observer* const whole_;
+  const std::uint64_t begin_;
+  const std::uint64_t end_;
+  const std::uint64_t total_;
+};
+
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
-// Returns the files of the run that no earlier run finished. An existing shard counts as finished
-// only if its digests match.
-std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& work,
-                             const ConvertRun& run, Storage& storage, Output& output,
-                             ConvertReport& report) {
-  std::vector<bool> left(conversion.files.size(), !run.part);
+// The files of a run that no earlier run finished.
+struct FilesLeft {
+  std::vector<bool> files;
+  std::uint64_t bytes_checked = 0;  // of shards that exist, whether they are kept or not
+  std::uint64_t bytes_total = 0;    // of all files of the run
+};
+
+// Finds the files to write. An existing shard counts as finished only if its digests match.
+FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const ConvertRun& run,
+                     Storage& storage, Output& output, ConvertReport& report) {
+  FilesLeft result = {.files = std::vector<bool>(conversion.files.size(), !run.part)};
+  std::vector<bool>& left = result.files;
   if (run.part) {
     for (const std::uint32_t file : files_of_part(conversion, *run.part)) left[file] = true;
   }
   std::vector<std::pair<std::uint32_t, KeptFile>> finished;
-  std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < left.size(); ++i) {
-    if (!left[i] || conversion.one_file || !work.has_finished(i)) continue;
+    if (!left[i]) continue;
+    result.bytes_total += conversion.files[i].byte_count();
+    if (conversion.one_file || !work.has_finished(i)) continue;
     finished.emplace_back(i, KeptFile());
-    bytes += conversion.files[i].byte_count();
+    result.bytes_checked += conversion.files[i].byte_count();
   }
-  if (finished.empty()) return left;
-  Jobs jobs(1, run.observer, bytes);
+  if (finished.empty()) return result;
+  StepProgress progress(run.observer, 0, result.bytes_checked, result.bytes_total);
+  Jobs jobs(1, progress.observer(), result.bytes_checked);
   const auto goes_on = [&](std::uint64_t read) { return jobs.goes_on(read); };
   jobs.run(finished.size(), [&](std::size_t i, std::vector<std::byte>&) {
     auto& [number, found] = finished[i];
@@ -144,11 +184,12 @@ std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& wor
                                 printable(file.name), found.changed,
                                 run.finish ? "must be written again" : "is written again")});
   }
-  return left;
+  return result;
 }
 
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
-                 const std::vector<bool>& wanted, const ConvertRun& run, ConvertReport& report) {
+                 const FilesLeft& left, const ConvertRun& run, ConvertReport& report) {
+  const std::vector<bool>& wanted = left.files;
   const ValueSet values = values_of(conversion.plan, SinkKind::files);
   std::optional<FileReceipts> receipts;
   if (run.receipt || !conversion.one_file) {
@@ -160,8 +201,9 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   if (cache.is_on()) output.release_cache();
   OutputSink sink(conversion, values, wanted, output, cache, receipts ? &*receipts : nullptr);
   MemoryCount memory;
-  RunReport made =
-      sink.make(receipts ? receipts->sources() : shards.sources(), memory, run.observer);
+  StepProgress rest(run.observer, left.bytes_checked, left.bytes_total, left.bytes_total);
+  RunReport made = sink.make(receipts ? receipts->sources() : shards.sources(), memory,
+                             left.bytes_checked > 0 ? rest.observer() : run.observer);
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
   std::ranges::move(made.findings, std::back_inserter(report.findings));
@@ -198,18 +240,21 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   WritableStorage& disk = files.writable();
   const std::vector<Finding> stays = check_target_in(disk, conversion, target, run);
   require_no_errors(stays);
-  const TargetPlace place = look_at_target(conversion, target, disk);
-  WorkFolder work(conversion, place, run, disk);
   ConvertReport report;
+  if (is_complete(stays)) report = report_finished(conversion, target, run, disk);
   report.findings = conversion.plan.findings;
   std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
     // The caller may have copied the finding into the plan.
     return std::ranges::count(conversion.plan.findings, each) == 0;
   });
+  if (is_complete(stays)) return report;
+  const TargetPlace place = look_at_target(conversion, target, disk);
+  WorkFolder work(conversion, place, run, disk);
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);
     for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();
+    record_finished(conversion, target, run, disk);
     work.remove();
     return report;
   }
@@ -217,15 +262,15 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   Output output(conversion, work, files, [&watch] { watch->check(); });
   output.require_own_files(target);
   const auto left = [&] { return files_left(conversion, work, run, files, output, report); };
-  const std::vector<bool> wanted =
-      run.finish ? std::vector<bool>(conversion.files.size(), false) : left();
-  const OpenShards shards = open_needed(conversion, wanted, run.storage);
+  FilesLeft wanted = {.files = std::vector<bool>(conversion.files.size(), false)};
+  if (!run.finish) wanted = left();
+  const OpenShards shards = open_needed(conversion, wanted.files, run.storage);
   watch.emplace(shards, disk);
   if (run.finish) {
-    work.require_finished(left());
+    work.require_finished(left().files);
   } else {
     output.check_links(place);
-    if (std::ranges::count(wanted, true) > 0) {
+    if (std::ranges::count(wanted.files, true) > 0) {
       write_files(conversion, shards, output, wanted, run, report);
     }
     watch->check();
@@ -234,6 +279,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
     report.outputs = work.finished_paths(*run.part);
   } else {
     report.outputs = output.commit(target, run.receipt);
+    record_finished(conversion, target, run, disk);
   }
   report.bytes_written = output.bytes_written();
   report.sync_seconds = output.sync_seconds();
@@ -246,6 +292,22 @@ ConvertReport convert(const Conversion& conversion, const std::string& target,
   return only_errors([&] { return converted(conversion, target, run); });
 }
 
+std::uint64_t make_file(const Conversion& conversion, std::uint32_t file, OutputFiles& files,
+                        Observer* observer, Storage* storage) {
+  std::vector<bool> wanted(conversion.files.size(), false);
+  wanted[file] = true;
+  Storage& sources = conversion.plan.catalog->storage(storage);
+  const OpenShards shards = open_needed(conversion, wanted, &sources);
+  const SourceWatch watch(shards, sources.writable());
+  const ValueSet values = values_of(conversion.plan, SinkKind::files);
+  const CacheRelease cache(conversion, values, shards, PageCache::keep);
+  OutputSink sink(conversion, values, wanted, files, cache);
+  MemoryCount count;
+  const std::uint64_t bytes_read = sink.make(shards.sources(), count, observer).bytes_read;
+  watch.check();
+  return bytes_read;
+}
+
 std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file,
                                 std::span<std::byte> data, Observer* observer, Storage* storage) {
   return only_errors([&] {
@@ -254,19 +316,8 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
       throw Error("usage", "the size of the memory differs from the size of the file",
                   {.found = fmt::format("{} bytes for file {}", data.size(), file)});
     }
-    std::vector<bool> wanted(conversion.files.size(), false);
-    wanted[file] = true;
-    Storage& files = conversion.plan.catalog->storage(storage);
-    const OpenShards shards = open_needed(conversion, wanted, &files);
-    const SourceWatch watch(shards, files.writable());
-    const ValueSet values = values_of(conversion.plan, SinkKind::files);
-    const CacheRelease cache(conversion, values, shards, PageCache::keep);
     MemoryFiles memory(data, conversion.files[file].header_bytes);
-    OutputSink sink(conversion, values, wanted, memory, cache);
-    MemoryCount count;
-    const std::uint64_t bytes_read = sink.make(shards.sources(), count, observer).bytes_read;
-    watch.check();
-    return bytes_read;
+    return make_file(conversion, file, memory, observer, storage);
   });
 }
 

@@ -10,9 +10,9 @@
 #include "base/finding_json.h"
 #include "base/only_errors.h"
 #include "base/text.h"
-#include "boxes/decodings.h"
 #include "convert/choose/choose.h"
 #include "convert/kept_blocks.h"
+#include "convert/quantize_rows.h"
 #include "convert/repack.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
@@ -26,17 +26,6 @@ struct Total {
   std::size_t tensors = 0;
   std::uint64_t bytes = 0;
 };
-
-// Returns the encodings of the target's sources as text: "Q4_K", or "BF16, F32".
-std::string sources_text(const Plan& plan, const PlannedTarget& target) {
-  if (target.recipe.constant) return "constant";
-  std::set<std::string_view> names;
-  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
-    names.insert(plan.catalog->tensors()[source].encoding.name());
-  }
-  if (names.empty()) return std::string(name(target.dtype));
-  return fmt::format("{}", fmt::join(names, ", "));
-}
 
 std::string file_label(const OutputFile& file) {
   return file.name.empty() ? "one file" : file.name;
@@ -81,11 +70,12 @@ std::string rows_text(const Conversion& conversion) {
   std::string plain;
   for (const QuantizeRow& row : conversion.quantize_rows) {
     std::string& text = row.reason.empty() ? quantized : plain;
-    const std::string sizes =
-        row.reason.empty()
-            ? fmt::format("{} -> {}, {} -> {}", row.before, row.after,
-                          human_bytes(row.bytes_before), human_bytes(row.bytes_after))
-            : fmt::format("{}, {}: {}", row.before, human_bytes(row.bytes_before), row.reason);
+    std::string sizes =
+        row.before == row.after
+            ? fmt::format("{}, {}", row.before, human_bytes(row.bytes_before))
+            : fmt::format("{} -> {}, {} -> {}", row.before, row.after,
+                          human_bytes(row.bytes_before), human_bytes(row.bytes_after));
+    if (!row.reason.empty()) sizes += ": " + row.reason;
     text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
                         printable(row.shape, 80), row.tensors, sizes);
     before.bytes += row.bytes_before;
@@ -146,7 +136,7 @@ static void visit_fields(JsonWriter& json, const PlannedTarget& target,
     json.member("lossless", "kept");
   }
   json.member("bytes", target.byte_count());
-  json.member("made_of", sources_text(conversion.plan, target));
+  json.member("made_of", source_encodings(conversion.plan, target));
 }
 
 static void visit_fields(JsonWriter& json, const Conversion& conversion) {
@@ -185,10 +175,7 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   }
   std::map<std::pair<std::string, std::string_view>, Total> totals;
   for (const PlannedTarget& target : plan.targets) {
-    const std::string_view after = target.quantization
-                                       ? std::string_view(target.quantization->encoding)
-                                       : stored_type(conversion, target).encoding.name();
-    Total& total = totals[{sources_text(plan, target), after}];
+    Total& total = totals[{source_encodings(plan, target), output_encoding(conversion, target)}];
     ++total.tensors;
     total.bytes += target.byte_count();
   }
@@ -210,8 +197,8 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
     if (!with_tensors) break;
     const StoredType type = stored_type(conversion, target);
     text += fmt::format("  {:<56} {:<8} {:<24} {:>10}  {}\n", printable(target.name),
-                        type.encoding.name(), printable(type.shape.text(), 80),
-                        human_bytes(target.byte_count()), sources_text(plan, target));
+                        output_encoding(conversion, target), printable(type.shape.text(), 80),
+                        human_bytes(target.byte_count()), source_encodings(plan, target));
   }
   if (!plan.findings.empty()) text += "findings\n";
   return text + finding_lines(plan.findings);

@@ -38,20 +38,6 @@ NumberedName numbered_name(std::string_view name) {
   return pattern;
 }
 
-// Returns "0-11", or "0,3,5,..." for numbers with gaps.
-std::string range_text(const std::set<std::uint64_t>& numbers) {
-  const std::uint64_t first = *numbers.begin();
-  const std::uint64_t last = *numbers.rbegin();
-  if (last - first + 1 == numbers.size()) return fmt::format("{}-{}", first, last);
-  std::string text;
-  std::size_t shown = 0;
-  for (const std::uint64_t number : numbers) {
-    if (++shown > 4) return text + ",...";
-    text += fmt::format("{}{}", shown == 1 ? "" : ",", number);
-  }
-  return text;
-}
-
 // The numbers that appear at each placeholder of one pattern.
 class Holes {
  public:
@@ -76,7 +62,7 @@ class Holes {
       if (texts.size() == 1) {
         text += *texts.begin();
       } else {
-        text += values.size() == texts.size() ? "{" + range_text(values) + "}" : "{*}";
+        text += values.size() == texts.size() ? "{" + ranges_text(values, 4) + "}" : "{*}";
       }
     }
     return text;
@@ -139,6 +125,20 @@ std::string from_text(const Plan& plan, const PlannedTarget& target) {
 }
 
 }  // namespace
+
+std::string ranges_text(const std::set<std::uint64_t>& numbers, std::size_t runs_max) {
+  std::string text;
+  std::size_t runs = 0;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const std::uint64_t first = *at;
+    std::uint64_t last = first;
+    for (++at; at != numbers.end() && *at == last + 1; ++at) last = *at;
+    if (++runs > runs_max) return text + ",...";
+    text += fmt::format("{}{}", runs == 1 ? "" : ",", first);
+    if (last > first) text += fmt::format("-{}", last);
+  }
+  return text;
+}
 
 PlanRow row_of(const Plan& plan, const PlannedTarget& target) {
   return {.name = target.name,

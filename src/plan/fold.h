@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct PlanRow {
   std::string from;    // the source if its name differs from the target's, or the number of sources
   std::uint64_t bytes = 0;
 };
+
+// Returns the runs of consecutive numbers, such as "0-3,5", at most `runs_max` of them.
+[[nodiscard]] std::string ranges_text(const std::set<std::uint64_t>& numbers, std::size_t runs_max);
 
 // Returns the row of a single target.
 [[nodiscard]] PlanRow row_of(const Plan& plan, const PlannedTarget& target);

@@ -28,7 +28,15 @@ bool may_grow_to(std::uint64_t byte_count) noexcept {
 
 void check_file_limit(std::uint64_t byte_count, const std::string& path) {
   if (may_grow_to(byte_count)) return;
-  fail_write(EFBIG, "the process may not write files of this size", path);
+  rlimit limit = {};
+  static_cast<void>(::getrlimit(RLIMIT_FSIZE, &limit));
+  throw Error("io.no_space",
+              "the file is larger than this process may write: raise the limit on file sizes "
+              "('ulimit -f'), or write smaller files",
+              {.path = path,
+               .found = fmt::format("{} bytes", byte_count),
+               .expected = fmt::format("at most {} bytes", limit.rlim_cur),
+               .system_error = EFBIG});
 }
 
 // Uses the system's random source, because process ids repeat: each container counts from 1.

@@ -57,6 +57,7 @@ void FileSink::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const std::int64_t count = try_write(offset, bytes);
     if (count == -EINTR) continue;
+    if (count == -EFBIG) check_file_limit(offset + bytes.size(), path());
     if (count <= 0) {
       fail_write(count < 0 ? static_cast<int>(-count) : ENOSPC, "the system cannot write the file",
                  path());

@@ -8,6 +8,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/text.h"
 #include "codec/decode.h"
 #include "kernels/cast.h"
 #include "kernels/whole_elements.h"
@@ -202,6 +203,10 @@ Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elemen
   return made;
 }
 
+std::string scales_that_are_not(std::uint64_t count) {
+  return fmt::format("{} that {} not", counted(count, "scale"), count == 1 ? "is" : "are");
+}
+
 }  // namespace
 
 std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTensors& stored,
@@ -216,16 +221,14 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
       if (is_code || (i == 1 && value.has_zero_points)) continue;
       const Counts counts = count_scales(tensor, *shards.sources()[tensor.shard], stop);
       if (counts.not_finite > 0) {
-        findings.push_back(finding_of(catalog, tensor, "q.nan",
-                                      fmt::format("{} scales that are not", counts.not_finite),
-                                      "finite"));
+        findings.push_back(
+            finding_of(catalog, tensor, "q.nan", scales_that_are_not(counts.not_finite), "finite"));
       }
       // Formats with groups, such as GPTQ, store the scale 0 for a group of zeros.
       const bool can_be_zero = kernel->has_zero_scales || value.decoding.group_size != 0;
       if (counts.not_positive > 0 && !can_be_zero) {
         findings.push_back(finding_of(catalog, tensor, "q.scale_value",
-                                      fmt::format("{} scales that are not", counts.not_positive),
-                                      "above zero"));
+                                      scales_that_are_not(counts.not_positive), "above zero"));
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "boxes/cast_kind.h"
 #include "catalog/header_findings.h"
 #include "codec/decode.h"
+#include "convert/write/output_sink.h"
 #include "engine/jobs.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
@@ -57,10 +59,10 @@ ValueCounts count_range(const OpenShards& shards, const DistinctRange& range, Jo
 Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
   if (counts.bad_bools > 0) {
     return finding_of(catalog, tensor, "st.bool_value",
-                      fmt::format("{} bytes other than 0 and 1", counts.bad_bools), "0 or 1");
+                      counted(counts.bad_bools, "byte") + " other than 0 and 1", "0 or 1");
   }
   return finding_of(catalog, tensor, "gg.scale_nan",
-                    fmt::format("{} blocks with a scale that is not finite", counts.bad_scales),
+                    counted(counts.bad_scales, "block") + " with a scale that is not finite",
                     "finite scales");
 }
 
@@ -299,7 +301,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
     const std::uint32_t data = value.data;
     // No encoder converts a finite value to NaN.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
-                                         fmt::format("{} values that are NaN", counts[data].nan),
+                                         counted(counts[data].nan, "NaN value"),
                                          "no NaN in a quantized weight"));
   }
   shards.require_unchanged();
@@ -391,53 +393,77 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   return report;
 }
 
-// Compares a tensor of a conversion, whose bytes are `made`, with the tensor in the output.
-static std::optional<Difference> made_difference(const OpenShards& output,
-                                                 const OutputTensor& tensor,
-                                                 std::span<const std::byte> made,
-                                                 std::vector<std::byte>& scratch) {
-  const TensorInfo expected = {
-      .name = tensor.name, .encoding = tensor.encoding, .shape = tensor.shape};
-  const TensorInfo* const found = partner(output.catalog(), tensor.name);
-  if (auto difference = header_difference(expected, found)) return difference;
-  std::atomic<bool> stop = false;  // convert_in_memory() takes the time, so only it is interrupted
-  ElementReader reader(output, *found, found->strides.empty(), stop);
-  const std::size_t step = chunk_bytes(tensor.encoding);
-  for (std::size_t at = 0; at < made.size(); at += step) {
-    const auto part = made.subspan(at, std::min(step, made.size() - at));
-    scratch.resize(part.size());
-    reader.read(at, scratch);
-    if (const auto first = first_byte(part, scratch)) {
-      return Difference{tensor.name, DifferenceKind::bytes,
-                        fmt::format("different bytes, first at byte {} of the tensor", at + *first),
-                        "the bytes that the conversion writes"};
+// Compares the data of one file of a conversion, as it is made, with the tensors of the output.
+// Thread-safe.
+class ComparedFile final : public OutputFiles {
+ public:
+  ComparedFile(const OutputFile& file, const OpenShards& output)
+      : file_(file), output_(output), found_(file.tensors.size()) {
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      const OutputTensor& tensor = file.tensors[i];
+      const TensorInfo expected = {
+          .name = tensor.name, .encoding = tensor.encoding, .shape = tensor.shape};
+      found_[i].header = header_difference(expected, partner(output.catalog(), tensor.name));
     }
   }
-  return std::nullopt;
-}
+
+  void write(std::uint32_t, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::uint64_t at = offset - file_.header_bytes;
+    const auto tensor = std::ranges::upper_bound(file_.tensors, at, {}, &OutputTensor::end);
+    Found& found = found_[static_cast<std::size_t>(tensor - file_.tensors.begin())];
+    if (found.header) return;
+    const TensorInfo& stored = *partner(output_.catalog(), tensor->name);
+    std::atomic<bool> stop = false;  // the conversion takes the time, so only it is interrupted
+    std::vector<std::byte> read(bytes.size());
+    ElementReader(output_, stored, stored.strides.empty(), stop).read(at - tensor->begin, read);
+    const auto first = first_byte(bytes, read);
+    const std::lock_guard lock(mutex_);
+    bytes_read_ += bytes.size();
+    if (first) found.byte = std::min(found.byte.value_or(UINT64_MAX), at - tensor->begin + *first);
+  }
+  void finish(std::uint32_t) override {}
+
+  // Returns the bytes of the output that were read, and appends the differences. Call at the end.
+  std::uint64_t report(std::vector<Difference>& differences) {
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      if (found_[i].header) {
+        differences.push_back(*std::move(found_[i].header));
+      } else if (found_[i].byte) {
+        differences.push_back(
+            {file_.tensors[i].name, DifferenceKind::bytes,
+             fmt::format("different bytes, first at byte {} of the tensor", *found_[i].byte),
+             "the bytes that the conversion writes"});
+      }
+    }
+    return bytes_read_;
+  }
+
+ private:
+  struct Found {
+    std::optional<Difference> header;   // set before the first call of write()
+    std::optional<std::uint64_t> byte;  // the first different byte; guarded by mutex_
+  };
+
+  const OutputFile& file_;
+  const OpenShards& output_;
+  std::mutex mutex_;
+  std::uint64_t bytes_read_ = 0;  // guarded by mutex_
+  std::vector<Found> found_;
+};
 
 static VerifyReport compared_with_conversion(const Conversion& conversion, const Catalog& output,
                                              const VerifyOptions& options) {
+  require_ok(conversion.plan);
   const OpenShards shards(output, options.storage);
   PartOfWork observer(options.observer, conversion.bytes_to_read);
   VerifyReport report;
   std::set<std::string_view> names;
-  std::vector<std::byte> made;
-  std::vector<std::byte> scratch;
   for (std::uint32_t i = 0; i < conversion.files.size(); ++i) {
-    const OutputFile& file = conversion.files[i];
-    made.resize(file.data_bytes);
-    const std::uint64_t bytes = convert_in_memory(conversion, i, made, &observer, options.storage);
+    ComparedFile compared(conversion.files[i], shards);
+    const std::uint64_t bytes = make_file(conversion, i, compared, &observer, options.storage);
     observer.finish(bytes);
-    report.bytes_read += bytes;
-    for (const OutputTensor& tensor : file.tensors) {
-      names.insert(tensor.name);
-      const auto value = std::span(made).subspan(tensor.begin, tensor.byte_count());
-      if (auto found = made_difference(shards, tensor, value, scratch)) {
-        report.differences.push_back(*std::move(found));
-      }
-      report.bytes_read += tensor.byte_count();
-    }
+    report.bytes_read += bytes + compared.report(report.differences);
+    for (const OutputTensor& tensor : conversion.files[i].tensors) names.insert(tensor.name);
   }
   for (const TensorInfo& tensor : output.tensors()) {
     if (names.contains(tensor.name)) continue;

@@ -177,6 +177,17 @@ TEST_F(Extras, BesideTheTargetAreReadThroughTheCallsStorage) {
   EXPECT_EQ(code_of_fault("open", "out/config.json", write), "io.denied");
 }
 
+TEST_F(Extras, TheSourcesOwnWeightsAreNoFilesLeftOut) {
+  const std::string root = folder / "in";
+  folder.write("in/pytorch_model.bin", "other weights");
+  ConvertOptions options = {.one_file = false};
+  options.folder = read_model_folder(root);
+  const Conversion conversion = make_conversion(open_checkpoint(root), options);
+  ASSERT_EQ(conversion.plan.findings.size(), 1u);
+  EXPECT_EQ(conversion.plan.findings[0].code, "convert.not_copied");
+  EXPECT_THAT(conversion.plan.findings[0].sources, ElementsAre("pytorch_model.bin"));
+}
+
 TEST_F(Extras, ComeWithTheLastStep) {
   const ConvertRun part = {.part = ConvertPart{.index = 1, .count = 1}};
   convert(plan(both), target, part);

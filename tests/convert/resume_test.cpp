@@ -484,7 +484,10 @@ TEST_F(Resume, RoomIsAskedForWhatIsStillToCome) {
   EXPECT_TRUE(check_target(plan(), target, resume).empty());
   EXPECT_EQ(code(resume), "");
   expect_whole(target);
+  EXPECT_EQ(code(resume), "");  // nothing is left to do
   // Control: the disk cannot store a second output next to the old one.
+  EXPECT_EQ(code({}), "io.no_space");
+  fs::remove(folder / "disk/.loadstone-out.done");
   EXPECT_EQ(code(resume), "io.no_space");
   EXPECT_EQ(code(part(1, 1)), "io.no_space");
   EXPECT_EQ(check_target(plan(), target, part(1, 9)).at(0).code, "io.no_space");

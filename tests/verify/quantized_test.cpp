@@ -109,6 +109,11 @@ TEST(VerifyQuantized, ScalesAreFiniteAndAboveZero) {
   EXPECT_EQ(code_of(-1.0f), "q.scale_value");
   EXPECT_EQ(code_of(std::numeric_limits<float>::infinity()), "q.nan");
   EXPECT_EQ(code_of(std::nanf("")), "q.nan");
+  const auto found = [&](const std::vector<float>& scales) {
+    return verify_values(*opened(folder, "bad", quantized(scales))).findings.front().found;
+  };
+  EXPECT_EQ(found({0.0f}), "1 scale that is not");
+  EXPECT_EQ(found({0.0f, -1.0f}), "2 scales that are not");
 }
 
 TEST(VerifyQuantized, NanAmongItsNumbersIsFound) {

@@ -18,6 +18,7 @@ from loadstone._base.vocabulary import Style
 
 Quantize = str | Mapping[str, str]
 STYLES = get_args(Style)
+_Run = tuple[bool, tuple[int, int] | None, bool, str]  # resume, part, finish, receipt
 
 
 @dataclass
@@ -126,26 +127,18 @@ class OutputOptions:
 
     def run(self, conversion: _core.Conversion, target: str) -> ConvertReport:
         """Write the target; for a dry run, only report the planned output."""
-        if self.dry_run:
-            return _predict(conversion, target)
-        require_ok(conversion)
         part = self.part
         if part is not None:
             if not isinstance(part, Sequence) or len(part) != 2:
                 raise wrong_kind("part", part, "two integers: (1, 4)")
             index, count = part
             part = count_argument("part", index), count_argument("part", count)
+        run = (self.resume, part, self.finish, self.receipt or "")
+        if self.dry_run:
+            return _predict(conversion, target, run)
+        require_ok(conversion)
         with show_progress(self.progress, "converting") as callback:
-            report = _core.convert(
-                conversion,
-                target,
-                callback,
-                self.resume,
-                part,
-                self.finish,
-                self.receipt or "",
-                self.page_cache,
-            )
+            report = _core.convert(conversion, target, callback, *run, self.page_cache)
         return ConvertReport(
             outputs=[Path(path) for path in report.outputs],
             **report.numbers(),
@@ -165,9 +158,9 @@ def require_ok(conversion: _core.Conversion) -> None:
         raise
 
 
-def _predict(conversion: _core.Conversion, target: str) -> ConvertReport:
+def _predict(conversion: _core.Conversion, target: str, run: _Run) -> ConvertReport:
     is_possible = all(finding.severity != "error" for finding in conversion.findings)
-    target_findings = conversion.check_target(target) if is_possible else []
+    target_findings = conversion.check_target(target, *run) if is_possible else []
     return ConvertReport(
         outputs=[],
         seconds=0.0,

@@ -143,7 +143,8 @@ def test_parts_and_a_finish(run, small, tmp_path):
     for path in (tmp_path / "whole").iterdir():
         assert (target / path.name).read_bytes() == path.read_bytes()
     again = json.loads(run("convert", *options, "--resume", "--json", status=0).stdout)
-    assert again["bytes_kept"] == 0
+    assert again["bytes_kept"] > 0 == again["bytes_written"]
+    assert [each["code"] for each in again["findings"]] == ["convert.complete"]
 
 
 def test_the_source_is_no_target(run, small):

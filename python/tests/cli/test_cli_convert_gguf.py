@@ -312,4 +312,6 @@ def test_resume_after_a_kill_gives_the_same_bytes(run, command, tmp_path, write_
     assert process.returncode == 0 or report["bytes_kept"] > 0
     for each in sorted(whole.parent.iterdir()):
         assert (target.parent / each.name).read_bytes() == each.read_bytes()
-    assert len(list(target.parent.iterdir())) == len(list(whole.parent.iterdir()))
+    assert len(list(target.parent.glob("[!.]*"))) == len(list(whole.parent.iterdir()))
+    again = json.loads(run(*words, "--json", status=0).stdout)
+    assert again["bytes_written"] == 0 < again["bytes_kept"]

@@ -114,4 +114,4 @@ def test_the_log_has_the_interruption(command, conversion, tmp_path):
     hint, error, status = log.read_text().splitlines()[-3:]
     assert "--resume" in hint
     assert error.endswith("[cancelled]")
-    assert status.endswith("loadstone convert: exit status 130")
+    assert status.endswith("loadstone convert: exit status 130 after SIGHUP")

@@ -119,14 +119,57 @@ def log_of(path):
     return [re.sub(TIME, "", line) for line in lines]
 
 
-def test_the_log_has_progress_and_exit_status(run, big, tmp_path):
+def test_the_log_has_progress_report_and_exit_status(run, big, tmp_path):
     log = tmp_path / "job.log"
     done = run("load", big, "--dtype", "f64", "--log", log, *ALWAYS, status=0)
     lines = log_of(log)
-    assert lines[0] == "loadstone load: begins"
+    begin = r"loadstone load: begins with loadstone \d+\.\d+\.\d+ in process \d+"
+    assert re.fullmatch(begin, lines[0])
+    assert (
+        lines[1] == f"loadstone: arguments: load {big} --dtype f64 --log {log} {' '.join(ALWAYS)}"
+    )
+    assert lines[2:-1] == done.stderr.splitlines() + [
+        each for each in done.stdout.splitlines() if each
+    ]
+    assert re.fullmatch(f"loadstone: {LAST}", done.stderr.splitlines()[-1])
     assert lines[-1] == "loadstone load: exit status 0"
-    assert lines[1:-1] == done.stderr.splitlines()
-    assert re.fullmatch(f"loadstone: {LAST}", lines[-2])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]])
+def test_the_log_has_the_report_of_each_command(run, small, tmp_path, more):
+    out, log = tmp_path / "out.safetensors", tmp_path / "job.log"
+    for command in (
+        ["convert", small, out, "--receipt", "xxh3-128"],
+        ["merge", f"{small}:0.5", f"{out}:0.5", "-o", tmp_path / "merged.safetensors"],
+        ["verify", small, out],
+        ["verify", out, "--receipt"],
+        ["verify", small, out, "--dtype", "bf16"],
+        ["load", small],
+    ):
+        status = 1 if "bf16" in command else 0
+        plain = run(*command, status=status).stdout
+        log.unlink(missing_ok=True)
+        run(*command, "--log", log, *more, status=status)
+        words = plain.split()[:2]
+        assert any(line.split()[:2] == words for line in log_of(log)), (words, log_of(log))
+
+
+SECRETS = [
+    ("https://me:pass@host.invalid/a.safetensors?sig=token", "https://host.invalid/a.safetensors"),
+    ("--skeleton=http://me:pass@host.invalid/s.json#x", "--skeleton=http://host.invalid/s.json"),
+    ("--proxy=socks5://me:pass@host.invalid:1080", "--proxy=socks5://host.invalid:1080"),
+    ("two words", "'two words'"),
+]
+
+
+@pytest.mark.parametrize(("typed", "shown"), SECRETS)
+def test_the_log_has_no_secrets(run, tmp_path, typed, shown):
+    log = tmp_path / "job.log"
+    more = [] if not typed.startswith("--") else [tmp_path / "none"]
+    run("load", *more, typed, "--log", log)
+    lines = log_of(log)
+    assert shown in lines[1]
+    assert not re.search("pass|token|#x", lines[1])
 
 
 def test_the_log_has_lines_while_a_terminal_has_a_bar(command, big, tmp_path):
@@ -146,14 +189,14 @@ def test_the_log_has_warnings_without_colours(run, small, write_skeleton, tmp_pa
     done = run(*load, "--color", "always", status=0)
     plain = run("load", small, "--skeleton", skeleton, status=0).stderr
     assert "\x1b[" in done.stderr
-    assert log_of(log)[1] == plain.rstrip("\n")
+    assert log_of(log)[2] == plain.rstrip("\n")
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]])
 def test_the_log_has_errors(run, tmp_path, more):
     log = tmp_path / "job.log"
     run("load", tmp_path / "none", "--log", log, *more, status=4)
-    _, error, status = log_of(log)
+    *_, error, status = log_of(log)
     assert error.startswith("loadstone: ") and error.endswith("[io.not_found]")
     assert status == "loadstone load: exit status 4"
 
@@ -161,14 +204,14 @@ def test_the_log_has_errors(run, tmp_path, more):
 def test_the_log_of_a_quiet_command_has_its_progress(run, small, tmp_path):
     log = tmp_path / "job.log"
     assert run("load", small, "--quiet", "--log", log, status=0).stderr == ""
-    assert re.fullmatch(f"loadstone: {LAST}", log_of(log)[1])
+    assert re.fullmatch(f"loadstone: {LAST}", log_of(log)[2])
 
 
 def test_a_second_run_appends(run, small, tmp_path):
     log = tmp_path / "job.log"
     for _ in range(2):
         run("load", small, "--log", log, status=0)
-    assert log_of(log).count("loadstone load: begins") == 2
+    assert [line.split()[:3] for line in log_of(log)].count(["loadstone", "load:", "begins"]) == 2
 
 
 def test_a_log_is_never_appended_to_weights(run, small):

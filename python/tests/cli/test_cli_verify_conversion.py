@@ -1,6 +1,8 @@
 """`loadstone verify A B` with a conversion's options compares B with the conversion's output."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +92,34 @@ def test_without_the_options_a_warning_names_them(run, source, options, tmp_path
     # Control: the same names with other values get no such warning.
     run("convert", source, tmp_path / "c.gguf", "--arch", "test", "--dtype", "f16", status=0)
     assert "verify.names" not in run("verify", source, tmp_path / "c.gguf", status=0).stdout
+
+
+# Runs a command from a small process, because a child inherits the peak memory of its parent.
+PEAK = """
+import os, sys
+child = os.fork()
+if child == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status, usage = os.wait4(child, 0)
+print("peak", usage.ru_maxrss * 1024)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_large_tensor_is_compared_window_by_window(command, run, write_safetensors, tmp_path):
+    source = write_safetensors(tmp_path / "a.safetensors", {"large": ("BF16", [160, 1 << 20])})
+    target = tmp_path / "b.safetensors"
+    run("convert", source, target, "--dtype", "f16", status=0)
+    words = [sys.executable, "-S", "-E", "-c", PEAK, command, "verify", source, target]
+    done = subprocess.run([*words, "--dtype", "f16"], capture_output=True, text=True, check=True)
+    assert "ok; " in done.stdout
+    assert int(done.stdout.split()[-1]) < 200 << 20
+    with target.open("r+b") as file:  # control: the last byte
+        file.seek(-1, 2)
+        file.write(b"\1")
+    report = json.loads(run("verify", source, target, "--dtype", "f16", "--json", status=1).stdout)
+    (difference,) = report["differences"]
+    assert difference["found"] == f"different bytes, first at byte {(320 << 20) - 1} of the tensor"
 
 
 @pytest.mark.parametrize("words", [[], ["B", "--receipt"], ["B", "--digests"]])

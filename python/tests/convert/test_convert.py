@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -422,7 +423,58 @@ def test_a_limit_on_file_sizes_is_an_error_and_no_signal(large: Path, tmp_path: 
     done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert "[io.no_space]" in done.stderr
+    assert f"{tmp_path / 'out.safetensors'}: the file is larger than" in done.stderr
+    assert "expected at most 1048576 bytes" in done.stderr
+    assert re.search(r"found \d{9} bytes", done.stderr)
     assert not list(tmp_path.iterdir())
+    command = [COMMAND, "convert", large, tmp_path / "out", "--shard-size", "3MB"]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert re.search(
+        f"{tmp_path / 'out'}/model-000\\d\\d-of-000\\d\\d.safetensors: the file", done.stderr
+    )
+
+
+# The target, the options, and the code of the error.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "in the source": ("big/sub/", {}, "convert.target"),
+    "the source": ("big", {}, "convert.target"),
+    "no parent": ("none/sub", {}, "io.not_found"),
+    "in the source, and no memory": ("big/sub", {"max_memory": 1}, "plan.over_budget"),
+    "in the source, and a name twice": (
+        "big/sub",
+        {"rules": [{"op": "rename", "sources": [".*"], "targets": ["w"]}]},
+        "plan.duplicate",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_dry_run_is_refused_as_the_run_is(tmp_path: Path, case: str) -> None:
+    name, options, code = REFUSED[case]
+    big, target = tmp_path / "big", f"{tmp_path}/{name}"
+    big.mkdir()
+    for i in (1, 2):
+        save_file({f"w{i}": torch.ones(9)}, big / f"model-0000{i}-of-00002.safetensors")
+    words = [COMMAND, "convert", big, target]
+    if "max_memory" in options:
+        words += ["--max-memory", "1"]
+    if "rules" in options:
+        (tmp_path / "rules.json").write_text(json.dumps(options["rules"]))
+        words += ["--rules", tmp_path / "rules.json"]
+    status = set()
+    for dry in (True, False):
+        more = ["--dry-run"] if dry else []
+        done = subprocess.run([*words, *more], capture_output=True, text=True, check=False)
+        assert code in done.stdout + done.stderr
+        status.add(done.returncode)
+        try:
+            report = loadstone.convert(big, target, dry_run=dry, **options)
+        except loadstone.Error as error:
+            assert error.code == code
+        else:
+            assert dry and report.findings[0].code == code
+    assert len(status) == 1 and status != {0}
+    assert len(list(big.iterdir())) == 2
 
 
 def test_the_source_stays_as_it_is(large: Path, tmp_path: Path) -> None:

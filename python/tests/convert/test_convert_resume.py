@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import COMMAND
+from command import COMMAND, output
 from safetensors.torch import save_file
 
 import loadstone
@@ -185,7 +185,7 @@ def test_four_processes_one_killed(source: Path, whole: dict[str, bytes], tmp_pa
     run(source, target, "--part", "3/4")
     run(source, target, "--finish")
     assert contents(target) == whole
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".loadstone-out.done", "out"]
 
 
 def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
@@ -315,6 +315,49 @@ def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
     assert "quantization_config" in json.loads((tmp_path / "out/config.json").read_text())
 
 
+# --- finished jobs -------------------------------------------------------------------------------
+
+
+def test_a_finished_job_does_nothing(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD, "resume": True}
+    run(source, target, "--resume")
+    complete = f"'{target}' is already complete: an earlier run of this conversion finished it"
+    assert run(source, target, "--resume").startswith(complete)
+    assert complete in run(source, target, "--resume", "--dry-run")
+    report = json.loads(run(source, target, "--resume", "--json"))
+    assert report["bytes_read"] == report["bytes_written"] == 0 < report["bytes_kept"]
+    for dry_run in (True, False):
+        made = loadstone.convert(source, target, dry_run=dry_run, **options)
+        (finding,) = (each for each in made.findings if each.code == "convert.complete")
+        assert finding.message.startswith(complete) and finding.severity == "info"
+    assert made.bytes_read == made.bytes_written == 0 < made.bytes_kept
+    assert contents(target) == whole
+    assert run(source, target, "--part", "1/2").startswith(complete)
+    assert run(source, target, "--finish").startswith(complete)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".loadstone-out.done", "out"]
+    executor = Results()
+    again = converted(source, target, executor)
+    assert again.bytes_read == again.bytes_written == 0
+    assert contents(target) == whole
+
+
+def test_a_replaced_output_is_reported(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    run(source, target, "--resume")
+    words = ["convert", source, target, "--dtype", "bf16", "--shard-size", SHARD]
+    text = "the conversion replaces 25 files of an earlier output, which was made with different"
+    for more in (["--resume"], []):
+        assert text in output(*words, *more, "--dry-run")
+    planned = loadstone.convert(source, target, dtype="bfloat16", dry_run=True)
+    (finding,) = (each for each in planned.findings if each.code == "convert.replaced")
+    assert finding.severity == "info"
+    assert text in finding.message and "the first is 'layers.0.0'" in finding.message
+    assert len(finding.sources) == 25
+    assert "replaced  25 files of an earlier output\n" in output(*words, "--resume")
+    assert "\nreplaced" not in run(source, tmp_path / "new")
+
+
 # --- executors -----------------------------------------------------------------------------------
 
 
@@ -365,7 +408,7 @@ def test_executors(source: Path, whole: dict[str, bytes], tmp_path: Path, engine
         engine, min(24, max(8, os.cpu_count() or 1))
     )
     assert seen[-1][0] == seen[-1][1]
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".loadstone-out.done", "out"]
 
 
 def test_an_error_of_a_part_is_the_callers(source: Path, tmp_path: Path) -> None:

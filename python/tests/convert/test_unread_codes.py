@@ -275,3 +275,12 @@ def test_a_choice_without_quantize_is_an_error(model: Path, tmp_path: Path, opti
     with pytest.raises(loadstone.Error, match="have no effect without"):
         loadstone.merge({model: 1.0}, tmp_path / "out", method="linear", **{option: "c_attn"})
     assert not (tmp_path / "out").exists()
+
+
+def test_the_explanation_agrees_with_the_page() -> None:
+    """Not every reader that lacks an encoding is satisfied by an exclusion."""
+    text = run("explain", "convert.unread").stdout
+    assert "docs/opens-where.md" in text and "choose an encoding or a style" in text
+    page = (Path(__file__).parents[3] / "docs" / "opens-where.md").read_text()
+    assert "so `--exclude experts` does not help" in " ".join(page.split())
+    assert "do not belong to linear layers, exclude them" in " ".join(text.split())

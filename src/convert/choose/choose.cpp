@@ -394,15 +394,20 @@ std::string Alike::text() const {
   return fmt::format("'{}'{}", printable(first), others);
 }
 
-std::string folded_name(std::string_view name) {
+std::string folded_name(std::string_view name, std::vector<std::uint64_t>* numbers) {
   std::string folded;
   bool in_number = false;
   for (std::size_t i = 0; i < name.size(); ++i) {
     // Only a component that consists of digits becomes *: "w1" stays.
     const bool begins = i == 0 || name[i - 1] == '.';
     if (is_digit(name[i]) && (begins || in_number)) {
-      if (!in_number) folded += '*';
+      if (!in_number) {
+        folded += '*';
+        if (numbers != nullptr) numbers->push_back(0);
+      }
       in_number = true;
+      const auto digit = static_cast<std::uint64_t>(name[i] - '0');
+      if (numbers != nullptr) numbers->back() = numbers->back() * 10 + digit;
       continue;
     }
     in_number = false;

@@ -48,7 +48,9 @@ struct Alike {
   [[nodiscard]] std::string text() const;
 };
 
-// Replaces numbers in a name by *, so that similar names become equal.
-[[nodiscard]] std::string folded_name(std::string_view name);
+// Replaces numbers in a name by *, so that similar names become equal. Appends the numbers to
+// `numbers`, which may be null.
+[[nodiscard]] std::string folded_name(std::string_view name,
+                                      std::vector<std::uint64_t>* numbers = nullptr);
 
 }  // namespace loadstone

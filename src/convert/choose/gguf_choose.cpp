@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,8 @@
 #include "convert/choose/gguf_image.h"
 #include "convert/choose/gguf_mix.h"
 #include "convert/kept_blocks.h"
+#include "formats/gguf_keys.h"
+#include "formats/metadata.h"
 
 namespace loadstone {
 
@@ -238,11 +241,7 @@ class BlockChooser {
       mix_ = find_mix(name);
       if (!has_mixes()) mix_ = nullptr;
       if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
-        refuse_option("quantize",
-                      "a mix of types needs a language model with llama.cpp's names, or an image "
-                      "model that ComfyUI-GGUF supports: the metadata has no number of layers "
-                      "(block_count), and general.architecture is not such an image model",
-                      printable(name), "a block format such as q8_0");
+        refuse_mix(metadata);
       }
       if (!mix_) static_cast<void>(asked_type(name));
     }
@@ -272,7 +271,7 @@ class BlockChooser {
     const std::vector<Encoding> types = types_of(tensors);
     for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
     report_fallbacks();
-    report_second_rounding();
+    report_idle_mix(tensors);
     importances_.report(recipes, findings_);
     const auto is_made = [&](const std::string& name) {
       return choices_.quantize.contains(name) || choices_.numbers.contains(name) ||
@@ -361,14 +360,42 @@ class BlockChooser {
           printable(usual_), "another format");
     }
     // F32 keeps the exact values that the source's blocks decode to.
-    if (source) {
-      recipe.dtype = options_.dtype.value_or(Dtype::f32);
-      ++rounded_twice_;
-    }
+    if (source) recipe.dtype = options_.dtype.value_or(Dtype::f32);
     Quantization quantization;
     quantization.encoding = encoding->name;
     quantization.importance = importances_.take(mix_, recipe, type.block_format());
     choices_.quantize.emplace(recipe.target, std::move(quantization));
+  }
+
+  // Rejects a mix for a model that is neither a language model nor an image model.
+  [[noreturn]] void refuse_mix(const Metadata& metadata) const {
+    const std::string* const architecture = find_text(metadata, gguf_architecture_key);
+    const std::string name = architecture == nullptr ? "NAME" : printable(*architecture, 80);
+    refuse_option(
+        "quantize",
+        fmt::format("a mix of types needs a language model with llama.cpp's names, or an image "
+                    "model that ComfyUI-GGUF supports: the metadata has no number of layers "
+                    "(block_count), and general.architecture is not such an image model; add the "
+                    "key '{}.block_count' with --metadata FILE (metadata= in Python) or, {}",
+                    name, own_converter),
+        printable(usual_), "a block format such as q8_0");
+  }
+
+  // Warns if the rules of a mix apply to no tensor, because its names are not llama.cpp's.
+  void report_idle_mix(const std::vector<MixTensor>& tensors) {
+    const bool is_mix_only = mix_ != nullptr && model_ && !find_written_encoding(usual_);
+    if (!is_mix_only || mix_->type.is_dtype() || tensors.empty()) return;
+    const auto is_known = [](const MixTensor& each) { return is_in_mixes(each.name); };
+    if (std::ranges::any_of(tensors, is_known)) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.architecture",
+         .target = std::string(tensors.front().name),
+         .message = fmt::format(
+             "the rules of the mix '{}' apply to no tensor, so all of them get the type {}: the "
+             "rules need llama.cpp's names, and the first tensor is '{}'",
+             printable(usual_), mix_->type.name(), printable(tensors.front().name)),
+         .suggestion = own_converter});
   }
 
   void report_fallbacks() {
@@ -386,16 +413,6 @@ class BlockChooser {
     }
   }
 
-  void report_second_rounding() {
-    if (rounded_twice_ == 0) return;
-    findings_.push_back(
-        {.severity = Severity::warning,
-         .code = "convert.requantized",
-         .message = fmt::format("{} {} already quantized to blocks; the values are rounded again",
-                                rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
-         .suggestion = "quantize the original checkpoint, if there is one"});
-  }
-
   const ConvertOptions& options_;
   const Catalog& catalog_;
   Chooser chooser_;
@@ -410,7 +427,6 @@ class BlockChooser {
   // Tensors that get a fallback type, by shape, requested type and fallback type.
   std::map<std::tuple<std::string, std::string_view, std::string_view>, Alike> fallbacks_;
   std::set<std::string_view> met_;  // requested types that at least one tensor gets
-  std::size_t rounded_twice_ = 0;
 };
 
 }  // namespace

@@ -445,6 +445,8 @@ bool mix_needs_importance(const Mix* mix, std::string_view name, BlockFormat typ
   return std::ranges::find(needing, type) != std::end(needing);
 }
 
+bool is_in_mixes(std::string_view name) noexcept { return role_of(name) != Role::other; }
+
 bool is_token_embedding(std::string_view name) noexcept {
   return role_of(name) == Role::token_embd;
 }

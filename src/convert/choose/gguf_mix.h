@@ -54,6 +54,8 @@ struct MixTensor {
                                                 bool has_importance,
                                                 std::span<const MixTensor> tensors);
 
+// Returns true if a mix has rules for tensors of this name: one that llama.cpp uses.
+[[nodiscard]] bool is_in_mixes(std::string_view name) noexcept;
 // Returns true if llama.cpp rejects blocks of this type without an importance matrix. It rejects
 // the types with the fewest bits, except for the token embedding and the output head.
 [[nodiscard]] bool mix_needs_importance(const Mix* mix, std::string_view name,

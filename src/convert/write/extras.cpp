@@ -254,24 +254,24 @@ Finding unread_claim(std::string_view file, std::string_view root) {
           .suggestion = fmt::format("if no tensor is quantized, remove {}", what)};
 }
 
-// Removes the merged adapters from `others` and returns them. Adapters in other formats stay in
-// `others`.
+// Returns true if the file in the model's folder belongs to a source of the conversion.
+static bool is_input(const Catalog& catalog, const std::string& name) {
+  const auto& inputs = catalog.checkpoints();
+  WritableStorage& storage = catalog.storage().writable();
+  const std::string path =
+      join_path(inputs.empty() ? catalog.root() : inputs.front()->root(), name);
+  const auto is_shard = [&](const Shard& shard) {
+    return shard.path == path || same_file(storage, shard.path, path);
+  };
+  return std::ranges::any_of(catalog.shards(), is_shard) ||
+         std::ranges::any_of(inputs, [&](const auto& input) {
+           return std::ranges::any_of(input->shards(), is_shard);
+         });
+}
+
+// Removes the adapters from `others` and returns them. Adapters in other formats stay in `others`.
 static std::vector<std::string> take_adapters(std::vector<std::string>& others,
                                               const Catalog& catalog) {
-  const auto& inputs = catalog.checkpoints();
-  const std::string& root = inputs.empty() ? catalog.root() : inputs.front()->root();
-  WritableStorage& storage = catalog.storage().writable();
-  const auto is_input = [&](const std::string& name) {
-    const std::string path = join_path(root, name);
-    const auto is_shard = [&](const Shard& shard) {
-      return shard.path == path || same_file(storage, shard.path, path);
-    };
-    return std::ranges::any_of(catalog.shards(), is_shard) ||
-           std::ranges::any_of(inputs, [&](const auto& input) {
-             return std::ranges::any_of(input->shards(), is_shard);
-           });
-  };
-  std::erase_if(others, [&](const auto& name) { return is_adapter_file(name) && is_input(name); });
   const bool is_of_adapter = is_adapter(catalog);
   const auto found = std::ranges::stable_partition(others, [&](const std::string& name) {
     return !is_adapter_file(name) || (is_of_adapter && name.find('/') == std::string::npos);
@@ -324,6 +324,7 @@ void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied
       "them",
       needs_code ? Severity::warning : Severity::info);
   std::vector<std::string> others = folder.others;
+  std::erase_if(others, [&](const std::string& name) { return is_input(catalog, name); });
   add(take_adapters(others, catalog), "loadstone does not copy adapters in the model's folder",
       "merge them (--lora, lora=), or copy their folders yourself if the adapters are compatible "
       "with the output");

@@ -31,9 +31,6 @@ namespace loadstone {
 namespace {
 
 constexpr const char* alignment_key = "general.alignment";
-constexpr const char* own_converter =
-    "for llama.cpp, use its own converter: `python -m loadstone convert --converter` (converter= "
-    "in Python)";
 
 bool is_gguf(const Catalog& catalog) noexcept {
   return std::ranges::any_of(catalog.shards(),

@@ -80,4 +80,9 @@ class OutputSink final : public ValueSink {
   std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
 };
 
+// Makes one file of a conversion and passes its data, without the header, to `files`. Returns the
+// number of bytes read. Throws the read errors of convert().
+std::uint64_t make_file(const Conversion& conversion, std::uint32_t file, OutputFiles& files,
+                        Observer* observer, Storage* storage);
+
 }  // namespace loadstone

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <set>
 #include <span>
 #include <type_traits>
 
@@ -120,15 +121,7 @@ SourceState source_state(const Shard& shard) {
           .header_digest = shard.header_digest};
 }
 
-[[noreturn]] void refuse_state(const std::string& folder, std::string message,
-                               std::string found = {}, std::string expected = {}) {
-  message += "; resume it with the same options and source, or remove the folder";
-  throw Error(state_code, std::move(message),
-              {.path = folder, .found = std::move(found), .expected = std::move(expected)});
-}
-
-void require_same_sources(const WorkState& found, const WorkState& expected,
-                          const std::string& folder) {
+std::optional<WorkDifference> source_difference(const WorkState& found, const WorkState& expected) {
   for (std::size_t i = 0; i < std::min(found.sources.size(), expected.sources.size()); ++i) {
     const SourceState& then = found.sources[i];
     const SourceState& now = expected.sources[i];
@@ -137,16 +130,45 @@ void require_same_sources(const WorkState& found, const WorkState& expected,
                                   : then.header_digest != now.header_digest ? "header"
                                                                             : "";
     if (what.empty()) continue;  // a copy has a different time and inode
-    refuse_state(
-        folder,
-        fmt::format("the conversion was started with a different source: '{}' has a different {}",
-                    printable(now.path), what));
+    return WorkDifference{
+        fmt::format("a different source: '{}' has a different {}", printable(now.path), what)};
   }
-  if (found.sources.size() != expected.sources.size()) {
-    refuse_state(folder, "the conversion was started with a different source",
-                 fmt::format("{} files then", found.sources.size()),
-                 fmt::format("{} files now", expected.sources.size()));
+  if (found.sources.size() == expected.sources.size()) return std::nullopt;
+  return WorkDifference{"a different source", fmt::format("{} files then", found.sources.size()),
+                        fmt::format("{} files now", expected.sources.size())};
+}
+
+constexpr std::size_t mark_digits = 8;
+
+// Returns a mark that almost certainly changes if the tensor, its sources or its recipe change.
+std::string mark_of(const Plan& plan, const PlannedTarget& target) {
+  Digest mark;
+  add_tensor(mark, target);
+  for_each_box(target.recipe, [&](Box box) {
+    // The index of a decoding depends on other tensors.
+    const bool is_decoded = box.decoding != no_decoding;
+    if (is_decoded) add_decoding(mark, *plan.catalog, plan.decodings[box.decoding]);
+    box.decoding = is_decoded ? 0 : no_decoding;
+    add_boxes(mark, *plan.catalog, {box});
+  });
+  if (target.recipe.merge != nullptr) {
+    add_all(mark, target.recipe.merge->factor);
+    for (const Term& term : target.recipe.merge->terms) add_all(mark, term.factor);
   }
+  return mark.hex().substr(0, mark_digits);
+}
+
+// Names the first tensor that the earlier work did not have; returns an empty text without one.
+std::string first_tensor(const WorkState& found, const WorkState& now) {
+  std::set<std::string_view> known;
+  for (std::size_t at = 0; at < found.marks.size(); at += mark_digits) {
+    known.insert(std::string_view(found.marks).substr(at, mark_digits));
+  }
+  for (std::size_t i = 0; i < now.tensor_names.size(); ++i) {
+    if (known.contains(std::string_view(now.marks).substr(i * mark_digits, mark_digits))) continue;
+    return fmt::format("; the first is '{}'", printable(now.tensor_names[i]));
+  }
+  return {};
 }
 
 }  // namespace
@@ -176,6 +198,8 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   for (const PlannedTarget* target : targets) {
     add_tensor(tensors, *target);
     add_recipe(values, *plan.catalog, target->recipe);
+    state.marks += mark_of(plan, *target);
+    state.tensor_names.push_back(target->name);
   }
   for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
   add_all(values, plan.allow_non_finite);
@@ -235,6 +259,9 @@ void visit_fields(Visitor& visitor, Like<WorkState> auto& state) {
   visitor.member("files", state.files);
   visitor.member("extras", state.extras);
   visitor.member("extra_names", state.extra_names);
+  visitor.optional("marks", state.marks);
+  visitor.optional("outputs", state.outputs);
+  visitor.optional("receipt", state.receipt);
 }
 
 std::string to_json(const WorkState& state) { return json_text(state, 2) + "\n"; }
@@ -246,25 +273,39 @@ WorkState work_state_from_json(std::string_view text) {
   return state;
 }
 
-void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
+std::optional<WorkDifference> work_difference(const WorkState& state, const WorkState& found) {
   if (found.program != state.program) {
-    refuse_state(folder, "the conversion was started by a different version of loadstone",
-                 found.program, state.program);
+    return WorkDifference{"a different version of loadstone", found.program, state.program};
   }
-  require_same_sources(found, state, folder);
-  const auto require = [&](const std::string& then, const std::string& now, const char* message) {
-    if (then != now) refuse_state(folder, message);
-  };
-  require(found.metadata, state.metadata, "the conversion was started with different metadata");
-  require(found.tensors, state.tensors,
-          "the conversion was started with different options: names, shapes, dtypes or encodings "
-          "of tensors differ");
-  require(found.values, state.values,
-          "the conversion was started with different rules: tensors are made from different "
-          "sources, or in a different way");
-  require(found.files, state.files,
-          "the conversion was started with different shards: their sizes or names differ");
-  require(found.extras, state.extras, "the conversion was started with different companion files");
+  if (auto source = source_difference(found, state)) return source;
+  if (found.metadata != state.metadata) return WorkDifference{"different metadata"};
+  if (found.tensors != state.tensors) {
+    return WorkDifference{
+        "different options: names, shapes, dtypes or encodings of tensors differ" +
+        first_tensor(found, state)};
+  }
+  if (found.values != state.values) {
+    return WorkDifference{
+        "different rules: tensors are made from different sources, or in a different way" +
+        first_tensor(found, state)};
+  }
+  if (found.files != state.files) {
+    return WorkDifference{"different shards: their sizes or names differ"};
+  }
+  if (found.extras != state.extras) return WorkDifference{"different companion files"};
+  return std::nullopt;
+}
+
+void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
+  if (auto differs = work_difference(state, found)) {
+    throw Error(state_code,
+                fmt::format("the conversion was started with {}; resume it with the same options "
+                            "and source, or remove the folder",
+                            differs->message),
+                {.path = folder,
+                 .found = std::move(differs->found),
+                 .expected = std::move(differs->expected)});
+  }
   state.has_copies = found.has_copies || found.sources != state.sources;
 }
 

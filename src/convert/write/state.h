@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,17 @@ struct WorkState {
   std::string files;    // the tensors of each file, and the headers
   std::string extras;
   std::vector<std::string> extra_names;
+  std::string marks;  // 8 hex digits per tensor in the order of names: they show which one differs
+  std::vector<std::string> tensor_names{};  // in the same order; not stored
+  // Only in the record of a finished conversion:
+  std::vector<SourceState> outputs{};  // files with tensors, and the index
+  std::string receipt{};               // kind of digest; empty: the output has no receipt
+};
+
+struct WorkDifference {
+  std::string message;  // completes "the conversion was started with ..."
+  std::string found{};
+  std::string expected{};
 };
 
 // Returns the state of a conversion. `storage` reads companion files.
@@ -51,10 +63,13 @@ struct WorkState {
 // Parses a state. Throws Error "convert.state" if the text is invalid.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Compares a run's state with the state of the work to continue. Ignores `parts`. Also ignores the
-// time, inode and version of sources, which differ between copies. Throws Error "convert.state"
-// that names the difference. Sets `has_copies` if sources were replaced by copies, because the work
-// does not record which copy a shard was made from.
+// Returns the first difference between a run's state and the state of earlier work. Ignores
+// `parts`. Also ignores the time, inode and version of sources, which differ between copies.
+[[nodiscard]] std::optional<WorkDifference> work_difference(const WorkState& state,
+                                                            const WorkState& found);
+// Compares a run's state with the state of the work to continue. Throws Error "convert.state" that
+// names the difference. Sets `has_copies` if sources were replaced by copies, because the work does
+// not record which copy a shard was made from.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

@@ -15,11 +15,13 @@
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
 #include "catalog/locate.h"
+#include "catalog/paths.h"
 #include "convert/json_text.h"
 #include "convert/tied_head.h"
 #include "convert/write/container.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "convert/write/finished.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -32,6 +34,8 @@ namespace loadstone {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view work_suffix = ".part";
 
 [[noreturn]] void refuse_target(const std::string& path, std::string message,
                                 std::string found = {}) {
@@ -78,8 +82,9 @@ void check_sources(WritableStorage& storage, const Conversion& conversion,
   for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
 }
 
-// Returns the work folder's name. It depends only on the target's name, so that every run finds it.
-std::string work_name(const std::string& path) {
+// Returns the name of a hidden file or folder next to the target. It depends only on the target's
+// name, so that every run finds it.
+std::string hidden_name(const std::string& path, std::string_view suffix) {
   constexpr std::size_t name_bytes_max = 255 - 16;
   std::string name = fs::path(path).filename().string();
   if (name.empty() || name == "." || name == "..") name = "folder";
@@ -88,7 +93,7 @@ std::string work_name(const std::string& path) {
     digest.update(std::as_bytes(std::span(name)));
     name = digest.hex();
   }
-  return ".loadstone-" + name + ".part";
+  return fmt::format(".loadstone-{}{}", name, suffix);
 }
 
 // Returns false for members of a config that do not affect values of tensors, or that are checked
@@ -284,16 +289,13 @@ void check_parent(WritableStorage& storage, const Conversion& conversion, Target
 // files.
 static TargetPlace look_at_split(WritableStorage& storage, const Conversion& conversion,
                                  TargetPlace place) {
-  const std::string work = place.parent + "/" + work_name(place.path);
-  place.path = place.parent;
   place.exists = place.is_fixed = place.has_files = true;
-  place.work = work;
-  check_folder(storage, place, conversion, work);
+  check_folder(storage, place, conversion, place.work);
   return place;
 }
 
-TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
-                           WritableStorage& storage) {
+TargetPlace place_of(const Conversion& conversion, const std::string& target,
+                     WritableStorage& storage) {
   require_local(target);
   TargetPlace place;
   place.path = target;
@@ -307,10 +309,19 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (!parent || parent->kind != EntryKind::folder) {
     throw Error("io.not_found", "the target's folder does not exist", {.path = place.parent});
   }
+  place.shown = place.path;
+  place.record = place.parent + "/" + hidden_name(place.path, ".done");
+  place.work = place.parent + "/" + hidden_name(place.path, work_suffix);
+  if (conversion.is_split) place.path = place.parent;
+  return place;
+}
+
+TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
+                           WritableStorage& storage) {
+  TargetPlace place = place_of(conversion, target, storage);
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
   check_sources(storage, conversion, place);
   if (conversion.one_file) check_parent(storage, conversion, place);
-  place.work = place.parent + "/" + work_name(place.path);
   const auto status = storage.status(place.path);
   place.exists = status.has_value();
   if (!status) return place;
@@ -325,10 +336,11 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (!conversion.one_file) {
     // A link to a folder and the root of a file system cannot be replaced, so files are moved into
     // them.
-    place.is_fixed =
-        status->kind == EntryKind::link || status->identity.device != parent->identity.device;
+    place.is_fixed = status->kind == EntryKind::link ||
+                     status->identity.device !=
+                         storage.status(place.parent, true).value_or(*status).identity.device;
     place.has_files = place.is_fixed;
-    const std::string inside = place.path + "/" + work_name(place.path);
+    const std::string inside = place.path + "/" + hidden_name(place.path, work_suffix);
     check_folder(storage, place, conversion, inside);
     // Files that are moved one at a time must be on the target's file system, so they wait inside
     // it.
@@ -378,12 +390,39 @@ static void report_lost_vocabulary(WritableStorage& storage, const Conversion& c
            "copy tokenizer.json or tokenizer.model of the original model into the output folder"});
 }
 
+// Reports the files of an earlier output that the conversion replaces, and how the earlier output
+// differs, if this is known.
+static void tell_replaced(const Conversion& conversion, const std::string& difference,
+                          TargetPlace& place) {
+  std::vector<std::string> names = place.older;
+  if (conversion.one_file && place.exists) names = {std::string(file_name(place.path))};
+  if (names.empty()) return;
+  std::ranges::copy_if(place.others, std::back_inserter(names),
+                       [&](const std::string& name) { return is_extra_name(conversion, name); });
+  std::string message =
+      fmt::format("the conversion replaces {} of an earlier output", counted(names.size(), "file"));
+  if (!difference.empty()) message += ", which was made with " + difference;
+  place.findings.push_back({.severity = Severity::info,
+                            .code = "convert.replaced",
+                            .sources = names,
+                            .message = message + ": " + name_list(names)});
+}
+
 std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion& conversion,
                                      const std::string& target, const ConvertRun& run) {
+  std::string difference;
+  const TargetPlace named = place_of(conversion, target, storage);
+  if (auto finding = finished_earlier(conversion, named, run, storage, difference)) {
+    return {*std::move(finding)};
+  }
   TargetPlace place = look_at_target(conversion, target, storage);
+  tell_replaced(conversion, difference, place);
   report_lost_vocabulary(storage, conversion, place);
   check_extras(conversion, storage);
-  for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
+  for (const OutputFile& file : conversion.files) {
+    check_file_limit(file.byte_count(),
+                     file.name.empty() ? place.path : place.path + "/" + file.name);
+  }
   std::vector<bool> wanted;
   std::uint64_t bytes = 0;
   if (run.part) {

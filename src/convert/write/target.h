@@ -13,6 +13,8 @@ namespace loadstone {
 struct TargetPlace {
   std::string path;    // without a slash at the end
   std::string parent;  // its folder
+  std::string shown;   // the target as messages name it
+  std::string record;  // the file that records a finished conversion, see finished.h
   std::string work;    // the folder for incomplete files
   bool exists = false;
   bool is_fixed = false;   // true for a folder that cannot be replaced by another folder
@@ -27,6 +29,10 @@ struct TargetPlace {
   std::vector<Finding> findings;  // warnings about files that stay next to the output
 };
 
+// Returns the paths of the target, without looking at its files. Throws Error "convert.target" for
+// a name that no target can have, and "io.not_found" if the parent folder does not exist.
+[[nodiscard]] TargetPlace place_of(const Conversion& conversion, const std::string& target,
+                                   WritableStorage& storage);
 // Inspects the target. Throws Error "convert.target" if it must not be written, and "io.not_found"
 // if its parent folder does not exist.
 [[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target,

@@ -1,0 +1,190 @@
+#include "convert/quantize_rows.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "boxes/merges.h"
+#include "convert/kept_blocks.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/fold.h"
+
+namespace loadstone {
+
+namespace {
+
+using Numbers = std::vector<std::set<std::uint64_t>>;  // by the position of their * in a name
+
+struct Group {
+  QuantizeRow row;
+  Numbers numbers;
+};
+
+// Returns the quantized tensor that a box decodes; null if the box copies other values.
+const QuantizedTensor* decoded_by(const Catalog& catalog, const Box& box) {
+  return box.decoding == no_decoding ? nullptr : catalog.quantized().find(box.source);
+}
+
+std::string_view encoding_of(const Catalog& catalog, const Box& box) {
+  const QuantizedTensor* const stored = decoded_by(catalog, box);
+  return stored != nullptr ? stored->encoding : catalog.tensors()[box.source].encoding.name();
+}
+
+// Returns the bytes of the source that a box reads, with its share of the scales.
+double bytes_of(const Plan& plan, const Box& box) {
+  const auto& tensors = plan.catalog->tensors();
+  double elements = 1;
+  for (const BoxDim& dim : box.dims) elements *= static_cast<double>(dim.extent);
+  const TensorInfo& tensor = tensors[box.source];
+  const Decoding* const decoding =
+      box.decoding == no_decoding ? nullptr : &plan.decodings[box.decoding];
+  double bytes = static_cast<double>(tensor.byte_count());
+  if (decoding != nullptr) {
+    bytes = 0;
+    for (const std::uint32_t each : decoding->sources) {
+      bytes += static_cast<double>(tensors[each].byte_count());
+    }
+  }
+  const Shape& shape = decoding != nullptr ? decoding->shape : tensor.shape;
+  const auto all = static_cast<double>(shape.numel().value_or(0));
+  return all > 0 ? bytes * elements / all : 0;
+}
+
+QuantizeRow row_of(const Conversion& conversion, const PlannedTarget& target,
+                   std::string_view reason) {
+  QuantizeRow row;
+  row.shape = target.shape.text();
+  row.after = output_encoding(conversion, target);
+  row.reason = reason;
+  row.bytes_after = target.byte_count();
+  if (target.recipe.merge != nullptr) {
+    row.before = name(target.dtype);
+    const std::uint64_t elements = target.shape.numel().value_or(0);
+    row.bytes_before = Encoding(target.dtype).byte_count(elements).value_or(0);
+    return row;
+  }
+  row.before = source_encodings(conversion.plan, target);
+  double bytes = 0;
+  for (const Box& box : target.recipe.boxes) bytes += bytes_of(conversion.plan, box);
+  row.bytes_before = static_cast<std::uint64_t>(bytes);
+  return row;
+}
+
+// Replaces each * of a name by its numbers, if they differ from the numbers of another group:
+// "layers.{0-3,5}.mlp.up_proj.weight".
+std::string numbered(std::string_view names, const Numbers& numbers,
+                     const std::vector<bool>& differs) {
+  constexpr std::size_t runs_max = 16;
+  std::string text;
+  std::size_t at = 0;
+  for (const char each : names) {
+    const bool is_replaced = each == '*' && at < numbers.size() && differs[at];
+    text += is_replaced ? "{" + ranges_text(numbers[at], runs_max) + "}" : std::string(1, each);
+    if (each == '*') ++at;
+  }
+  return text;
+}
+
+// Distinguishes groups whose names have the same pattern.
+void tell_apart(std::vector<Group>& groups) {
+  for (auto first = groups.begin(); first != groups.end();) {
+    const std::string names = first->row.names;
+    const auto last = std::find_if(first, groups.end(),
+                                   [&](const Group& each) { return each.row.names != names; });
+    std::vector<bool> differs(first->numbers.size(), false);
+    for (auto each = first; each != last; ++each) {
+      for (std::size_t i = 0; i < differs.size(); ++i) {
+        if (each->numbers[i] != first->numbers[i]) differs[i] = true;
+      }
+    }
+    for (; first != last; ++first) first->row.names = numbered(names, first->numbers, differs);
+  }
+}
+
+// Adds one row per group of similar tensors.
+void add_rows(Conversion& conversion, const Choices& choices) {
+  std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, Group>
+      known;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    const auto plain = choices.plain.find(target.name);
+    if (!target.quantization && plain == choices.plain.end()) continue;
+    const bool is_plain = !target.quantization;
+    QuantizeRow made = row_of(conversion, target, is_plain ? plain->second : std::string_view());
+    std::vector<std::uint64_t> numbers;
+    made.names = folded_name(target.name, &numbers);
+    Group& group = known[{made.names, made.shape, made.before, made.after, made.reason}];
+    made.tensors = group.row.tensors + 1;
+    made.bytes_before += group.row.bytes_before;
+    made.bytes_after += group.row.bytes_after;
+    group.row = std::move(made);
+    group.numbers.resize(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) group.numbers[i].insert(numbers[i]);
+  }
+  std::vector<Group> groups;
+  for (auto& [key, group] : known) groups.push_back(std::move(group));
+  tell_apart(groups);
+  for (Group& group : groups) conversion.quantize_rows.push_back(std::move(group.row));
+}
+
+// Warns once per pair of encodings.
+void tell_requantized(Conversion& conversion) {
+  std::map<std::pair<std::string, std::string>, Alike> pairs;
+  const Catalog& catalog = *conversion.plan.catalog;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    if (!target.quantization) continue;
+    std::set<std::string_view> before;
+    for_each_box(target.recipe, [&](const Box& box) {
+      const bool is_block = !catalog.tensors()[box.source].encoding.is_dtype();
+      if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
+    });
+    if (before.empty()) continue;
+    pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding}].add(
+        target.name);
+  }
+  for (const auto& [pair, tensors] : pairs) {
+    const auto& [before, after] = pair;
+    const bool is_one = tensors.count == 1;
+    conversion.plan.findings.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.requantized",
+         .target = tensors.first,
+         .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}, so "
+                                "{} values are rounded twice",
+                                counted(tensors.count, "tensor"), is_one ? "is" : "are", before,
+                                is_one ? "is" : "are", after, is_one ? "its" : "their"),
+         .suggestion = "quantize the original checkpoint, if there is one",
+         .found = before,
+         .expected = after});
+  }
+}
+
+}  // namespace
+
+std::string source_encodings(const Plan& plan, const PlannedTarget& target) {
+  if (target.recipe.constant) return "constant";
+  std::set<std::string_view> names;
+  for_each_box(target.recipe,
+               [&](const Box& box) { names.insert(encoding_of(*plan.catalog, box)); });
+  if (names.empty()) return std::string(name(target.dtype));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string_view output_encoding(const Conversion& conversion, const PlannedTarget& target) {
+  return target.quantization ? std::string_view(target.quantization->encoding)
+                             : stored_type(conversion, target).encoding.name();
+}
+
+void tell_quantized(Conversion& conversion, const Choices& choices) {
+  add_rows(conversion, choices);
+  tell_requantized(conversion);
+}
+
+}  // namespace loadstone

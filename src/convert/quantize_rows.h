@@ -1,0 +1,22 @@
+// Describes how a conversion changes the encodings of tensors.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "convert/choose/choose.h"
+#include "loadstone/convert.h"
+
+namespace loadstone {
+
+// Returns the encodings of the target's sources: "Q4_K", "fp8-block", or "BF16, F32".
+[[nodiscard]] std::string source_encodings(const Plan& plan, const PlannedTarget& target);
+// Returns the encoding that the target has in the output: "nvfp4", or "BF16".
+[[nodiscard]] std::string_view output_encoding(const Conversion& conversion,
+                                               const PlannedTarget& target);
+
+// Adds one row to the report per group of similar tensors. Warns of quantized tensors that the
+// conversion quantizes again, once per pair of encodings.
+void tell_quantized(Conversion& conversion, const Choices& choices);
+
+}  // namespace loadstone

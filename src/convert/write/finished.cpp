@@ -1,0 +1,134 @@
+#include "convert/write/finished.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "convert/write/files.h"
+#include "convert/write/output.h"
+#include "convert/write/state.h"
+#include "convert/write/work_folder.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+std::string file_of(const TargetPlace& place, const std::string& name) {
+  return name.empty() ? place.path : place.path + "/" + name;
+}
+
+// Returns the files with tensors and the index, with their sizes, times and inodes. A missing file
+// has size 0.
+std::vector<SourceState> files_of(const Conversion& conversion, const TargetPlace& place,
+                                  WritableStorage& storage) {
+  std::vector<SourceState> files;
+  const auto add = [&](const std::string& name) {
+    const FileIdentity found = storage.status(file_of(place, name)).value_or(FileStatus()).identity;
+    files.push_back({.path = name,
+                     .bytes = found.bytes,
+                     .modified_ns = found.modified_ns,
+                     .inode = found.inode,
+                     .header_digest = {}});
+  };
+  for (const OutputFile& file : conversion.files) add(file.name);
+  if (!conversion.index_name.empty()) add(conversion.index_name);
+  return files;
+}
+
+bool has_companions(const Conversion& conversion, const TargetPlace& place,
+                    WritableStorage& storage) {
+  return std::ranges::all_of(conversion.extras, [&](const ExtraFile& extra) {
+    return storage.status(file_of(place, extra.name)).has_value();
+  });
+}
+
+std::optional<WorkState> read_record(const TargetPlace& place, WritableStorage& storage) {
+  const auto text = storage.read_begin(place.record, state_bytes_max);
+  if (!text) return std::nullopt;
+  try {
+    return work_state_from_json(*text);
+  } catch (const Error&) {
+    return std::nullopt;  // only a record of this version proves anything
+  }
+}
+
+std::string receipt_of(const ConvertRun& run) {
+  return run.receipt ? std::string(name(*run.receipt)) : std::string();
+}
+
+}  // namespace
+
+std::optional<Finding> finished_earlier(const Conversion& conversion, const TargetPlace& place,
+                                        const ConvertRun& run, WritableStorage& storage,
+                                        std::string& difference) {
+  const auto found = read_record(place, storage);
+  if (!found || found->outputs.empty()) return std::nullopt;
+  const bool is_unchanged = std::ranges::all_of(found->outputs, [&](const SourceState& file) {
+    const auto status = storage.status(file_of(place, file.path));
+    return status && status->identity.bytes == file.bytes &&
+           status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
+  });
+  if (!is_unchanged) return std::nullopt;
+  const WorkState now = state_of(conversion, storage);
+  if (const auto differs = work_difference(now, *found)) {
+    difference = differs->message;
+  } else if (now.sources != found->sources) {
+    difference = "source files that have been modified or replaced since";
+  } else if (run.receipt && receipt_of(run) != found->receipt) {
+    difference = "no receipt of this kind";
+  }
+  const bool is_resumed = run.resume || run.part || run.finish;
+  if (!difference.empty() || !is_resumed || !has_companions(conversion, place, storage)) {
+    return std::nullopt;
+  }
+  return Finding{
+      .severity = Severity::info,
+      .code = complete_code,
+      .message = fmt::format("'{}' is already complete: an earlier run of this conversion finished "
+                             "it, and neither its files nor the source have changed since",
+                             printable(place.shown, 400))};
+}
+
+ConvertReport report_finished(const Conversion& conversion, const std::string& target,
+                              const ConvertRun& run, WritableStorage& storage) {
+  const TargetPlace place = place_of(conversion, target, storage);
+  ConvertReport report;
+  std::vector<bool> wanted(conversion.files.size(), !run.part);
+  if (run.part) {
+    for (const std::uint32_t file : files_of_part(conversion, *run.part)) wanted[file] = true;
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i]) continue;
+    if (run.part) report.outputs.push_back(file_of(place, conversion.files[i].name));
+    if (!run.finish) report.bytes_kept += conversion.files[i].byte_count();
+  }
+  if (!run.part) report.outputs = output_paths(conversion, place.path);
+  if (!is_plain_folder(storage, place.work)) return report;
+  try {
+    WorkFolder(conversion, place, {.resume = true}, storage).remove();
+  } catch (const Error& error) {
+    if (error.code() != "convert.state" && error.code() != "convert.locked") throw;
+  }
+  return report;
+}
+
+void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
+                     WritableStorage& storage) {
+  const TargetPlace place = place_of(conversion, target, storage);
+  storage.remove(place.record);
+  if (!run.resume && !run.finish) return;
+  const std::string unfinished = place.record + ".unfinished";
+  storage.remove(unfinished);
+  try {
+    WorkState state = state_of(conversion, storage);
+    state.outputs = files_of(conversion, place, storage);
+    state.receipt = receipt_of(run);
+    storage.write_whole(place.record, unfinished, to_json(state));
+  } catch (const Error&) {
+    storage.remove(unfinished);  // the target is complete; a later run only cannot know it
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,35 @@
+// Recognises the finished output of an earlier run, by the record that runs with `resume` and
+// `finish` leave next to the target.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "convert/write/target.h"
+#include "loadstone/convert.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+inline constexpr const char* complete_code = "convert.complete";
+
+// Returns the finding "convert.complete" if the target is the output of this conversion, and
+// neither its files nor the sources have changed since. Otherwise returns nullopt, and sets
+// `difference` if the target is the unchanged output of a different conversion.
+[[nodiscard]] std::optional<Finding> finished_earlier(const Conversion& conversion,
+                                                      const TargetPlace& place,
+                                                      const ConvertRun& run,
+                                                      WritableStorage& storage,
+                                                      std::string& difference);
+
+// Returns the report of a run whose target is already complete. Removes a work folder of this
+// conversion, which nothing needs any more.
+[[nodiscard]] ConvertReport report_finished(const Conversion& conversion, const std::string& target,
+                                            const ConvertRun& run, WritableStorage& storage);
+
+// Writes the record of a complete target. Removes the record of an older output if the run was not
+// to be resumed.
+void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
+                     WritableStorage& storage);
+
+}  // namespace loadstone

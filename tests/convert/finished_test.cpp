@@ -1,0 +1,237 @@
+// Tests that a finished job which is run again is recognised, and that a run reports the files that
+// it replaces.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "loadstone/convert.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/samples.h"
+#include "support/watched_storage.h"
+
+namespace loadstone::test {
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace ::testing;
+
+constexpr ConvertRun resume = {.resume = true};
+constexpr ConvertRun finish = {.finish = true};
+constexpr const char* record = ".loadstone-out.done";
+
+constexpr ConvertRun part(std::uint32_t index) {
+  return {.part = ConvertPart{.index = index, .count = 2}};
+}
+
+std::string six_tensors(unsigned seed) {
+  std::vector<FileTensor> tensors;
+  for (unsigned i = 0; i < 6; ++i) {
+    tensors.push_back(
+        {"layers." + std::to_string(i), "F32", {100, 150}, some_bytes(60'000, seed + i)});
+  }
+  return safetensors_bytes(tensors, {{"format", "pt"}});
+}
+
+class Finished : public ::testing::Test {
+ protected:
+  [[nodiscard]] static ConvertOptions options() {
+    return {.one_file = false, .shard_bytes_max = 130'000, .threads = 1};
+  }
+  [[nodiscard]] Conversion plan(const ConvertOptions& options) const {
+    return make_conversion(open_checkpoint(source), options);
+  }
+
+  // Runs the conversion, and returns the number of bytes that it read from the source.
+  std::uint64_t run(const Conversion& conversion, ConvertRun run) {
+    report = convert(conversion, target, run);
+    return report.bytes_read;
+  }
+  std::uint64_t run(const ConvertRun& how) { return run(plan(options()), how); }
+
+  // Returns the message of the finding; empty without one.
+  [[nodiscard]] std::string message(const char* code) const {
+    const auto found = std::ranges::find(report.findings, code, &Finding::code);
+    return found == report.findings.end() ? "" : found->message;
+  }
+
+  [[nodiscard]] std::vector<std::string> hidden() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(".")) names.push_back(name);
+    }
+    return names;
+  }
+
+  TemporaryFolder folder;
+  std::string source = folder.write("in/source.safetensors", six_tensors(1));
+  std::string target = folder / "out";
+  ConvertReport report;
+};
+
+TEST_F(Finished, AResumedJobDoesNothing) {
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_THAT(hidden(), ElementsAre(record));
+  const auto outputs = report.outputs;
+  const auto before = read_file(target + "/model-00001-of-00003.safetensors");
+  EXPECT_EQ(run(resume), 0u);
+  EXPECT_THAT(message("convert.complete"), HasSubstr("is already complete"));
+  EXPECT_EQ(report.outputs, outputs);
+  EXPECT_EQ(report.bytes_written, 0u);
+  EXPECT_EQ(report.bytes_kept,
+            plan(options()).files.size() * plan(options()).files[0].byte_count());
+  const auto dry = check_target(plan(options()), target, resume);
+  ASSERT_EQ(dry.size(), 1u);
+  EXPECT_EQ(dry[0].code, "convert.complete");
+  // A run without `resume` starts from the beginning, as it always does.
+  EXPECT_GT(run({}), 0u);
+  EXPECT_EQ(message("convert.complete"), "");
+  EXPECT_EQ(read_file(target + "/model-00001-of-00003.safetensors"), before);
+  EXPECT_THAT(hidden(), IsEmpty());
+}
+
+TEST_F(Finished, PartsAfterTheFinishDoNothing) {
+  for (const std::uint32_t index : {1u, 2u}) run(part(index));
+  run(finish);
+  for (const ConvertRun& again : {part(1), part(2), finish, resume}) {
+    EXPECT_EQ(run(again), 0u);
+    EXPECT_NE(message("convert.complete"), "");
+    EXPECT_THAT(hidden(), ElementsAre(record));
+  }
+  run(part(1));
+  EXPECT_THAT(report.outputs, Each(StartsWith(target + "/model-0000")));
+  EXPECT_LT(report.bytes_kept, plan(options()).bytes_to_write);
+}
+
+TEST_F(Finished, AnOrphanOfTheSameConversionIsRemoved) {
+  run(part(1));
+  const std::string work = folder / ".loadstone-out.part";
+  fs::copy(work, folder / "copy", fs::copy_options::recursive);
+  run(part(2));
+  run(finish);
+  fs::copy(folder / "copy", work, fs::copy_options::recursive);
+  EXPECT_EQ(run(resume), 0u);
+  EXPECT_NE(message("convert.complete"), "");
+  EXPECT_FALSE(fs::exists(work));
+  // The shards of a different conversion stay.
+  ConvertOptions other = options();
+  other.dtype = Dtype::f16;
+  run(plan(other), part(1));
+  EXPECT_EQ(run(resume), 0u);
+  EXPECT_TRUE(fs::exists(work));
+}
+
+TEST_F(Finished, ASingleFileIsRecognised) {
+  target = folder / "out.safetensors";
+  const Conversion one = plan({.threads = 1});
+  EXPECT_GT(run(one, resume), 0u);
+  EXPECT_EQ(run(one, resume), 0u);
+  EXPECT_NE(message("convert.complete"), "");
+  EXPECT_EQ(run(plan({.dtype = Dtype::f16, .threads = 1}), resume), 360'000u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("different options"));
+  fs::remove(folder / ".loadstone-out.safetensors.done");
+  run(one, {});
+  EXPECT_EQ(message("convert.replaced"),
+            "the conversion replaces 1 file of an earlier output: 'out.safetensors'");
+}
+
+TEST_F(Finished, WhatDiffersIsNamed) {
+  run(resume);
+  ConvertOptions other = options();
+  other.rules = {{.sources = {"layers.3"}, .targets = {"layers.9"}}};
+  EXPECT_GT(run(plan(other), resume), 0u);
+  EXPECT_EQ(message("convert.complete"), "");
+  EXPECT_THAT(message("convert.replaced"),
+              AllOf(StartsWith("the conversion replaces 4 files of an earlier output, which was "
+                               "made with different options: names"),
+                    HasSubstr("the first is 'layers.9'")));
+  EXPECT_GT(run({.resume = true, .receipt = DigestKind::xxh3_128}), 0u);
+  EXPECT_GT(run(plan(other), resume), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("'layers.9'"));
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_GT(run({.resume = true, .receipt = DigestKind::xxh3_128}), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("no receipt"));
+  EXPECT_EQ(run(resume), 0u);  // a receipt is more than this run asks for
+}
+
+TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
+  run(resume);
+  folder.write("in/source.safetensors", six_tensors(9));  // the same header
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("source files that have been modified"));
+  EXPECT_EQ(run(resume), 0u);
+  std::string shard = read_file(target + "/model-00002-of-00003.safetensors");
+  shard.back() = static_cast<char>(shard.back() ^ 1);
+  folder.write("out/model-00002-of-00003.safetensors", shard);
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_NE(read_file(target + "/model-00002-of-00003.safetensors"), shard);
+  EXPECT_EQ(run(resume), 0u);
+  fs::remove(target + "/model.safetensors.index.json");
+  EXPECT_GT(run(resume), 0u);
+  folder.write(record, "{");
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_EQ(run(resume), 0u);
+}
+
+TEST_F(Finished, ALostCompanionIsMadeAgain) {
+  Conversion conversion = plan(options());
+  conversion.extras.push_back({.name = "config.json", .text = "{}"});
+  run(conversion, resume);
+  EXPECT_EQ(run(conversion, resume), 0u);
+  fs::remove(target + "/config.json");
+  EXPECT_GT(run(conversion, resume), 0u);
+  EXPECT_TRUE(fs::exists(target + "/config.json"));
+}
+
+TEST_F(Finished, AFolderThatCannotBeReplacedIsComplete) {
+  fs::create_directory(folder / "real");
+  fs::create_directory_symlink(folder / "real", target);
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_EQ(run(resume), 0u);
+  EXPECT_NE(message("convert.complete"), "");
+  EXPECT_EQ(code_of([&] { run({}); }), "convert.target");
+}
+
+TEST_F(Finished, ARecordThatCannotBeWrittenFailsNoRun) {
+  fs::create_directory(folder / record);
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_GT(run(resume), 0u);
+  EXPECT_THAT(hidden(), ElementsAre(record));
+}
+
+// ---- progress
+
+class Shares final : public Observer {
+ public:
+  bool on_progress(const Progress& progress) override {
+    const double share = progress.bytes_total == 0 ? 1
+                                                   : static_cast<double>(progress.bytes_done) /
+                                                         static_cast<double>(progress.bytes_total);
+    EXPECT_GE(share, last);
+    EXPECT_LE(share, 1);
+    last = share;
+    totals.push_back(progress.bytes_total);
+    return true;
+  }
+
+  double last = 0;
+  std::vector<std::uint64_t> totals;
+};
+
+TEST_F(Finished, TheProgressOfAResumedRunNeverFalls) {
+  run(part(1));
+  run(part(2));
+  fs::remove(folder / ".loadstone-out.part/files/model-00003-of-00003.safetensors");
+  Shares shares;
+  run({.resume = true, .observer = &shares});
+  EXPECT_GT(report.bytes_kept, 0u);
+  EXPECT_EQ(shares.last, 1);
+  EXPECT_THAT(shares.totals, Each(shares.totals.front()));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
