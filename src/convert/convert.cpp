@@ -105,6 +105,26 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
+void add_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss,
+              ConvertReport& report) {
+  const std::string& encoding = conversion.plan.targets[target].quantization->encoding;
+  auto& all = report.requantized;
+  auto found = std::ranges::lower_bound(all, encoding, {}, &RequantizedTensors::encoding);
+  if (found == all.end() || found->encoding != encoding) found = all.insert(found, {encoding});
+  ++found->tensors;
+  found->loss.join(loss);
+}
+
+// Adds the losses in the receipt of a file that an earlier run finished.
+void add_losses(const Conversion& conversion, std::uint32_t file, const Receipt& receipt,
+                ConvertReport& report) {
+  const std::vector<ReceiptTensor>& tensors = receipt.outputs.front().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].loss) continue;
+    add_loss(conversion, conversion.files[file].tensors[i].target, *tensors[i].loss, report);
+  }
+}
+
 // Returns the files of the run that no earlier run finished. An existing shard counts as finished
 // only if its digests match.
 std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& work,
@@ -132,6 +152,7 @@ std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& wor
     const OutputFile& file = conversion.files[number];
     if (found.receipt) {
       left[number] = false;
+      add_losses(conversion, number, *found.receipt, report);
       output.keep(number, *std::move(found.receipt));
       if (!run.finish) report.bytes_kept += file.byte_count();
       continue;
@@ -164,6 +185,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
       sink.make(receipts ? receipts->sources() : shards.sources(), memory, run.observer);
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
+  for (const auto& [target, loss] : sink.losses()) add_loss(conversion, target, loss, report);
   std::ranges::move(made.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
   report.peak_bytes += memory.bytes_peak();
