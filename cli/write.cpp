@@ -113,7 +113,8 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   if (report.sync_seconds > 0) {
     text += fmt::format(", of which {:.3f} s to sync the files to the disk", report.sync_seconds);
   }
-  return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
+  return text + '\n' + to_text(report.requantized) +
+         memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
 // Reports the remaining work after Ctrl-C, and how to resume it.

@@ -305,6 +305,13 @@ struct ConvertRun {
   Storage* storage = nullptr;    // for sources and target; null: the catalog's storage
 };
 
+// An encoding whose tensors were codes before, and were encoded again.
+struct RequantizedTensors {
+  std::string encoding;
+  std::uint64_t tensors = 0;
+  EncodingLoss loss;
+};
+
 struct ConvertReport {
   std::vector<std::string> outputs;  // paths of the files that were written, the receipt last
   std::vector<Finding> findings;
@@ -317,6 +324,8 @@ struct ConvertReport {
   std::uint64_t peak_bytes = 0;        // as planned, with the actual staging
   // The choice that the run applied: `keep` or `release`.
   PageCache page_cache = PageCache::keep;
+  // Sorted by encoding. Includes files that earlier runs finished.
+  std::vector<RequantizedTensors> requantized;
 };
 
 // Checks that the target may be written. Throws Error "convert.target" if the target is a source,
@@ -355,6 +364,8 @@ LOADSTONE_API std::uint64_t convert_in_memory(const Conversion& conversion, std:
                                               Storage* storage = nullptr);
 
 [[nodiscard]] LOADSTONE_API std::string to_json(const ConvertReport& report);
+// Returns one line per encoding: "nvfp4: 96 of 96 blocks exact (2 tensors)".
+[[nodiscard]] LOADSTONE_API std::string to_text(const std::vector<RequantizedTensors>& encodings);
 // Returns the conversion as JSON: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
 [[nodiscard]] LOADSTONE_API std::string to_json(const Conversion& conversion);
 // Returns the conversion as text: files, dtypes before and after, totals and, if `with_tensors`,

@@ -1,6 +1,7 @@
 // Quantization of a tensor: the encoding to write, and the components that it consists of.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,8 +43,28 @@ struct Quantization {
   // one per column or, for a stack of matrices, one per column of each matrix. Null: all columns
   // count by their values alone. Equal quantizations share the object.
   std::shared_ptr<const std::vector<float>> importance{};
+  // True if the values are decoded codes. The encoder then gives each block a scale with which it
+  // decodes to the same values, if there is one. Plans set this; bitsandbytes' encodings and the
+  // dialects of ModelOpt ignore it.
+  bool exact_first = false;
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
+};
+
+// The loss of values that were codes before, and are encoded again. A block is the values of one
+// scale; for nvfp4 of one block scale.
+struct EncodingLoss {
+  std::uint64_t blocks = 0;
+  std::uint64_t exact_blocks = 0;  // blocks that decode to the same values
+  // The largest error, relative to the largest magnitude of its block. For fp8: of its tensors.
+  double largest_error = 0;
+
+  void join(const EncodingLoss& other) noexcept {
+    blocks += other.blocks;
+    exact_blocks += other.exact_blocks;
+    largest_error = std::max(largest_error, other.largest_error);
+  }
+  friend bool operator==(const EncodingLoss&, const EncodingLoss&) = default;
 };
 
 // A component of a quantized tensor.

@@ -11,6 +11,7 @@
 
 #include "loadstone/byte_range.h"
 #include "loadstone/export.h"
+#include "loadstone/quantization.h"
 
 namespace loadstone {
 
@@ -49,6 +50,8 @@ struct ReceiptTensor {
   std::string recipe{};
   std::string codec{};                 // codec that encoded the tensor; may be empty
   std::vector<std::string> sources{};  // names of the source tensors
+  // For the data of a tensor that was codes before, and was encoded again.
+  std::optional<EncodingLoss> loss{};
 
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return end - begin; }
   friend bool operator==(const ReceiptTensor&, const ReceiptTensor&) = default;

@@ -137,6 +137,17 @@ nb::list file_rows(const Conversion& conversion) {
   return rows;
 }
 
+// Returns for each encoding its name, and the numbers of tensors, blocks and exact blocks, and the
+// largest error.
+nb::list requantized_rows(const ConvertReport& report) {
+  nb::list rows;
+  for (const auto& [encoding, tensors, loss] : report.requantized) {
+    rows.append(
+        nb::make_tuple(encoding, tensors, loss.blocks, loss.exact_blocks, loss.largest_error));
+  }
+  return rows;
+}
+
 // Returns the text of a companion file that the conversion generates, such as config.json.
 std::optional<std::string> extra_text(const Conversion& conversion, std::string_view wanted) {
   for (const ExtraFile& extra : conversion.extras) {
@@ -187,6 +198,9 @@ void bind_convert(nb::module_& module) {
       .def_ro("outputs", &ConvertReport::outputs)
       .def_ro("findings", &ConvertReport::findings)
       .def("numbers", &numbers_of<ConvertReport>)
+      .def_prop_ro("requantized", &requantized_rows)
+      .def_prop_ro("requantized_text",
+                   [](const ConvertReport& self) { return to_text(self.requantized); })
       .def_prop_ro("page_cache", [](const ConvertReport& self) { return name(self.page_cache); })
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
   nb::list sums;

@@ -88,6 +88,14 @@ std::uint32_t JsonReader::small_number(Element value, const JsonPlace& place,
   return static_cast<std::uint32_t>(number);
 }
 
+double JsonReader::real_number(Element value, const JsonPlace& place) const {
+  double number = 0;
+  if (value.get(number) != simdjson::SUCCESS) {
+    refuse(place, "the value has the wrong type", type_name(value), "a number");
+  }
+  return number;
+}
+
 bool JsonReader::boolean(Element value, const JsonPlace& place) const {
   bool truth = false;
   if (value.get(truth) != simdjson::SUCCESS) {

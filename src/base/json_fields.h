@@ -66,6 +66,7 @@ class JsonReader {
       Element value, const JsonPlace& place,
       std::string_view problem = "the number is too large") const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
+  [[nodiscard]] double real_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
   // Reads what JsonWriter::value() writes. For other types, define read_json(const JsonReader&,
@@ -161,6 +162,8 @@ void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
     item = unsigned_number(value, place);
   } else if constexpr (std::signed_integral<Type>) {
     item = signed_number(value, place);
+  } else if constexpr (std::floating_point<Type>) {
+    item = real_number(value, place);
   } else if constexpr (std::is_enum_v<Type>) {
     item = named<Type>(value, place);
   } else if constexpr (requires { typename Type::mapped_type; }) {

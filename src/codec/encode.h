@@ -139,6 +139,11 @@ struct WrittenEncoding {
 [[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
                                                           const Shape& shape, Dtype dtype,
                                                           QuantizedLayout& form);
+// Returns true if the encoder of the form can search for exact scales.
+[[nodiscard]] inline bool can_be_exact_first(const QuantizedLayout& form) noexcept {
+  return !is_bitsandbytes(form.kind) && form.dialect == QuantizeDialect::exact;
+}
+
 // Returns true if the scale depends on the largest magnitude of the tensor's group.
 [[nodiscard]] inline bool shares_scale(const Quantization& quantization,
                                        const QuantizedLayout& form) noexcept {

@@ -137,6 +137,26 @@ class StepProgress final : public Observer {
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
+void add_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss,
+              ConvertReport& report) {
+  const std::string& encoding = conversion.plan.targets[target].quantization->encoding;
+  auto& all = report.requantized;
+  auto found = std::ranges::lower_bound(all, encoding, {}, &RequantizedTensors::encoding);
+  if (found == all.end() || found->encoding != encoding) found = all.insert(found, {encoding});
+  ++found->tensors;
+  found->loss.join(loss);
+}
+
+// Adds the losses in the receipt of a file that an earlier run finished.
+void add_losses(const Conversion& conversion, std::uint32_t file, const Receipt& receipt,
+                ConvertReport& report) {
+  const std::vector<ReceiptTensor>& tensors = receipt.outputs.front().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].loss) continue;
+    add_loss(conversion, conversion.files[file].tensors[i].target, *tensors[i].loss, report);
+  }
+}
+
 // The files of a run that no earlier run finished.
 struct FilesLeft {
   std::vector<bool> files;
@@ -172,6 +192,7 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
     const OutputFile& file = conversion.files[number];
     if (found.receipt) {
       left[number] = false;
+      add_losses(conversion, number, *found.receipt, report);
       output.keep(number, *std::move(found.receipt));
       if (!run.finish) report.bytes_kept += file.byte_count();
       continue;
@@ -206,6 +227,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
                              left.bytes_checked > 0 ? rest.observer() : run.observer);
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
+  for (const auto& [target, loss] : sink.losses()) add_loss(conversion, target, loss, report);
   std::ranges::move(made.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
   report.peak_bytes += memory.bytes_peak();

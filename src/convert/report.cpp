@@ -90,10 +90,35 @@ std::string rows_text(const Conversion& conversion) {
 
 }  // namespace
 
+static void visit_fields(JsonWriter& json, const RequantizedTensors& each) {
+  json.member("encoding", each.encoding);
+  json.member("tensors", each.tensors);
+  json.member("blocks", each.loss.blocks);
+  json.member("exact_blocks", each.loss.exact_blocks);
+  json.member("largest_error", each.loss.largest_error);
+}
+
 static void visit_fields(JsonWriter& json, const ConvertReport& report) {
   json.member("outputs", report.outputs);
   write_work(json, report);
   json.member("page_cache", report.page_cache);
+  json.optional("requantized", report.requantized);
+}
+
+std::string to_text(const std::vector<RequantizedTensors>& encodings) {
+  return only_errors([&] {
+    std::string text;
+    for (const auto& [encoding, tensors, loss] : encodings) {
+      text += fmt::format("{}: {} of {} blocks exact ({})", encoding, loss.exact_blocks,
+                          loss.blocks, counted(tensors, "tensor"));
+      if (loss.largest_error > 0) {
+        text += fmt::format("; largest error {:.2g} % of the largest magnitude in its block",
+                            100 * loss.largest_error);
+      }
+      text += '\n';
+    }
+    return text;
+  });
 }
 
 std::string to_json(const ConvertReport& report) {

@@ -10,6 +10,7 @@
 
 #include "codec/encode.h"
 #include "engine/limits.h"
+#include "kernels/encoding_loss.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -47,6 +48,7 @@ void prepare(const Value& value, GroupMember& member, Group& group) {
   }
   group.number_bytes += aligned_part(form.elements * element_bytes(form.dtype));
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);
+  if (form.exact_first) member.matrix_errors.assign(compared_matrices(form), 0.0F);
 }
 
 // Allocates the member's memory that is in use from its first window to its last.
@@ -64,6 +66,13 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
 }
 
 }  // namespace
+
+void choose_exact_scales(Group& group) {
+  for (std::size_t i = 0; i < group.exact.size(); ++i) {
+    const QuantizedLayout& form = *group.members.front().form;
+    group.exact_scales.push_back(exact_matrix_scale(form, group.amax[i], group.exact[i]));
+  }
+}
 
 GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers) {
   GroupSize size;
@@ -126,7 +135,12 @@ std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::u
     prepare(value, member, *group);
     hold(member, *group, sink);
   }
-  group->held_bytes += group->amax.size() * sizeof(float);
+  const bool is_exact = std::ranges::all_of(group->members, [](const GroupMember& member) {
+    return member.form && member.form->exact_first;
+  });
+  if (is_exact) group->exact.resize(group->amax.size());
+  group->held_bytes += group->amax.size() * sizeof(float) +
+                       group->exact.size() * (sizeof(ExactScales) + sizeof(float));
   group->memory = &memory;
   memory.take(group->held_bytes);
   return group;

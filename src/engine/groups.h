@@ -26,17 +26,23 @@ struct GroupMember {
   // Empty for other components.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;
-  std::uint64_t next = 0;  // the first element that no window contains yet
-  std::uint64_t left = 0;  // number of elements that are not done yet
+  // Guarded by the mutex of WindowWork.
+  EncodingLoss loss;
+  std::vector<float> matrix_errors;  // see compare_window()
+  std::uint64_t next = 0;            // the first element that no window contains yet
+  std::uint64_t left = 0;            // number of elements that are not done yet
 };
 
 // The members that change are guarded by the mutex of the WindowQueue. The bytes of a window belong
 // to the thread that has the window.
 struct Group {
   std::vector<GroupMember> members;
-  std::vector<float> amax;    // one per matrix of the stack; empty if unused
-  std::size_t member = 0;     // index of the member from which the next window is taken
-  std::size_t measuring = 0;  // number of windows that threads are measuring
+  std::vector<float> amax;  // one per matrix of the stack; empty if unused
+  // One per matrix. Empty unless the values of all members are decoded codes.
+  std::vector<ExactScales> exact;
+  std::vector<float> exact_scales;  // results of exact_matrix_scale(), after measuring
+  std::size_t member = 0;           // index of the member from which the next window is taken
+  std::size_t measuring = 0;        // number of windows that threads are measuring
   bool is_measured = false;
   std::uint64_t number_bytes = 0;  // decoded bytes of all members, each aligned for kernels
   std::uint64_t held_bytes = 0;
@@ -62,6 +68,9 @@ struct GroupList {
   }
   [[nodiscard]] std::size_t size() const noexcept { return ends.size(); }
 };
+
+// Computes the group's exact scales, after all its members are measured.
+void choose_exact_scales(Group& group);
 
 struct GroupSize {
   std::uint64_t number_bytes = 0;  // decoded bytes of all members, each aligned for kernels

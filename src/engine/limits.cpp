@@ -61,7 +61,11 @@ std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
 
 // `has_place` is true if components are written directly to their final memory.
 std::uint64_t held_bytes_of(const QuantizedLayout& form, bool has_place) {
-  std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
+  std::uint64_t bytes = form.scratch_bytes;
+  if (form.needs_amax) bytes += form.stack * sizeof(float);
+  if (form.needs_amax && form.exact_first) {
+    bytes += form.stack * (sizeof(ExactScales) + sizeof(float));
+  }
   if (has_place) return bytes;
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
     if (is_finished_whole(form, i)) bytes += form.parts[i].byte_count();
@@ -74,7 +78,8 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
   part_ranges(form, 0, elements, ranges);
   std::uint64_t bytes = 0;
   for (const PartRange& range : ranges) bytes += aligned_part(range.size());
-  return bytes;
+  // The codes are decoded again, to measure their loss.
+  return bytes + (form.exact_first ? elements * sizeof(float) : 0);
 }
 
 // Counts the bytes that are read, each byte once even if several values need it. The count is exact
@@ -164,7 +169,7 @@ Slot Limits::Staged::slot(std::uint64_t most, std::uint64_t chunk_bytes) const n
 Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
     : values_(values), pinned_bytes_max_(pinned_bytes_max) {
   std::map<std::string_view, std::size_t> shared;
-  std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
+  std::set<std::tuple<std::string_view, Dtype, bool, bool, std::vector<std::uint64_t>>> kinds;
   for (const Value& value : values.list) {
     if (value.making == Making::none || value.is_filled_in_place()) continue;
     QuantizedLayout form;
@@ -185,7 +190,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
     add_windows(value, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
         kinds
-            .emplace(value.quantization->encoding, value.dtype,
+            .emplace(value.quantization->encoding, value.dtype, form.exact_first,
                      value.quantization->importance != nullptr, value.shape->extents())
             .second) {
       forms_.push_back(std::move(form));

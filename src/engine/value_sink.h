@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "loadstone/quantization.h"
+
 namespace loadstone {
 
 // Memory or files. A value that is not quantized has one part; a quantized value has the parts of
@@ -28,6 +30,10 @@ class ValueSink {
   // Reports bytes of a part that were made in place and are final.
   virtual void made(std::uint32_t /*value*/, std::size_t /*part*/,
                     std::span<const std::byte> /*bytes*/) {}
+  // Returns true if compared() should be called.
+  [[nodiscard]] virtual bool compares() const noexcept { return false; }
+  // Reports the loss of a value that was decoded from codes and encoded again, before finish().
+  virtual void compared(std::uint32_t /*value*/, const EncodingLoss& /*loss*/) {}
   // Called when all bytes of the value have been written, or are in flight to a device.
   virtual void finish(std::uint32_t value) = 0;
 };

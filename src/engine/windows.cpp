@@ -96,14 +96,17 @@ bool WindowQueue::next(Window& window, const std::atomic<bool>& stop) {
   return false;
 }
 
-void WindowQueue::measured(const Window& window, std::span<const float> amax) {
+void WindowQueue::measured(const Window& window, std::span<const float> amax,
+                           std::span<const ExactScales> exact) {
   const std::lock_guard lock(mutex_);
   Group& group = *window.group;
   for (std::size_t i = 0; i < group.amax.size(); ++i) {
     group.amax[i] = std::max(group.amax[i], amax[i]);
   }
+  for (std::size_t i = 0; i < group.exact.size(); ++i) group.exact[i].join(exact[i]);
   if (--group.measuring > 0 || group.member < group.members.size()) return;
   group.is_measured = true;
+  choose_exact_scales(group);
   group.member = 0;
   for (GroupMember& member : group.members) member.next = 0;
   ready_.push_back(window.group);

@@ -20,7 +20,7 @@ struct Window {
   enum class Step : std::uint8_t {
     copy,     // copy without quantization
     whole,    // read, measure and quantize a whole group at once
-    measure,  // find the largest magnitude
+    measure,  // find the largest magnitude and exact scales
     encode,   // quantize, after the whole group is measured
   };
 
@@ -43,8 +43,9 @@ class WindowQueue {
 
   // Gets the next window. Returns false if all windows are handed out, or the run is stopped.
   [[nodiscard]] bool next(Window& window, const std::atomic<bool>& stop);
-  // Records the largest magnitudes of a measured window.
-  void measured(const Window& window, std::span<const float> amax);
+  // Records the statistics of a measured window.
+  void measured(const Window& window, std::span<const float> amax,
+                std::span<const ExactScales> exact);
   // Records that a window is copied or encoded. Returns true for the last window of its value,
   // after which work on the whole value can be done.
   [[nodiscard]] bool is_last(const Window& window);

@@ -13,6 +13,7 @@
 #include "engine/pages.h"
 #include "engine/value_reader.h"
 #include "kernels/cast.h"
+#include "kernels/encoding_loss.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 
@@ -35,11 +36,14 @@ class Worker {
  private:
   void copy(const Window& window);
   void make_whole(Window& window);
-  void measure(const Window& window, const std::byte* numbers, std::span<float> amax);
+  void measure(const Window& window, const std::byte* numbers, std::span<float> amax,
+               std::span<ExactScales> exact);
   void encode(const Window& window, const std::byte* numbers);
   void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                     const std::byte* numbers);
-  void finish(GroupMember& member, std::span<const float> amax);
+  void compare(const Window& window, std::uint64_t begin, std::uint64_t end,
+               const std::byte* numbers, std::byte* room);
+  void finish(GroupMember& member, const Group& group);
 
   // Reads the values of the window into the buffer at `offset` bytes.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
@@ -84,8 +88,9 @@ void Worker::run() {
         break;
       case Window::Step::measure: {
         std::vector<float> amax(window.group->amax.size(), 0.0F);
-        measure(window, read(window), amax);
-        if (!is_stopped()) work_.queue.measured(window, amax);
+        std::vector<ExactScales> exact(window.group->exact.size());
+        measure(window, read(window), amax, exact);
+        if (!is_stopped()) work_.queue.measured(window, amax, exact);
         break;
       }
       case Window::Step::encode:
@@ -166,10 +171,12 @@ void Worker::copy(const Window& window) {
   run_.sink.finish(member.value);
 }
 
-void Worker::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
+void Worker::measure(const Window& window, const std::byte* numbers, std::span<float> amax,
+                     std::span<ExactScales> exact) {
   if (is_stopped()) return;
   const GroupMember& member = member_of(window);
-  const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
+  const std::uint64_t bad =
+      measure_window(*member.form, window.begin, window.end, numbers, amax, exact);
   if (bad < window.end) {
     report_unencodable(window, bad, numbers + bytes_of(window, bad - window.begin));
   }
@@ -193,9 +200,10 @@ void Worker::make_whole(Window& window) {
   };
   each([&](std::uint64_t offset) {
     const std::byte* const numbers = read(window, offset);
-    if (member_of(window).form->needs_amax) measure(window, numbers, group.amax);
+    if (member_of(window).form->needs_amax) measure(window, numbers, group.amax, group.exact);
   });
   if (is_stopped()) return;
+  choose_exact_scales(group);
   each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
 }
 
@@ -210,7 +218,7 @@ void Worker::encode(const Window& window, const std::byte* numbers) {
   }
   if (is_stopped()) return;
   reads_.bytes_done += bytes_of(window, window.end - window.begin);
-  if (work_.queue.is_last(window)) finish(member, window.group->amax);
+  if (work_.queue.is_last(window)) finish(member, *window.group);
 }
 
 void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
@@ -231,13 +239,18 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
     parts_[i] = encoded_.data() + offset;
     offset = aligned_part(offset + ranges_[i].size());
   }
+  const bool compares = form.exact_first && run_.sink.compares();
+  std::byte* const room = encoded_.data() + offset;
+  if (compares) offset += (end - begin) * sizeof(float);
   if (offset > encoded_.size()) throw Error("internal", "a piece is larger than planned");
   encoded_.use(0, offset);
-  const std::uint64_t bad =
-      quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
+  const Group& group = *window.group;
+  const std::uint64_t bad = quantize_window(form, begin, end, numbers, parts_, group.amax,
+                                            member.scratch.data(), group.exact_scales);
   if (bad < end && !form.needs_amax) {
     report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
   }
+  if (compares) compare(window, begin, end, numbers, room);
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr) continue;
     const std::span<std::byte> bytes(parts_[i], ranges_[i].size());
@@ -249,7 +262,34 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   }
 }
 
-void Worker::finish(GroupMember& member, std::span<const float> amax) {
+// Decodes a piece into `room`, and adds its loss to that of the value. Scales of whole matrices are
+// not written yet.
+void Worker::compare(const Window& window, std::uint64_t begin, std::uint64_t end,
+                     const std::byte* numbers, std::byte* room) {
+  const Group& group = *window.group;
+  GroupMember& member = member_of(window);
+  const QuantizedLayout& form = *member.form;
+  std::vector<std::byte> scales;
+  std::vector<std::byte*> parts = parts_;
+  if (form.needs_amax) {
+    scales.resize(form.parts.back().byte_count());
+    parts.back() = scales.data();
+    finish_quantized(form, parts, group.amax, nullptr, group.exact_scales);
+  }
+  const std::vector<const std::byte*> codes(parts.begin(), parts.end());
+  dequantize_window(form, begin, end, codes, Dtype::f32, room);
+  const auto floats = [](const std::byte* at) { return reinterpret_cast<const float*>(at); };
+  EncodingLoss loss;
+  std::vector<float> errors(member.matrix_errors.size(), 0.0F);
+  compare_window(form, begin, end, floats(numbers), floats(room), errors, loss);
+  const std::lock_guard lock(work_.mutex);
+  member.loss.join(loss);
+  for (std::size_t i = 0; i < errors.size(); ++i) {
+    member.matrix_errors[i] = std::max(member.matrix_errors[i], errors[i]);
+  }
+}
+
+void Worker::finish(GroupMember& member, const Group& group) {
   check_overflow(member.value);
   parts_.assign(member.form->parts.size(), nullptr);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -259,9 +299,13 @@ void Worker::finish(GroupMember& member, std::span<const float> amax) {
     const std::uint64_t bytes = member.form->parts[i].byte_count();
     if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
-  finish_quantized(*member.form, parts_, amax, member.scratch.data());
+  finish_quantized(*member.form, parts_, group.amax, member.scratch.data(), group.exact_scales);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!member.held[i].empty()) run_.sink.write(member.value, i, 0, member.held[i]);
+  }
+  if (member.form->exact_first && run_.sink.compares()) {
+    count_matrices(member.matrix_errors, group.amax, member.loss);
+    run_.sink.compared(member.value, member.loss);
   }
   run_.sink.finish(member.value);
 }

@@ -71,14 +71,20 @@ void decode_int4_rows(float upper, float lower, const std::byte* data, std::uint
 
 // ---- Whole tensors. See the functions of the same purpose in quantize.h
 
+// Statistics of the matrices of a stack: see measure_window() and exact_matrix_scale().
+struct MatrixStatistics {
+  std::span<const float> amax;
+  std::span<const float> exact;
+};
+
 void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept;
 std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t begin,
                                    std::uint64_t end, const std::byte* numbers,
                                    std::span<std::byte* const> parts,
-                                   std::span<const float> amax) noexcept;
+                                   const MatrixStatistics& matrices) noexcept;
 void finish_scaled(const QuantizedLayout& form, std::span<std::byte* const> parts,
-                   std::span<const float> amax) noexcept;
+                   const MatrixStatistics& matrices) noexcept;
 
 void decode_scaled_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                           std::span<const std::byte* const> parts, Dtype target,

@@ -56,14 +56,15 @@ bool is_finished_whole(const QuantizedLayout& form, std::size_t part) {
 
 std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
-                              std::span<const float> amax, std::byte* scratch) noexcept {
+                              std::span<const float> amax, std::byte* scratch,
+                              std::span<const float> exact) noexcept {
   if (begin == end) return end;
   if (form.kind == QuantizeKind::gguf_blocks) {
     const std::uint64_t bad = encode_gguf_window(form, begin, end, numbers, parts[0]);
     return std::min(bad, first_odd_block(form, begin, end, parts[0]));
   }
   if (!is_bitsandbytes(form.kind))
-    return encode_scaled_window(form, begin, end, numbers, parts, amax);
+    return encode_scaled_window(form, begin, end, numbers, parts, {amax, exact});
   if (form.kind == QuantizeKind::bnb_int8) {
     return begin + encode_bnb_int8(form.bnb4.dialect, form.dtype, numbers,
                                    (end - begin) / form.columns, form.columns, parts[0], parts[1]);
@@ -74,8 +75,9 @@ std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, 
 }
 
 void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
-                      std::span<const float> amax, const std::byte* scratch) noexcept {
-  if (!is_bitsandbytes(form.kind)) return finish_scaled(form, parts, amax);
+                      std::span<const float> amax, const std::byte* scratch,
+                      std::span<const float> exact) noexcept {
+  if (!is_bitsandbytes(form.kind)) return finish_scaled(form, parts, {amax, exact});
   if (!form.nested) return;
   const std::uint64_t blocks = form.scratch_bytes / sizeof(float);
   const float offset =

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/bnb.h"
+#include "kernels/exact_matrix_scale.h"
 #include "kernels/whole_elements.h"
 #include "loadstone/quantization.h"
 
@@ -74,6 +75,9 @@ struct QuantizedLayout {
   // window.
   bool needs_amax = false;
   std::vector<QuantizedPart> parts;
+  // True if blocks get an exact scale where there is one, see Quantization::exact_first. Values are
+  // then F32 and aligned.
+  bool exact_first = false;
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
@@ -104,8 +108,15 @@ struct PartRange {
 // Updates `amax` with the largest finite magnitudes of any run [begin, end). `amax` has one element
 // per matrix of the stack, which must be 0 before the first window. Returns the index of the first
 // non-finite value, or `end`. For tensors that share a scale, use the largest of their amax.
+// `exact`: also one element per matrix; empty unless form.exact_first. For tensors that share a
+// scale, join them.
 std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
-                             const std::byte* numbers, std::span<float> amax) noexcept;
+                             const std::byte* numbers, std::span<float> amax,
+                             std::span<ExactScales> exact = {}) noexcept;
+
+// Returns the scale with which the most blocks of a matrix are exact; 0 if `amax` determines it.
+[[nodiscard]] float exact_matrix_scale(const QuantizedLayout& form, float amax,
+                                       const ExactScales& exact) noexcept;
 
 // Computes the bytes of each component that the window [begin, end) writes; an empty range for
 // components that finish_quantized() writes. `ranges` must have one element per component.
@@ -116,16 +127,19 @@ void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t
 [[nodiscard]] bool is_finished_whole(const QuantizedLayout& form, std::size_t part);
 
 // Encodes the elements [begin, end). `parts`: for each component, the address to which its range of
-// part_ranges() is written. `amax`: see measure_window(); empty unless needs_amax. Returns the
-// index of the first non-finite value, or `end`.
+// part_ranges() is written. `amax`: see measure_window(); empty unless needs_amax. `exact`: results
+// of exact_matrix_scale() for each matrix, or empty. Returns the index of the first non-finite
+// value, or `end`.
 std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
-                              std::span<const float> amax, std::byte* scratch) noexcept;
+                              std::span<const float> amax, std::byte* scratch,
+                              std::span<const float> exact = {}) noexcept;
 
 // Writes the components that depend on all windows: nested statistics and scales of whole matrices.
 // `parts` are whole components. Components that windows write are not accessed and may be null.
 void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
-                      std::span<const float> amax, const std::byte* scratch) noexcept;
+                      std::span<const float> amax, const std::byte* scratch,
+                      std::span<const float> exact = {}) noexcept;
 
 // Decodes the window [begin, end) to F32, F16 or BF16. Does not support bnb4 and bnb_int8. `parts`:
 // for each component, the first byte of its range of part_ranges(), or the whole component if

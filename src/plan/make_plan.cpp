@@ -166,6 +166,7 @@ Plan Planner::run(SinkKind sink) && {
     if (roots_[i] == i) resolve(i);
   }
   merge_adapters();
+  encode_exactly();
   refuse_lone_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i) resolve_tie(i);

@@ -8,6 +8,7 @@
 #include "boxes/cast_kind.h"
 #include "boxes/decodings.h"
 #include "boxes/merges.h"
+#include "codec/encode.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapters.h"
 #include "plan/planner.h"
@@ -184,6 +185,24 @@ void Planner::decode_to_f32(std::vector<Box>& boxes) {
       plan_.decodings.push_back(std::move(wide));
     }
     box.decoding = known->second;
+  }
+}
+
+// Lets encoders search for exact scales of decoded values, and keeps these values in F32, because
+// a narrower dtype may round them.
+void Planner::encode_exactly() {
+  for (PlannedTarget& planned : plan_.targets) {
+    std::vector<Box>& boxes = planned.recipe.boxes;
+    if (!planned.quantization || planned.recipe.merge != nullptr || boxes.empty()) continue;
+    const bool are_codes =
+        std::ranges::all_of(boxes, [](const Box& box) { return box.decoding != no_decoding; });
+    QuantizedLayout form;
+    const auto problem =
+        prepare_quantization(*planned.quantization, planned.shape, Dtype::f32, form);
+    if (!are_codes || problem || !can_be_exact_first(form)) continue;
+    planned.quantization->exact_first = true;
+    planned.dtype = Dtype::f32;
+    decode_to_f32(boxes);
   }
 }
 

@@ -146,6 +146,7 @@ void visit_fields(Visitor& visitor, Like<Quantization> auto& quantization) {
   visitor.member("nested", quantization.nested);
   visitor.optional("nested_offset_bits", JsonBits(quantization.nested_offset));
   visitor.optional("group", quantization.group);
+  visitor.optional("exact_first", quantization.exact_first);
   // The plan does not contain the values of the importance matrix, so loadstone rejects a saved
   // plan that needs them.
   if constexpr (!Visitor::is_reading) {

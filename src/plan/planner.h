@@ -94,6 +94,7 @@ class Planner {
   [[nodiscard]] std::string source_name(std::size_t root) const;
   void take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin);
   void decode_to_f32(std::vector<Box>& boxes);
+  void encode_exactly();
 
   // numbers.cpp: decoded values of quantized tensors
   void mark_taken_codes();

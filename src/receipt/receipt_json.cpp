@@ -80,6 +80,12 @@ static void read_json(const JsonReader& reader, JsonReader::Element value, const
   range = {numbers[0], numbers[1]};
 }
 
+void visit_fields(auto& visitor, Like<EncodingLoss> auto& loss) {
+  visitor.member("blocks", loss.blocks);
+  visitor.member("exact_blocks", loss.exact_blocks);
+  visitor.member("largest_error", loss.largest_error);
+}
+
 template <typename Visitor>
 void visit_fields(Visitor& visitor, Like<ReceiptTensor> auto& tensor, const Limits& limits) {
   visitor.member("name", tensor.name);
@@ -103,6 +109,7 @@ void visit_fields(Visitor& visitor, Like<ReceiptTensor> auto& tensor, const Limi
   visitor.optional("recipe", tensor.recipe);
   visitor.optional("codec", tensor.codec);
   visitor.optional("sources", JsonFlat(tensor.sources));
+  visitor.optional("loss", tensor.loss);
 }
 
 template <typename Visitor>

@@ -206,6 +206,40 @@ TEST(Quantize, APlanFromTextIsTheSame) {
   }
 }
 
+// Values of codes are decoded to F32, so that their encoder can find exact scales.
+TEST(Quantize, DecodedCodesAreEncodedExactlyIfPossible) {
+  struct Case {
+    const char* encoding;
+    const char* dialect;
+    bool is_exact;
+  };
+  const std::vector<FakeTensor> codes = {{"w", {256, 256}, Dtype::f8_e4m3},
+                                         {"w_scale", {256, 1}, Dtype::f32}};
+  const std::vector<FakeTensor> floats = {{"w", {256, 256}, Dtype::bf16}};
+  const Skeleton skeleton = skeleton_of({target_of("w", {256, 256}, Dtype::bf16)});
+  for (const auto& [encoding, dialect, is_exact] : {Case{"fp8", "", true},
+                                                    {"nvfp4", "exact", true},
+                                                    {"q4_0", "", true},
+                                                    {"q4_k", "", true},
+                                                    {"nvfp4", "modelopt-compat", false},
+                                                    {"fp8", "modelopt-export", false},
+                                                    {"nf4", "", false}}) {
+    PlanOptions options;
+    options.quantize = {{"w", {.encoding = encoding, .dialect = dialect, .nested_offset = {}}}};
+    const Plan plan = make_plan(fake_catalog(codes), skeleton, options);
+    const PlannedTarget& target = plan.targets[0];
+    ASSERT_TRUE(target.quantization) << to_table(plan);
+    EXPECT_EQ(target.quantization->exact_first, is_exact) << encoding;
+    EXPECT_EQ(target.dtype, is_exact ? Dtype::f32 : Dtype::bf16) << encoding;
+    EXPECT_EQ(plan.decodings[target.recipe.boxes[0].decoding].dtype, target.dtype) << encoding;
+    EXPECT_EQ(bind_plan(read_plan(to_json(plan)), plan.catalog).targets[0].quantization,
+              target.quantization);
+    const Plan plain = make_plan(fake_catalog(floats), skeleton, options);
+    EXPECT_FALSE(plain.targets[0].quantization->exact_first) << encoding;
+    EXPECT_EQ(plain.targets[0].dtype, Dtype::bf16) << encoding;
+  }
+}
+
 TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
   Quantization quantization = {.encoding = "q4_k", .dialect = {}, .nested_offset = {}};
   const auto saved = [&] { return to_json(plan_of_one(quantization, {4, 256})); };

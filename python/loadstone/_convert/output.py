@@ -21,6 +21,25 @@ STYLES = get_args(Style)
 _Run = tuple[bool, tuple[int, int] | None, bool, str]  # resume, part, finish, receipt
 
 
+@dataclass(frozen=True)
+class Requantized:
+    """The tensors of one encoding that were quantized in the source, too.
+
+    Attributes:
+        encoding: the new encoding.
+        tensors: number of tensors.
+        blocks: number of blocks: values with their own scale.
+        exact_blocks: number of blocks that decode to the same values as in the source.
+        largest_error: the largest error, relative to the largest magnitude of its block.
+    """
+
+    encoding: str
+    tensors: int
+    blocks: int
+    exact_blocks: int
+    largest_error: float
+
+
 @dataclass
 class ConvertReport:
     """The result of :func:`convert`, or with ``dry_run`` the expected result.
@@ -39,6 +58,7 @@ class ConvertReport:
         sync_seconds: part of ``seconds`` spent flushing files to disk.
         page_cache: ``"release"`` if the conversion dropped the files' pages from the page cache,
             else ``"keep"``.
+        requantized: the loss of tensors that were quantized in the source, by encoding.
     """
 
     outputs: list[Path]
@@ -53,6 +73,7 @@ class ConvertReport:
     sync_seconds: float = 0.0
     page_cache: str = "keep"
     bytes_read_ahead: int = 0
+    requantized: list[Requantized] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.table
@@ -144,8 +165,9 @@ class OutputOptions:
             **report.numbers(),
             page_cache=report.page_cache,
             findings=report.findings,
-            table=conversion.to_table(),
+            table=conversion.to_table() + report.requantized_text,
             files=conversion.file_count,
+            requantized=[Requantized(*row) for row in report.requantized],
         )
 
 

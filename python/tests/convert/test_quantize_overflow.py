@@ -100,8 +100,11 @@ def test_finite_values_are_not_called_nan(encoding: str, door: str, tmp_path: Pa
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_decoded_values(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    code, message = error_of(by_convert, fp8_checkpoint(path, 1000.0), encoding)
-    assert code == "convert.overflow" and f"element {AT} is 448000, which" in message
+    if encoding in ("nf4", "fp4", "int8"):
+        code, message = error_of(by_convert, fp8_checkpoint(path, 1000.0), encoding)
+        assert code == "convert.overflow" and f"element {AT} is 448000, which" in message
+    else:  # other encodings get the values in F32
+        by_convert(fp8_checkpoint(path, 1000.0), encoding, "float16")
     for scale in (INFINITY, NAN):
         code, message = error_of(by_convert, fp8_checkpoint(path, scale), encoding)
         assert code == "q.nan" and "element 0 is NaN or infinite because of a scale" in message

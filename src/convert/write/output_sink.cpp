@@ -128,6 +128,12 @@ void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t off
   write(places_[target].file, tensor, offset, bytes);
 }
 
+void OutputSink::compared(std::uint32_t target, const EncodingLoss& loss) {
+  if (receipts_ != nullptr) receipts_->note_loss(target, loss);
+  const std::lock_guard lock(mutex_);
+  losses_.emplace(target, loss);
+}
+
 void OutputSink::finish(std::uint32_t target) {
   cache_.made(target);
   const std::uint32_t file = places_[target].file;

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -54,7 +56,12 @@ class OutputSink final : public ValueSink {
   // first output tensors of a target are its components, in their order.
   void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
              std::span<std::byte> bytes) override;
+  [[nodiscard]] bool compares() const noexcept override { return true; }
+  void compared(std::uint32_t target, const EncodingLoss& loss) override;
   void finish(std::uint32_t target) override;
+
+  // Returns the losses of targets that were codes before, by target. Call after make().
+  [[nodiscard]] const std::map<std::uint32_t, EncodingLoss>& losses() const { return losses_; }
 
  private:
   // Position of a target's first tensor in tensors_, where its tensors are contiguous.
@@ -78,6 +85,8 @@ class OutputSink final : public ValueSink {
   std::vector<Place> places_;  // by target
   std::vector<const OutputTensor*> tensors_;
   std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
+  std::mutex mutex_;
+  std::map<std::uint32_t, EncodingLoss> losses_;  // by target; guarded by mutex_
 };
 
 // Makes one file of a conversion and passes its data, without the header, to `files`. Returns the

@@ -62,6 +62,11 @@ FileReceipts::FileReceipts(const Conversion& conversion, const ValueSet& values,
   prepare();
 }
 
+void FileReceipts::note_loss(std::uint32_t target, const EncodingLoss& loss) {
+  const std::lock_guard lock(losses_mutex_);
+  losses_.emplace(target, loss);
+}
+
 Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
   ReceiptFile file = planned_file(conversion_, number);
   const auto read = [&](std::size_t output, std::uint64_t begin, std::span<std::byte> to) {
@@ -74,6 +79,12 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
   if (stop_) throw Error("cancelled", "the caller stopped the operation");
   Receipt receipt = receipt_of(number, file.tensors);
   file.header_digest = file_digest(receipt.kind, written, 0, file.header_ranges);
+  const std::lock_guard lock(losses_mutex_);
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    const OutputTensor& tensor = conversion_.files[number].tensors[i];
+    const auto found = losses_.find(tensor.target);
+    if (tensor.part == 0 && found != losses_.end()) file.tensors[i].loss = found->second;
+  }
   receipt.outputs.push_back(std::move(file));
   return receipt;
 }
@@ -131,7 +142,10 @@ KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::stri
   std::vector<ReceiptFile> found = receipt.outputs;
   for (ReceiptFile& file : found) {
     file.header_digest.clear();
-    for (ReceiptTensor& tensor : file.tensors) tensor.digest.clear();
+    for (ReceiptTensor& tensor : file.tensors) {
+      tensor.digest.clear();
+      tensor.loss.reset();
+    }
   }
   if (found != std::vector{planned}) return {{}, "its receipt belongs to a different file"};
   const auto written = storage.open(path);

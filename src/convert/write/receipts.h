@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +23,8 @@ class FileReceipts : public ReceiptRecorder {
   FileReceipts(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                const std::vector<bool>& wanted, DigestKind kind);
 
+  // Records the loss of a target for the receipt of its file. Thread-safe.
+  void note_loss(std::uint32_t target, const EncodingLoss& loss);
   // Returns the receipt of a file, whose bytes can all be read from `written`. Throws Error
   // "cancelled" if the run is stopped meanwhile.
   [[nodiscard]] Receipt finish(std::uint32_t file, ByteSource& written);
@@ -30,6 +34,8 @@ class FileReceipts : public ReceiptRecorder {
  private:
   const Conversion& conversion_;
   std::atomic<bool> stop_ = false;
+  std::mutex losses_mutex_;
+  std::map<std::uint32_t, EncodingLoss> losses_;  // by target; guarded by losses_mutex_
 };
 
 // Result of a check of a file that an earlier run finished: its receipt, or the difference.

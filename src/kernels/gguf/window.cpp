@@ -8,6 +8,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
+#include "kernels/gguf/exact_blocks.h"
 #include "kernels/modelopt.h"
 
 namespace loadstone {
@@ -105,6 +106,9 @@ std::uint64_t encode_gguf_window(const QuantizedLayout& form, std::uint64_t begi
     const std::uint64_t wrong = pieces.load(at, count);
     if (wrong < at + count) first_wrong = std::min(first_wrong, wrong);
     encode(pieces.data(), count / block.elements, is_weighted ? &importance : nullptr, blocks);
+    for (std::uint64_t i = 0; form.exact_first && i < count; i += block.elements) {
+      encode_exactly(form.block, pieces.data() + i, blocks + i / block.elements * block.bytes);
+    }
     blocks += count / block.elements * block.bytes;
     at += count;
   }

@@ -40,6 +40,9 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 // Returns the F32 scale of a tensor. In the dialect `exact`, the scale is large enough that its
 // inverse, which compressed-tensors stores, is finite too.
 [[nodiscard]] float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept;
+// Returns the scale with which the most blocks are exact; 0 if no scale fits.
+[[nodiscard]] float exact_nvfp4_scale_2(const QuantizedLayout& form, float amax,
+                                        const ExactScales& exact) noexcept;
 
 }  // namespace loadstone::scaled
 

@@ -5,90 +5,18 @@
 #include <limits>
 
 #include "kernels/modelopt.h"
+#include "kernels/modelopt/exact.h"
 #include "kernels/modelopt/scales.h"
 #include "kernels/number.h"
 
 namespace loadstone {
 
-namespace scaled {
-
-float rounded(Dtype dtype, float value) noexcept {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (dtype == Dtype::f16) {
-    return std::bit_cast<float>(number::f32_from_f16(number::f16_from_f32(bits)));
-  }
-  if (dtype != Dtype::bf16) return value;
-  const std::uint32_t half = number::bf16_from_f32(bits, number::bf16_nan_scalar);
-  return std::bit_cast<float>(half << 16);
-}
-
-namespace {
-
-// Returns the value of `dtype` next to a positive scale: `step` is 1 for the next larger value, or
-// -1 for the next smaller one.
-float neighbour(Dtype dtype, float value, int step) noexcept {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (dtype == Dtype::f16) {
-    const auto half = static_cast<std::uint16_t>(number::f16_from_f32(bits) + step);
-    return std::bit_cast<float>(number::f32_from_f16(half));
-  }
-  const std::uint32_t unit = dtype == Dtype::bf16 ? 1u << 16 : 1u;
-  return std::bit_cast<float>(step < 0 ? bits - unit : bits + unit);
-}
-
-Dtype dtype_of_scales(const QuantizedLayout& form) noexcept {
-  return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
-}
-
-}  // namespace
-
-float scale_of(const QuantizedLayout& form, float amax, float most) noexcept {
-  const Dtype dtype = dtype_of_scales(form);
-  float scale = rounded(dtype, amax / most);
-  if (!(scale > 0)) return 1.0f;
-  // An `amax` above the limit can only come from other tensors that share the scale.
-  const float limit = most_finite(form.dtype);
-  if (most * scale <= limit || amax > limit) return scale;
-  // For I8, 128 * scale must be finite too, because a smaller scale can yield the code -128.
-  const float reach = form.kind == QuantizeKind::int8_channel ? most + 1 : most;
-  while (!(reach * scale <= limit)) scale = neighbour(dtype, scale, -1);
-  return scale;
-}
-
-float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
-  if (amax == 0) return 1.0f;
-  const Dtype stored = is_exact ? Dtype::f32 : dtype;
-  float scale = is_exact ? 7.0f / amax : rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
-  // If 7 / amax is infinite, uses the largest finite value.
-  if (!std::isfinite(scale)) {
-    return stored == Dtype::f16    ? 65504.0f
-           : stored == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
-                                   : std::numeric_limits<float>::max();
-  }
-  while (!(7.0f / scale <= most_finite(dtype))) scale = neighbour(stored, scale, 1);
-  return scale;
-}
-
-float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept {
-  constexpr float smallest = std::numeric_limits<float>::min();
-  const bool is_exact = form.dialect == QuantizeDialect::exact;
-  float scale = amax / 2688.0f;
-  if (amax > 0 && is_exact) scale = std::max(scale, smallest);
-  if (!(scale > 0)) return 1.0f;
-  const float limit = most_finite(form.dtype);
-  const auto fits = [&] {
-    const bool divided = !is_exact || 448.0f / (1.0f / scale) * 6.0f <= limit;
-    return 448.0f * scale * 6.0f <= limit && divided;
-  };
-  while (amax <= limit && !fits()) scale = neighbour(Dtype::f32, scale, -1);
-  return scale;
-}
-
-}  // namespace scaled
-
 namespace {
 
 std::uint64_t width(Dtype dtype) { return bits(dtype) / 8; }
+
+// Returns the address of F32 values, which must be aligned.
+const float* floats_at(const std::byte* from) { return reinterpret_cast<const float*>(from); }
 
 void store_scale(Dtype dtype, float value, std::byte* to) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -218,12 +146,30 @@ void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::u
   }
 }
 
+namespace {
+
+// Adds values of one matrix.
+void add_exact_scales(const QuantizedLayout& form, const Run& run, const float* numbers,
+                      ExactScales& exact) noexcept {
+  if (form.kind == QuantizeKind::fp8) return exact.add_values({numbers, run.size()});
+  for (std::uint64_t at = run.begin; at < run.end;) {
+    const std::uint64_t row_end = at - at % form.columns + form.columns;
+    const std::uint64_t size = std::min(scaled::nvfp4_block, std::min(row_end, run.end) - at);
+    exact.add_block({numbers + (at - run.begin), size});
+    at += size;
+  }
+}
+
+}  // namespace
+
 std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
-                             const std::byte* numbers, std::span<float> amax) noexcept {
+                             const std::byte* numbers, std::span<float> amax,
+                             std::span<ExactScales> exact) noexcept {
   const std::uint64_t bytes = width(form.dtype);
   return by_runs(form, begin, end, form.matrix_elements(), [&](const Run& run) {
-    return join_amax(form.dtype, numbers + (run.begin - begin) * bytes, run.size(),
-                     amax[run.matrix]);
+    const std::byte* const from = numbers + (run.begin - begin) * bytes;
+    if (!exact.empty()) add_exact_scales(form, run, floats_at(from), exact[run.matrix]);
+    return join_amax(form.dtype, from, run.size(), amax[run.matrix]);
   });
 }
 
@@ -253,10 +199,24 @@ float most_of(const QuantizedLayout& form) {
   return form.kind == QuantizeKind::int8_channel ? 127.0f : 448.0f;
 }
 
-ScaledRun run_of(const QuantizedLayout& form, float amax) {
+// Returns the scale of values with this largest magnitude.
+float scale_of(const QuantizedLayout& form, float amax, const BlockValues& values) {
+  const auto exact = form.exact_first ? scaled::exact_scale_of(form, values) : std::nullopt;
+  return exact ? *exact : scaled::scale_of(form, amax, most_of(form));
+}
+
+// Returns the scale of a whole matrix.
+float scale_of(const QuantizedLayout& form, const MatrixStatistics& matrices,
+               std::uint64_t matrix) {
+  if (!matrices.exact.empty() && matrices.exact[matrix] > 0) return matrices.exact[matrix];
+  const float amax = matrices.amax[matrix];
+  return form.kind == QuantizeKind::nvfp4 ? scaled::nvfp4_scale_2(form, amax)
+                                          : scaled::scale_of(form, amax, most_of(form));
+}
+
+ScaledRun run_of(const QuantizedLayout& form, float scale) {
   const bool rounds = form.dialect != QuantizeDialect::exact;
-  return {form.dtype, form.kind == QuantizeKind::int8_channel, rounds,
-          scaled::scale_of(form, amax, most_of(form))};
+  return {form.dtype, form.kind == QuantizeKind::int8_channel, rounds, scale};
 }
 
 std::uint64_t encode_channels(const Encoded& cut) {
@@ -265,7 +225,8 @@ std::uint64_t encode_channels(const Encoded& cut) {
   return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
     float amax = 0;
     (void)join_amax(form.dtype, cut.numbers_at(row.begin), row.size(), amax);
-    const ScaledRun run = run_of(form, amax);
+    const BlockValues values = {floats_at(cut.numbers_at(row.begin)), row.size()};
+    const ScaledRun run = run_of(form, scale_of(form, amax, values));
     store_scale(dtype, run.scale, cut.part_at(1, row.begin));
     return encode_bytes(run, cut.numbers_at(row.begin), row.size(), cut.part_at(0, row.begin));
   });
@@ -290,33 +251,36 @@ std::uint64_t encode_tiles(const Encoded& cut) {
   const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   std::uint64_t first_wrong = cut.end;
-  by_blocks(form, cut.begin, cut.end,
-            [&](std::uint64_t first, std::uint64_t rows, std::uint64_t columns, std::uint64_t i) {
-              float amax = 0;
-              for (std::uint64_t row = 0; row < rows; ++row) {
-                const std::uint64_t at = first + row * form.columns;
-                (void)join_amax(form.dtype, cut.numbers_at(at), columns, amax);
-              }
-              const ScaledRun run = run_of(form, amax);
-              store_scale(dtype, run.scale, cut.parts[1] + i * width(dtype));
-              for (std::uint64_t row = 0; row < rows; ++row) {
-                const std::uint64_t at = first + row * form.columns;
-                const std::uint64_t good =
-                    encode_bytes(run, cut.numbers_at(at), columns, cut.part_at(0, at));
-                if (good < columns) first_wrong = std::min(first_wrong, at + good);
-              }
-            });
+  by_blocks(
+      form, cut.begin, cut.end,
+      [&](std::uint64_t first, std::uint64_t rows, std::uint64_t columns, std::uint64_t i) {
+        float amax = 0;
+        for (std::uint64_t row = 0; row < rows; ++row) {
+          const std::uint64_t at = first + row * form.columns;
+          (void)join_amax(form.dtype, cut.numbers_at(at), columns, amax);
+        }
+        const BlockValues values = {floats_at(cut.numbers_at(first)), columns, rows, form.columns};
+        const ScaledRun run = run_of(form, scale_of(form, amax, values));
+        store_scale(dtype, run.scale, cut.parts[1] + i * width(dtype));
+        for (std::uint64_t row = 0; row < rows; ++row) {
+          const std::uint64_t at = first + row * form.columns;
+          const std::uint64_t good =
+              encode_bytes(run, cut.numbers_at(at), columns, cut.part_at(0, at));
+          if (good < columns) first_wrong = std::min(first_wrong, at + good);
+        }
+      });
   return first_wrong;
 }
 
-std::uint64_t encode_matrices(const Encoded& cut, std::span<const float> amax) {
+std::uint64_t encode_matrices(const Encoded& cut, const MatrixStatistics& matrices) {
   return by_runs(cut.form, cut.begin, cut.end, cut.form.matrix_elements(), [&](const Run& run) {
-    return encode_bytes(run_of(cut.form, amax[run.matrix]), cut.numbers_at(run.begin), run.size(),
+    const float scale = scale_of(cut.form, matrices, run.matrix);
+    return encode_bytes(run_of(cut.form, scale), cut.numbers_at(run.begin), run.size(),
                         cut.part_at(0, run.begin));
   });
 }
 
-std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
+std::uint64_t encode_rows(const Encoded& cut, const MatrixStatistics& matrices) {
   const QuantizedLayout& form = cut.form;
   const bool is_compressed = form.dialect == QuantizeDialect::compressed;
   return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
@@ -324,11 +288,38 @@ std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
     std::byte* const data = cut.part_at(0, row.begin);
     std::byte* const scales = cut.part_at(1, row.begin);
     if (form.kind == QuantizeKind::nvfp4) {
-      const float scale_2 = scaled::nvfp4_scale_2(form, amax[row.matrix]);
-      return encode_nvfp4(form.dtype, scale_2, numbers, row.size(), data, scales);
+      const float scale_2 = scale_of(form, matrices, row.matrix);
+      const auto good = encode_nvfp4(form.dtype, scale_2, numbers, row.size(), data, scales);
+      if (form.exact_first) {
+        scaled::encode_nvfp4_exactly(scale_2, floats_at(numbers), row.size(), data, scales);
+      }
+      return good;
     }
     return encode_mxfp8(form.dtype, is_compressed, numbers, row.size(), data, scales);
   });
+}
+
+std::uint64_t encode_flat(const Encoded& cut) {
+  const QuantizedLayout& form = cut.form;
+  const std::uint64_t count = cut.end - cut.begin;
+  const bool rounds = form.dialect == QuantizeDialect::compressed;
+  const auto good = encode_int4(form.dtype, rounds, cut.numbers, count, cut.parts[0], cut.parts[1]);
+  if (form.exact_first) {
+    scaled::encode_int4_exactly(floats_at(cut.numbers), count, cut.parts[0], cut.parts[1]);
+  }
+  return good;
+}
+
+std::uint64_t encode_row_pair(const Encoded& cut, std::uint64_t at) {
+  const QuantizedLayout& form = cut.form;
+  const std::byte* const numbers = cut.numbers_at(at);
+  std::byte* const data = cut.part_at(0, at);
+  std::byte* const scales = cut.part_at(1, at);
+  const auto good = encode_int4_rows(form.dtype, numbers, form.columns, data, scales);
+  if (form.exact_first) {
+    scaled::encode_int4_rows_exactly(floats_at(numbers), form.columns, data, scales);
+  }
+  return good;
 }
 
 }  // namespace
@@ -336,30 +327,28 @@ std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
 std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t begin,
                                    std::uint64_t end, const std::byte* numbers,
                                    std::span<std::byte* const> parts,
-                                   std::span<const float> amax) noexcept {
+                                   const MatrixStatistics& matrices) noexcept {
   const Encoded cut = {form, begin, end, numbers, width(form.dtype), parts};
   const bool is_compressed = form.dialect == QuantizeDialect::compressed;
   const std::uint64_t count = end - begin;
   switch (form.kind) {
     case QuantizeKind::fp8:
-      return encode_matrices(cut, amax);
+      return encode_matrices(cut, matrices);
     case QuantizeKind::fp8_channel:
     case QuantizeKind::int8_channel:
       return encode_channels(cut);
     case QuantizeKind::fp8_block:
       return encode_tiles(cut);
     case QuantizeKind::int4:
-      return begin + encode_int4(form.dtype, is_compressed, numbers, count, parts[0], parts[1]);
+      return begin + encode_flat(cut);
     case QuantizeKind::int4_awq:
-      return by_runs(form, begin, end, 2 * form.columns, [&](const Run& rows) {
-        return encode_int4_rows(form.dtype, cut.numbers_at(rows.begin), form.columns,
-                                cut.part_at(0, rows.begin), cut.part_at(1, rows.begin));
-      });
+      return by_runs(form, begin, end, 2 * form.columns,
+                     [&](const Run& rows) { return encode_row_pair(cut, rows.begin); });
     case QuantizeKind::mxfp4:
       return begin + encode_mxfp4(form.dtype, is_compressed, numbers, count, parts[0], parts[1]);
     case QuantizeKind::nvfp4:
     case QuantizeKind::mxfp8:
-      return encode_rows(cut, amax);
+      return encode_rows(cut, matrices);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
     case QuantizeKind::gguf_blocks:
@@ -369,15 +358,12 @@ std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t be
 }
 
 void finish_scaled(const QuantizedLayout& form, std::span<std::byte* const> parts,
-                   std::span<const float> amax) noexcept {
+                   const MatrixStatistics& matrices) noexcept {
   if (!form.needs_amax) return;
   const std::size_t last = form.parts.size() - 1;
   const Dtype dtype = form.parts[last].dtype;
   for (std::uint64_t i = 0; i < form.stack; ++i) {
-    const float scale = form.kind == QuantizeKind::nvfp4
-                            ? scaled::nvfp4_scale_2(form, amax[i])
-                            : scaled::scale_of(form, amax[i], most_of(form));
-    store_scale(dtype, scale, parts[last] + i * width(dtype));
+    store_scale(dtype, scale_of(form, matrices, i), parts[last] + i * width(dtype));
   }
 }
 

@@ -1,0 +1,25 @@
+// Compares values with the values that their codes decode to.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/quantize.h"
+
+namespace loadstone {
+
+// Returns the number of elements of `matrix_errors`.
+[[nodiscard]] std::uint64_t compared_matrices(const QuantizedLayout& form) noexcept;
+
+// Adds the blocks of the window [begin, end) to `loss`. `decoded`: the values of the window's
+// codes. If blocks are matrices (fp8), raises `matrix_errors` instead, because a matrix may have
+// several windows.
+void compare_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
+                    const float* values, const float* decoded, std::span<float> matrix_errors,
+                    EncodingLoss& loss) noexcept;
+
+// Adds the matrices to `loss`, after all their windows. `amax`: see measure_window().
+void count_matrices(std::span<const float> matrix_errors, std::span<const float> amax,
+                    EncodingLoss& loss) noexcept;
+
+}  // namespace loadstone
