@@ -1,7 +1,8 @@
 // Estimates how long a load or a conversion takes, from the rates that `loadstone bench` measured
-// on this machine. Plans do not contain the estimate.
+// on this machine, for each file system. Plans do not contain the estimate.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,9 +12,14 @@
 
 namespace loadstone::cli {
 
-// Saves the rates for later estimates, in loadstone's folder of the user's cache. Returns false if
-// they cannot be saved.
-bool save_rates(const BenchFigures& figures);
+// Fewest bytes whose rate is saved: a smaller sample measures mostly caches and start-up.
+inline constexpr std::uint64_t kept_bytes_min = 256 << 20;
+
+// Saves the rates for later estimates, in loadstone's folder of the user's cache, for the file
+// systems of these paths. Keeps saved rates that were not measured again. Returns the reason if a
+// rate is not saved, else an empty string.
+[[nodiscard]] std::string save_rates(const BenchFigures& figures, const std::string& read_path,
+                                     const std::string& write_folder);
 
 struct Duration {
   std::optional<double> seconds;  // nullopt: unknown
@@ -22,7 +28,7 @@ struct Duration {
 };
 
 [[nodiscard]] Duration duration_of(const Plan& plan);
-[[nodiscard]] Duration duration_of(const Conversion& conversion);
+[[nodiscard]] Duration duration_of(const Conversion& conversion, const std::string& target);
 
 // Returns a line such as "duration  about 40 s (...)\n".
 [[nodiscard]] std::string duration_line(const Duration& duration);
