@@ -98,7 +98,11 @@ class Audit:
             since += "; other objects refer to: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
             count, loaded = len(self.provenance), "loaded " if added else ""
-            every = f"the only {loaded}tensor has" if count == 1 else f"all {count} {loaded}tensors have"
+            every = (
+                f"the only {loaded}tensor has"
+                if count == 1
+                else f"all {count} {loaded}tensors have"
+            )
             return f"ok: {every} a known origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
