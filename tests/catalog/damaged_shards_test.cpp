@@ -12,9 +12,7 @@ namespace {
 
 using namespace ::testing;
 
-std::string shard(const std::string& name) {
-  return safetensors_bytes({{name, "U8", {2}, "ab"}});
-}
+std::string shard(const std::string& name) { return safetensors_bytes({{name, "U8", {2}, "ab"}}); }
 
 class DamagedShards : public ::testing::Test {
  protected:

@@ -29,16 +29,17 @@ struct Explanation {
 Explanation denied(const Address& address, bool is_hubs, long status) {
   const bool is_signed = address.signing != Signing::none;
   if (is_hubs && is_signed) {
-    return {"the hub denies access: the token may be wrong or expired, or may not read this "
-            "repository"};
+    return {
+        "the hub denies access: the token may be wrong or expired, or may not read this "
+        "repository"};
   }
   if (is_hubs) {
     return {"the hub denies access: the repository does not exist, or needs a token", hub_token};
   }
   if (is_s3(address.path)) {
-    return {fmt::format("the object store denies access: the keys {}",
-                        is_signed ? "may be wrong or expired, or may not read this bucket"
-                                  : "are missing"),
+    return {fmt::format(
+                "the object store denies access: the keys {}",
+                is_signed ? "may be wrong or expired, or may not read this bucket" : "are missing"),
             is_signed ? "" : s3_keys};
   }
   if (status == 401) {
