@@ -40,7 +40,8 @@ SLOWEST = LC_ALL=C sort -k3,3 -gr build/release/Testing/Temporary/CTestCostData.
 
 help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
-	@echo 'make tutorials write tiny models for the tutorials, in build/tutorials'
+	@echo 'make tutorials write tiny models for the tutorials and for docs/how-to/heal-a-script.md,'
+	@echo '               in build/tutorials'
 	@echo 'make test      run all tests except the long ones'
 	@echo 'make test-fast run the quick tests: a minute after a build'
 	@echo 'make test-all  run all tests: also whole matrices, repeated kills, sweeps over model'

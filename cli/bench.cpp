@@ -40,7 +40,7 @@ constexpr unsigned disk_readers = 8;
 constexpr unsigned rounds_max = 20;
 // Pause before each run, because the cost of fresh memory depends on how long the machine was idle.
 constexpr auto idle = std::chrono::milliseconds(200);
-constexpr std::uint64_t copy_bytes_max = 256 << 20;
+constexpr std::uint64_t copy_bytes_max = kept_bytes_min;
 
 struct BenchArgs {
   PlanArgs plan;
@@ -208,7 +208,8 @@ class Bench {
     add(figures_.page_cache, figures_.sample_bytes,
         [&] { return seconds_to_read(extents_, threads, ReadInto::memory_at_hand); });
     if (!write_folder_.empty()) {
-      add(figures_.write, copied, [&] { return seconds_to_write(write_folder_, copied); });
+      add(figures_.write, kept_bytes_min,
+          [&] { return seconds_to_write(write_folder_, kept_bytes_min); });
     }
     if (is_load_first) add_load(figures_.load_from_page_cache);
     add(figures_.page_cache_to_new_memory, figures_.sample_bytes,
@@ -278,9 +279,9 @@ int bench(const BenchArgs& args, bool json) {
     print_hint(fmt::format("measuring for about {:.0f} s", args.seconds));
   }
   const BenchFigures figures = measurement.measure(args.seconds);
-  if (!save_rates(figures) && !json) {
-    print_hint("the rates could not be saved in the cache folder, so plans show no duration");
-  }
+  const std::string unsaved =
+      save_rates(figures, plan.catalog->shards().front().path, args.write_folder);
+  if (!unsaved.empty() && !json) print_hint(unsaved);
   print_line(json ? to_json(figures) : to_text(figures, style_of(stdout)));
   return 0;
 }
@@ -302,9 +303,8 @@ void add_bench(Program& program, Chosen& chosen) {
                      "Bytes of tensors to measure, beginning with the first tensor; at most\na "
                      "quarter of the free memory" +
                          default_text(args->sample));
-  command.add_option(
-      "--write", args->write_folder, "FOLDER",
-      "Also measure writing, of at most 256 MiB to a file in FOLDER that is removed");
+  command.add_option("--write", args->write_folder, "FOLDER",
+                     "Also measure writing, of 256 MiB to a file in FOLDER that is removed");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return bench(*args, chosen.json); });

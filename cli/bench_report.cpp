@@ -27,7 +27,10 @@ double rate(std::uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
 }
 
-double share_of(double part, double whole) { return whole > 0 ? part / whole : 0; }
+// At most 1: the median of a load may exceed that of its limit, because both vary.
+double share_of_limit(double rate, double limit) {
+  return limit > 0 ? std::min(1.0, rate / limit) : 0;
+}
 
 struct Row {
   std::string_view name;   // in JSON
@@ -121,7 +124,8 @@ std::string_view name(Bound bound) noexcept {
 LoadVerdict page_cache_verdict(const BenchFigures& figures) {
   const LoadSeries& load = figures.load_from_page_cache;
   LoadVerdict verdict;
-  verdict.of_limit = share_of(load.series.median(), figures.page_cache_to_new_memory.median());
+  verdict.of_limit =
+      share_of_limit(load.series.median(), figures.page_cache_to_new_memory.median());
   if (verdict.of_limit >= near_share) {
     verdict.bound = Bound::page_cache_to_new_memory;
   } else if (load.processor_share() >= near_share) {
@@ -134,7 +138,7 @@ std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures) {
   const LoadSeries& load = figures.load_from_disk;
   if (load.series.seconds.empty() || figures.disk.seconds.empty()) return std::nullopt;
   LoadVerdict verdict;
-  verdict.of_limit = share_of(load.series.median(), figures.disk.median());
+  verdict.of_limit = share_of_limit(load.series.median(), figures.disk.median());
   if (verdict.of_limit >= near_share) {
     verdict.bound = Bound::disk;
   } else if (load.series.median() >= near_share * figures.load_from_page_cache.series.median()) {

@@ -1,9 +1,14 @@
 #include "cli/duration.h"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/json_writer.h"
+#include "base/text.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
@@ -30,35 +35,45 @@ std::string rates_file(const std::string& cache) {
 
 }  // namespace
 
-bool save_rates(const BenchFigures& figures) {
+std::string save_rates(const BenchFigures& figures, const std::string& read_path,
+                       const std::string& write_folder) {
+  constexpr std::string_view unsaved =
+      "the rates could not be saved in the cache folder, so plans show no duration";
   const std::string cache = cache_folder();
-  if (cache.empty()) return false;
-  const auto rate = [](const Series& series) {
-    return static_cast<std::uint64_t>(series.median());
+  if (cache.empty()) return std::string(unsaved);
+  std::vector<Rate> rates;
+  const auto add = [&](const std::string& path, const Series& series, bool is_write, bool is_disk) {
+    const auto median = static_cast<std::uint64_t>(series.median());
+    rates.push_back(rate_of_today(path, is_write, is_disk, median));
   };
-  Rates rates = rates_of_this_machine();
-  rates.is_disk = !figures.load_from_disk.series.seconds.empty();
-  rates.read = rate((rates.is_disk ? figures.load_from_disk : figures.load_from_page_cache).series);
-  rates.write = rate(figures.write);
+  const bool is_disk = !figures.load_from_disk.series.seconds.empty();
+  const LoadSeries& load = is_disk ? figures.load_from_disk : figures.load_from_page_cache;
+  const bool is_enough = figures.sample_bytes >= kept_bytes_min;
+  if (is_enough) add(read_path, load.series, false, is_disk);
+  if (!figures.write.seconds.empty()) add(write_folder, figures.write, true, true);
   try {
     WritableStorage& storage = local_storage().writable();
     static_cast<void>(storage.try_make_folder(cache));
     static_cast<void>(storage.try_make_folder(cache + "/loadstone"));
     loadstone::save_rates(rates, rates_file(cache));
-    return true;
   } catch (const Error&) {
-    return false;
+    return std::string(unsaved);
   }
+  if (is_enough) return {};
+  return fmt::format("the rate of reads is not saved, because {} are too few: measure at least {}",
+                     human_bytes(figures.sample_bytes), exact_bytes(kept_bytes_min));
 }
 
 Duration duration_of(const Plan& plan) {
-  return loadstone::duration_of(plan, plan.bytes_to_read, plan.bytes_to_write,
-                                rates_file(cache_folder()));
+  return loadstone::duration_of(
+      plan, {plan.bytes_to_read, plan.bytes_to_write, plan.offload_folder},
+      rates_file(cache_folder()));
 }
 
-Duration duration_of(const Conversion& conversion) {
-  return loadstone::duration_of(conversion.plan, conversion.bytes_to_read,
-                                conversion.bytes_to_write, rates_file(cache_folder()));
+Duration duration_of(const Conversion& conversion, const std::string& target) {
+  return loadstone::duration_of(conversion.plan,
+                                {conversion.bytes_to_read, conversion.bytes_to_write, target},
+                                rates_file(cache_folder()));
 }
 
 std::string duration_line(const Duration& duration) {

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "cli/bench_report.h"
@@ -11,12 +12,16 @@
 
 namespace loadstone::cli {
 
-// Saves the rates for later estimates, in loadstone's folder of the user's cache. Returns false if
-// they cannot be saved.
-bool save_rates(const BenchFigures& figures);
+// Fewest bytes whose rate is saved: a smaller sample measures mostly caches and start-up.
+inline constexpr std::uint64_t kept_bytes_min = 256 << 20;
+
+// Saves the rates for later estimates, in loadstone's folder of the user's cache, for the file
+// systems of these paths. Returns the reason if a rate is not saved, else an empty string.
+[[nodiscard]] std::string save_rates(const BenchFigures& figures, const std::string& read_path,
+                                     const std::string& write_folder);
 
 [[nodiscard]] Duration duration_of(const Plan& plan);
-[[nodiscard]] Duration duration_of(const Conversion& conversion);
+[[nodiscard]] Duration duration_of(const Conversion& conversion, const std::string& target);
 
 // Returns a line such as "duration  about 40 s (...)\n".
 [[nodiscard]] std::string duration_line(const Duration& duration);

@@ -31,6 +31,8 @@ namespace loadstone::cli {
 namespace {
 
 constexpr std::size_t map_bytes_max = 64u << 20;
+constexpr std::string_view size_forms =
+    "bytes (4096) or with a unit: 8GiB (KiB, MiB, GiB, TiB) or 500MB (kB, MB, GB, TB)";
 
 [[noreturn]] void refuse_value(std::string_view option, std::string_view text,
                                std::string_view expected) {
@@ -40,13 +42,15 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 // Parses "DEVICE=SIZE". Device names contain no '=', so the first one ends the name.
 std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) {
+  const std::string size = equals == std::string::npos ? "" : text.substr(equals + 1);
+  std::uint64_t bytes = defaults::memory_unlimited;
+  if (equals == 0 || (size != "unlimited" && !parse_bytes(size, bytes))) {
     refuse_value("--max-memory", text,
-                 "a limit; write DEVICE=SIZE, such as cpu=8GiB, or cpu=unlimited");
+                 fmt::format("a limit; write DEVICE=SIZE, such as cpu=8GiB or cpu=unlimited, with "
+                             "SIZE as {}",
+                             size_forms));
   }
-  const std::string size = text.substr(equals + 1);
-  return {text.substr(0, equals),
-          size == "unlimited" ? defaults::memory_unlimited : parse_size("--max-memory", size)};
+  return {text.substr(0, equals), bytes};
 }
 
 // Returns true if a value of --device-map is a path, provided that it is not a known word.
@@ -131,7 +135,9 @@ PlanOptions plan_options(const PlanArgs& args) {
 
 std::uint64_t parse_size(std::string_view option, const std::string& text, std::uint64_t least) {
   std::uint64_t bytes = 0;
-  if (!parse_bytes(text, bytes)) refuse_value(option, text, "a size such as 8GiB, 500MB or 4096");
+  if (!parse_bytes(text, bytes)) {
+    refuse_value(option, text, fmt::format("a size; write {}", size_forms));
+  }
   if (bytes >= least) return bytes;
   throw Error("usage", fmt::format("{}: {} is too small; write a size such as 8GiB or 500MB",
                                    option, printable(text)));
@@ -234,9 +240,11 @@ Command add_plan_options(Command command, PlanArgs& args) {
                   "Cast parameters to this dtype; auto: keep the file's");
   plan.add_option("--device-map", args.device_map, "M",
                   either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
-  plan.add_option("--max-memory", args.max_memory, "D=SIZE",
-                  "Memory limit of a device, such as cpu=8GiB; repeatable. Without one for cpu, a "
-                  "plan\nmust fit the free memory of this machine; cpu=unlimited allows any size");
+  plan.add_option(
+      "--max-memory", args.max_memory, "D=SIZE",
+      "Memory limit of a device: cpu=8GiB, cuda:0=500MB or cpu=4096 (bytes); repeatable."
+      "\nWithout one for cpu, a plan must fit the free memory of this machine;\n"
+      "cpu=unlimited allows any size");
   plan.add_option("--offload-folder", args.options.offload_folder, "DIR",
                   "Folder for the tensors that are placed on disk");
   plan.add_choice("--missing", args.options.missing, "P",

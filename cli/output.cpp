@@ -18,6 +18,32 @@
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
 
+namespace loadstone {
+
+// Writes a string member; an empty string is unknown and becomes null.
+static void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
+  json.member(name, text.empty() ? nullptr : &text);
+}
+
+static void write_json(JsonWriter& json, const Error& error) {
+  const Where& where = error.where();
+  json.begin_object();
+  json.member("code", error.code());
+  json.member("message", error.message());
+  text_member(json, "path", where.path);
+  text_member(json, "tensor", where.tensor);
+  json.member("byte_offset", where.byte_offset);
+  text_member(json, "field", where.field);
+  text_member(json, "found", where.found);
+  text_member(json, "expected", where.expected);
+  const int number = where.system_error;
+  text_member(json, "system_error",
+              number == 0 ? std::string() : std::generic_category().message(number));
+  json.end_object();
+}
+
+}  // namespace loadstone
+
 namespace loadstone::cli {
 
 namespace {
@@ -52,29 +78,11 @@ std::string read_standard_input(const TextLimit& limit) {
   throw Error("io.read", "the system cannot read the file", where);
 }
 
-// Writes a string member; an empty string is unknown and becomes null.
-void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
-  json.member(name, text.empty() ? nullptr : &text);
-}
-
 std::string error_json(const Error& error, const std::vector<Finding>& findings) {
-  const Where& where = error.where();
   JsonWriter json(2);
   json.begin_object();
-  json.key("error");
-  json.begin_object();
-  json.member("code", error.code());
-  json.member("message", error.message());
-  text_member(json, "path", where.path);
-  text_member(json, "tensor", where.tensor);
-  json.member("byte_offset", where.byte_offset);
-  text_member(json, "field", where.field);
-  text_member(json, "found", where.found);
-  text_member(json, "expected", where.expected);
-  const int number = where.system_error;
-  text_member(json, "system_error",
-              number == 0 ? std::string() : std::generic_category().message(number));
-  json.end_object();
+  json.member("error", error);
+  json.optional("more_errors", error.others());
   json.optional("findings", findings);
   json.end_object();
   return json.take() + "\n";
@@ -84,6 +92,7 @@ std::string error_text(const Error& error, const TextStyle& style) {
   std::string text = fmt::format("{} {}\n", style.error("loadstone:"), error.what());
   const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
   if (info != nullptr) text += fmt::format("  {}\n  {}\n", info->meaning, info->advice);
+  for (const Error& other : error.others()) text += error_text(other, style);
   return text;
 }
 

@@ -86,8 +86,20 @@ WordRow row_of(const CLI::App& app, const CLI::Option& option) {
   return row;
 }
 
+// Words that users try as commands, each with the right command.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> typed_elsewhere = {
+    {{"doctor", "python -m loadstone doctor"},
+     {"export-rules", "python -m loadstone export-rules"},
+     {"version", "loadstone --version"},
+     {"-V", "loadstone --version"},
+     {"-v", "loadstone --version"}}};
+
 // Returns an error that names the commands similar to the word, or all commands if none is similar.
 Error unknown_command(const CLI::App& app, const std::string& typed) {
+  for (const auto& [word, command] : typed_elsewhere) {
+    if (typed != word) continue;
+    return Error("usage", fmt::format("unknown command '{}'; did you mean '{}'?", word, command));
+  }
   return Error("usage", unknown_word("command", typed, names_of_commands(app)));
 }
 

@@ -127,8 +127,9 @@ void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
   const Finding* const first = obstacle(conversion.plan.findings, is_strict);
-  print_line(json ? with_duration(duration_of(conversion), to_json(conversion))
-                  : to_table(conversion, args.tensors) + duration_line(duration_of(conversion)));
+  const Duration duration = duration_of(conversion, args.target);
+  print_line(json ? with_duration(duration, to_json(conversion))
+                  : to_table(conversion, args.tensors) + duration_line(duration));
   if (first == nullptr) return 0;
   return first->severity == Severity::error ? exit_status(first->code) : 3;
 }
@@ -160,8 +161,10 @@ void add_write_options(Command command, WriteArgs& args) {
   command.add_option("--name", args.name, "STEM",
                      "Beginning of the file names in the folder (default: model,\nor "
                      "diffusion_pytorch_model for a model of diffusers)");
-  command.add_option("--max-memory", args.max_memory, "SIZE",
-                     "Memory limit; the conversion does not start if it is too small");
+  command.add_option(
+      "--max-memory", args.max_memory, "SIZE",
+      "Memory limit: 8GiB, 500MB or 4096 (bytes); the conversion does not start if it "
+      "is\ntoo small");
   add_threads_option(command, args.options.threads, "Threads");
   command.add_flag("--resume", args.run.resume,
                    "Keep the shards that an earlier run of the same conversion finished");

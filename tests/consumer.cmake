@@ -20,7 +20,7 @@ run("${CMAKE_COMMAND}" --build "${WORK}/build")
 run("${WORK}/build/cpp_consumer" "${WORK}/checkpoint")
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "${WORK}/build/cpp_consumer"
   RESOLVED_DEPENDENCIES_VAR libraries)
-list(FILTER libraries INCLUDE REGEX "^${WORK}/prefix/.*/libloadstone\\.so\\.0$")
+list(FILTER libraries INCLUDE REGEX "^${WORK}/prefix/.*/libloadstone\\.so\\.0\\.1$")
 if(SHARED AND NOT libraries OR libraries AND NOT SHARED)
   message(FATAL_ERROR "linked with the other kind of library: '${libraries}'")
 endif()

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "loadstone/export.h"
 
@@ -34,16 +36,19 @@ struct Where {
 class LOADSTONE_API Error : public std::runtime_error {
  public:
   // `code`: one of all_codes().
-  Error(std::string code, std::string message, Where where = {});
+  Error(std::string code, std::string message, Where where = {}, std::vector<Error> others = {});
 
   [[nodiscard]] const std::string& code() const noexcept { return code_; }
   [[nodiscard]] const std::string& message() const noexcept { return message_; }
   [[nodiscard]] const Where& where() const noexcept { return where_; }
+  // Returns the errors of further files: open_checkpoint() examines all files of a checkpoint.
+  [[nodiscard]] const std::vector<Error>& others() const noexcept;
 
  private:
   std::string code_;
   std::string message_;
   Where where_;
+  std::shared_ptr<const std::vector<Error>> others_;  // null: none
 };
 
 struct CodeInfo {

@@ -15,6 +15,12 @@ struct Progress {
 
 // loadstone calls the observer about 20 times a second, never concurrently, from the thread that
 // called execute(), convert(), verify_values() or compare().
+//
+// Cancel from a different thread or from a signal handler by an atomic flag that on_progress()
+// reads. After "cancelled" no thread of loadstone is running. The destinations of execute() then
+// contain undefined bytes, and you may reuse or free them. convert() removes unfinished output;
+// with ConvertRun::resume it keeps finished shards. open_checkpoint() and make_plan() have no
+// observer; RemoteOptions::is_stopped cancels their reads of remote files.
 class LOADSTONE_API Observer {
  public:
   virtual ~Observer() = default;

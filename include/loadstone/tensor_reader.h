@@ -1,9 +1,9 @@
 // Reads one tensor of a checkpoint, or a range of it, as decoded values, without a model or plan.
 //
 //   loadstone::TensorReader embedding(catalog, "model.embed_tokens.weight", Dtype::f32);
-//   std::vector<float> row(embedding.shape()[1]);
+//   std::vector<float> row(embedding.shape().extents().at(1));  // at(): a file may have any rank
 //   embedding.read(token * row.size(), (token + 1) * row.size(),
-//   std::as_writable_bytes(span(row)));
+//                  std::as_writable_bytes(std::span(row)));
 #pragma once
 
 #include <cstddef>

@@ -73,6 +73,9 @@ struct VerifyReport {
   std::vector<Difference>
       differences;  // in the first checkpoint's order, then tensors that it lacks
   std::uint64_t bytes_read = 0;
+  // From verify_digests(): the number of all files, and of those that match their digests.
+  std::uint64_t files = 0;
+  std::uint64_t files_equal = 0;
 
   // Returns true if `differences` is empty and all findings have severity info.
   [[nodiscard]] bool ok() const noexcept {

@@ -48,6 +48,7 @@ void bind_execute(nb::module_& module);
 void bind_offload(nb::module_& module);
 void bind_audit(nb::module_& module);
 void bind_convert(nb::module_& module);
+void bind_verify(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_bnb(nb::module_& module);
 void bind_scaled(nb::module_& module);

@@ -17,6 +17,7 @@ NB_MODULE(_core, module) {
   bind_execute(module);
   bind_audit(module);
   bind_convert(module);
+  bind_verify(module);
   bind_kernels(module);
   bind_bnb(module);
   bind_scaled(module);

@@ -296,7 +296,8 @@ static std::vector<Finding> findings_about_machine(const SharedPlan& plan,
 // Returns the fields of Python's Duration, in order.
 static std::tuple<std::optional<double>, bool, std::string> duration(
     const SharedPlan& plan, const std::string& rates_file) {
-  const Duration found = duration_of(*plan, plan->bytes_to_read, plan->bytes_to_write, rates_file);
+  const Duration found = duration_of(
+      *plan, {plan->bytes_to_read, plan->bytes_to_write, plan->offload_folder}, rates_file);
   return {found.seconds, found.is_least, found.text()};
 }
 

@@ -32,6 +32,7 @@ _DEFINED_IN = {
     "_convert.output": ("ConvertReport",),
     "_convert.quantize": ("Quantized", "quantize"),
     "_convert.recipes": ("save_recipes",),
+    "_convert.verify": ("VerifyReport", "verify"),
     "_core": ("Finding",),
     "_execute.audit": ("Audit", "audit"),
     "_execute.load": ("load",),

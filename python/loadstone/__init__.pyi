@@ -34,6 +34,8 @@ from loadstone._convert.output import ConvertReport as ConvertReport
 from loadstone._convert.quantize import Quantized as Quantized
 from loadstone._convert.quantize import quantize as quantize
 from loadstone._convert.recipes import save_recipes as save_recipes
+from loadstone._convert.verify import VerifyReport as VerifyReport
+from loadstone._convert.verify import verify as verify
 from loadstone._core import Finding as Finding
 from loadstone._execute.audit import Audit as Audit
 from loadstone._execute.audit import audit as audit

@@ -248,8 +248,9 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"io.changed", "A file has changed since loadstone opened it, or since the plan was made.",
      "Do not change the checkpoint while it is in use. If you use a saved plan, make it again or, "
      "if the checkpoint was moved, pass the new folder."},
-    {"io.denied", "The system denies access to a file or folder.",
-     "Check the permissions of the file and of the folders above it."},
+    {"io.denied", "The system or a host denies access to a file or folder.",
+     "Check the permissions of the file and of the folders above it. For a file on a host, the "
+     "message names the token or the keys that the host needs."},
     {"io.exists", "A document (a plan, receipt or page) would replace a file of a model.",
      "Choose a new file name."},
     {"io.no_space", "The disk has too little space, or a quota or file-size limit was reached.",

@@ -8,8 +8,10 @@
 namespace loadstone {
 
 inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
-    {"plan.box", "A box in a plan exceeds its source or its target.",
-     "The plan was edited or damaged; make it again."},
+    {"plan.box", "A box in a plan, or a range of a tensor to read, exceeds its tensor.",
+     "Read a range within the tensor, into a buffer of the range's size. If a plan has the box, "
+     "the "
+     "plan was edited or damaged; make it again."},
     {"plan.cast", "Tensors of the checkpoint are cast to the model's dtype.",
      "No action is needed. To keep the dtype of the file, pass dtype=\"auto\"."},
     {"plan.component",
@@ -58,7 +60,9 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
      "A hook or an override of load_state_dict reads values or changes its module.",
      "Convert the checkpoint, write rules for its names, or load it with load_state_dict."},
     {"plan.missing", "The checkpoint lacks a tensor that the model needs.",
-     "Check the rules and the names. To fill missing tensors, set missing to initialise or zeros."},
+     "Check the rules and the names. To fill missing tensors, set missing to initialise or zeros. "
+     "If "
+     "you read a single tensor, pass a name that inspect lists."},
     {"plan.mmap",
      "A tensor cannot be a view of its file: the file is remote, or the tensor's offset is not "
      "aligned.",

@@ -37,11 +37,18 @@ Where public_where(Where where) {
 
 }  // namespace
 
-Error::Error(std::string code, std::string message, Where where)
+Error::Error(std::string code, std::string message, Where where, std::vector<Error> others)
     : std::runtime_error(line(code, message, where)),
       code_(std::move(code)),
       message_(without_secrets(message)),
-      where_(public_where(std::move(where))) {}
+      where_(public_where(std::move(where))) {
+  if (!others.empty()) others_ = std::make_shared<const std::vector<Error>>(std::move(others));
+}
+
+const std::vector<Error>& Error::others() const noexcept {
+  static const std::vector<Error> none;
+  return others_ == nullptr ? none : *others_;
+}
 
 int exit_status(std::string_view code) noexcept {
   const auto starts = [&](std::string_view prefix) {

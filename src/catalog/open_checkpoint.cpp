@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -34,6 +35,8 @@ namespace loadstone {
 
 namespace {
 
+constexpr int invalid_file = 3;  // an exit_status()
+
 // Returns true for codes that only the config explains, and for transforms of activations.
 bool needs_claim(const TensorInfo& tensor) {
   const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
@@ -43,10 +46,24 @@ bool needs_claim(const TensorInfo& tensor) {
 }
 
 // Names all missing files, so that users can copy them all at once.
-[[noreturn]] void refuse_missing_files(Where where, const std::vector<std::string>& missing,
-                                       std::string_view message) {
+Error missing_files(Where where, const std::vector<std::string>& missing,
+                    std::string_view message) {
   where.found = no_files_text(missing);
-  throw Error("ix.missing_shard", std::string(message), std::move(where));
+  return Error("ix.missing_shard", std::string(message), std::move(where));
+}
+
+// Throws the first error, if there is one, with all others. `count`: the checkpoint's files.
+void throw_first(std::vector<Error> errors, std::size_t count) {
+  if (errors.empty()) return;
+  const Error first = errors.front();
+  if (errors.size() == 1) throw first;
+  errors.erase(errors.begin());
+  std::vector<std::string> names;
+  for (const Error& each : errors) names.emplace_back(file_name(each.where().path));
+  throw Error(first.code(),
+              fmt::format("{} ({} more of {} files cannot be opened: {})", first.message(),
+                          names.size(), count, name_list(names)),
+              first.where(), std::move(errors));
 }
 
 // Rethrows the error of a shard with the name of the index that lists it.
@@ -91,9 +108,13 @@ class CheckpointReader {
   }
 
  private:
-  FileHeader read_file(const std::string& relative) {
+  [[nodiscard]] std::shared_ptr<ByteSource> open_file(const std::string& relative) const {
     const std::string path = join_path(root_, relative);
-    const auto source = opener_.open(path, parent_path(path));
+    return opener_.open(path, parent_path(path));
+  }
+
+  FileHeader read_file(const std::string& relative, std::shared_ptr<ByteSource> source = nullptr) {
+    if (source == nullptr) source = open_file(relative);
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
     note_reads(*source, header.shard);
@@ -101,12 +122,35 @@ class CheckpointReader {
     return header;
   }
 
+  // Calls `open` for each number below `count`, as for_each_file() does, but goes on after a
+  // malformed file. Returns the errors of these files in their order.
+  std::vector<Error> open_each(std::size_t count, unsigned at_once,
+                               const std::function<void(std::size_t)>& open) {
+    std::mutex mutex;
+    std::map<std::size_t, Error> errors;  // guarded by mutex
+    for_each_file(opener_.storage, count, at_once, [&](std::size_t i) {
+      try {
+        open(i);
+      } catch (const Error& error) {
+        // A header may declare any number of parts, so the first missing part ends the search.
+        if (exit_status(error.code()) != invalid_file || error.code() == "gg.split") throw;
+        const std::lock_guard lock(mutex);
+        errors.emplace(i, error);
+      }
+    });
+    std::vector<Error> ordered;
+    for (const auto& [i, error] : errors) ordered.push_back(error);
+    return ordered;
+  }
+
   // The first file determines how many of the others are read concurrently.
   void read_files(const std::vector<std::string>& files) {
     headers_.resize(files.size());
-    headers_.front() = read_file(files.front());
-    for_each_file(opener_.storage, files.size() - 1, headers_.front().shard.reads_at_once,
-                  [&](std::size_t i) { headers_[i + 1] = read_file(files[i + 1]); });
+    const auto first = open_file(files.front());
+    auto errors = open_each(files.size(), first->reads_at_once(), [&](std::size_t i) {
+      headers_[i] = read_file(files[i], i == 0 ? first : nullptr);
+    });
+    throw_first(std::move(errors), files.size());
   }
 
   [[nodiscard]] std::vector<std::string> file_names() const {
@@ -124,25 +168,29 @@ class CheckpointReader {
     const std::vector<std::string> shards = shard_names(index);
     report_ignored(std::move(files), shards, findings_);
     std::vector<std::optional<FileHeader>> headers(shards.size());
-    for_each_file(opener_.storage, shards.size(), source->reads_at_once(),
-                  [&](std::size_t i) { headers[i] = read_shard(index_path, shards[i]); });
+    std::vector<char> is_missing(shards.size());  // one byte each, because threads write them
+    std::vector<Error> errors =
+        open_each(shards.size(), source->reads_at_once(), [&](std::size_t i) {
+          headers[i] = read_shard(index_path, shards[i]);
+          is_missing[i] = headers[i] ? 0 : 1;
+        });
     std::vector<std::string> missing;
     for (std::size_t i = 0; i < shards.size(); ++i) {
-      if (headers[i]) {
-        headers_.push_back(*std::move(headers[i]));
-      } else {
-        missing.push_back(shards[i]);
-      }
+      if (headers[i]) headers_.push_back(*std::move(headers[i]));
+      if (is_missing[i] != 0) missing.push_back(shards[i]);
     }
     if (!missing.empty()) {
-      refuse_missing_files({.path = index_path,
-                            .field = "weight_map",
-                            .expected = missing.size() == 1 ? "the shard next to the index"
-                                                            : "the shards next to the index"},
-                           missing,
-                           missing.size() == 1 ? "a shard that the index lists is missing"
-                                               : "shards that the index lists are missing");
+      const bool is_one = missing.size() == 1;
+      const Where where = {
+          .path = index_path,
+          .field = "weight_map",
+          .expected = is_one ? "the shard next to the index" : "the shards next to the index"};
+      errors.insert(errors.begin(),
+                    missing_files(where, missing,
+                                  is_one ? "a shard that the index lists is missing"
+                                         : "shards that the index lists are missing"));
     }
+    throw_first(std::move(errors), shards.size());
     warn_about_gaps(index_path + ": weight_map", shards, findings_);
     merge();
     check_index(index_path, index, shards_, tensors_, findings_);
@@ -173,9 +221,9 @@ class CheckpointReader {
   void require_all_parts(const std::vector<std::string>& files) const {
     const std::vector<std::string> missing = missing_parts(files);
     if (missing.empty()) return;
-    refuse_missing_files({.path = root_, .field = "shard", .expected = "all parts"}, missing,
-                         missing.size() == 1 ? "a part of the checkpoint is missing"
-                                             : "parts of the checkpoint are missing");
+    throw missing_files({.path = root_, .field = "shard", .expected = "all parts"}, missing,
+                        missing.size() == 1 ? "a part of the checkpoint is missing"
+                                            : "parts of the checkpoint are missing");
   }
 
   void read_one(const std::string& file) {
@@ -207,13 +255,14 @@ class CheckpointReader {
     std::mutex mutex;
     // A file may declare any number of parts, so memory is allocated only for existing parts.
     std::map<std::size_t, FileHeader> parts;  // guarded by mutex
-    for_each_file(opener_.storage, part.count, header.shard.reads_at_once, [&](std::size_t i) {
+    const auto open = [&](std::size_t i) {
       if (i + 1 == part.number) return;
       FileHeader read = read_part(header, fmt::format("{}-{:0{}}-of-{:0{}}.gguf", part.stem, i + 1,
                                                       part.digits, part.count, part.digits));
       const std::lock_guard lock(mutex);
       parts.emplace(i, std::move(read));
-    });
+    };
+    throw_first(open_each(part.count, header.shard.reads_at_once, open), part.count);
     parts.emplace(part.number - 1, std::move(header));
     for (auto& [i, each] : parts) headers_.push_back(std::move(each));
   }

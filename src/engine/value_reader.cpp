@@ -1,5 +1,7 @@
 #include "engine/value_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -90,14 +92,21 @@ void ValueReader::open_decodings(std::span<const Decoding> decodings) {
 }
 
 void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
+  const auto refuse_range = [&](const char* message, std::string found, std::string expected) {
+    throw Error("plan.box", message,
+                {.path = values_.catalog.shown_path(),
+                 .tensor = name_,
+                 .found = std::move(found),
+                 .expected = std::move(expected)});
+  };
   if (begin > end || end > elements_) {
-    refuse_value(
-        name_, {"the range exceeds the value", std::to_string(begin) + " to " + std::to_string(end),
-                "at most " + std::to_string(elements_)});
+    refuse_range("the range of elements exceeds the tensor", fmt::format("{} to {}", begin, end),
+                 fmt::format("a range within 0 to {}", elements_));
   }
-  if (Encoding(values_[0].dtype).byte_count(end - begin) != to.size()) {
-    refuse_value(name_, {"the buffer and the range have different sizes",
-                         std::to_string(to.size()) + " bytes"});
+  if (const auto bytes = Encoding(values_[0].dtype).byte_count(end - begin); bytes != to.size()) {
+    refuse_range("the buffer and the range have different sizes",
+                 fmt::format("{} bytes", to.size()),
+                 bytes ? fmt::format("{} bytes", *bytes) : "a range of whole bytes");
   }
   boxes_.clear();
   for (const Part& part : parts_) {

@@ -8,6 +8,7 @@
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "boxes/cast_kind.h"
 #include "boxes/decodings.h"
 #include "catalog/open_shards.h"
@@ -33,8 +34,12 @@ std::uint32_t index_of(const Catalog& catalog, std::string_view name) {
     return found->data;
   }
   if (const auto index = catalog.find(name)) return *index;
-  throw Error("plan.missing", "the checkpoint has no tensor of this name",
-              {.tensor = printable(name)});
+  std::vector<std::string> known;
+  for (const TensorInfo& tensor : catalog.tensors()) known.push_back(tensor.name);
+  for (const QuantizedTensor& tensor : quantized) known.push_back(tensor.name);
+  throw Error("plan.missing",
+              "the checkpoint has no tensor of this name" + did_you_mean(name, known),
+              {.path = catalog.shown_path(), .tensor = printable(name)});
 }
 
 }  // namespace

@@ -93,6 +93,7 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
     Storage& storage = catalog.storage(options.storage);
     VerifyReport report;
     std::vector<HubFile> files = files_of(catalog, storage, options.is_folder);
+    report.files = files.size();
     std::uint64_t total = 0;
     std::erase_if(files, [&](HubFile& file) {
       file.expected = published_digest(storage.resolve(file.path));
@@ -110,6 +111,7 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
       report.differences.push_back({std::move(file.name), DifferenceKind::bytes,
                                     std::move(file.found), std::move(file.expected)});
     }
+    report.files_equal = files.size() - report.differences.size();
     return report;
   });
 }

@@ -51,6 +51,7 @@ static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("widened", report.widened);
   json.member("rounded", report.rounded);
   json.member("bytes_read", report.bytes_read);
+  if (json.optional("files", report.files)) json.member("files_equal", report.files_equal);
 }
 
 std::string to_json(const VerifyReport& report) {
@@ -115,9 +116,12 @@ std::string to_table(const VerifyReport& report) {
     text += quantized_text(report);
     text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
-    text +=
-        fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
-    return text;
+    text += report.ok() ? "ok; " : "not ok; ";
+    if (report.files > 0) {
+      text += fmt::format("the digests of {} of {} are right; ", report.files_equal,
+                          counted(report.files, "file"));
+    }
+    return text + human_bytes(report.bytes_read) + " read\n";
   });
 }
 

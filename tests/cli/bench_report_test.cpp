@@ -42,6 +42,12 @@ TEST(BenchReport, ALoadNearItsLimitIsBoundByIt) {
   EXPECT_DOUBLE_EQ(disk_verdict(near)->of_limit, 0.9);
 }
 
+TEST(BenchReport, ALoadReachesAtMostItsLimit) {
+  const BenchFigures fast = figures(4.4, 1.3, 1);
+  EXPECT_DOUBLE_EQ(page_cache_verdict(fast).of_limit, 1);
+  EXPECT_DOUBLE_EQ(disk_verdict(fast)->of_limit, 1);
+}
+
 TEST(BenchReport, BusyThreadsFarFromTheLimitAreBoundByTheProcessor) {
   const BenchFigures busy = figures(0.5, 0.3, 0.97);
   EXPECT_EQ(page_cache_verdict(busy).bound, Bound::processor);

@@ -13,6 +13,7 @@ namespace loadstone::test {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 // A checkpoint with a plain tensor, an FP8 tensor with its scale, an FP8 tensor without a scale,
@@ -110,6 +111,29 @@ TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
             }),
             "plan.box");
   EXPECT_EQ(code_of([] { (void)TensorReader(nullptr, "plain"); }), "plan.options");
+}
+
+TEST_F(TensorReaderTest, ErrorsNameFileNearestNameAndRange) {
+  const std::string path = catalog_->shown_path();
+  const auto unknown = error_of([&] { (void)TensorReader(catalog_, "plane"); });
+  ASSERT_TRUE(unknown);
+  EXPECT_EQ(unknown->where().path, path);
+  EXPECT_THAT(unknown->message(), HasSubstr("; did you mean 'plain'?"));
+  const auto weight = error_of([&] { (void)TensorReader(catalog_, "e.upp"); });
+  EXPECT_THAT(weight->message(), HasSubstr("; did you mean 'e.up'?"));  // a quantized tensor
+  TensorReader reader(catalog_, "plain");
+  std::vector<std::byte> bytes(8);
+  const auto range = error_of([&] { reader.read(5, 7, bytes); });
+  ASSERT_TRUE(range);
+  EXPECT_EQ(range->where().path, path);
+  EXPECT_EQ(range->where().tensor, "plain");
+  EXPECT_EQ(range->where().found, "5 to 7");
+  EXPECT_EQ(range->where().expected, "a range within 0 to 6");
+  const auto buffer = error_of([&] { reader.read(0, 3, bytes); });
+  EXPECT_EQ(buffer->where().found, "8 bytes");
+  EXPECT_EQ(buffer->where().expected, "12 bytes");
+  EXPECT_THAT(find_code("plan.box")->advice, HasSubstr("Read a range within the tensor"));
+  EXPECT_THAT(find_code("plan.missing")->advice, HasSubstr("pass a name that inspect lists"));
 }
 
 // Plans that map targets from the file also work in C++.

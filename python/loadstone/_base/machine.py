@@ -35,7 +35,13 @@ def byte_count(size: int | str, field: str = "max_memory") -> int:
             count = float(match[1]) * _UNITS[match[2].upper()]
     if 0 <= count <= _core.MEMORY_UNLIMITED:
         return int(count)
-    raise new_error("plan.options", "this is not a size in bytes", field=field, found=repr(size))
+    raise new_error(
+        "plan.options",
+        "this is not a size",
+        field=field,
+        found=repr(size),
+        expected='bytes, or a number with a unit from kB to TB or KiB to TiB, such as "8GiB"',
+    )
 
 
 def device_name(device: Any) -> str:

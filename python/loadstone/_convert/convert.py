@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
@@ -170,20 +170,21 @@ def convert(
     if parts is not None:
         message = "parts requires cluster="
         raise new_error("plan.options", message, field="parts", found=repr(parts))
-    options = OutputOptions.from_arguments(arguments)
     target = path_text("target", target)
-    core_arguments = options.core_arguments(source, target)
-    checkpoint = _open_source(
-        source, target, rules, dtype, metadata, converter, trust_code, allow_links
-    )
-    conversion = _core.make_conversion(
-        **checkpoint,
-        **core_arguments,
-        unexpected=unexpected,
-        dequantize=dequantize,
-        experts=experts,
-    )
+    options, conversion = plan_conversion(arguments, target)
     return options.run(conversion, target)
+
+
+def plan_conversion(
+    arguments: Mapping[str, Any], target: str
+) -> tuple[OutputOptions, _core.Conversion]:
+    """Plan a conversion to ``target`` from the arguments of :func:`convert`."""
+    options = OutputOptions.from_arguments(arguments)
+    core_arguments = options.core_arguments(arguments["source"], target)
+    names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
+    checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
+    decisions = {name: arguments[name] for name in ("unexpected", "dequantize", "experts")}
+    return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions)
 
 
 def _convert_in_parts(

@@ -88,15 +88,21 @@ class Audit:
             f"{count} excluded" if origin == "excluded" else f"{count} from {origin}"
             for origin, count in sorted(counts.items())
         )
-        since = f", {len(self.changed)} changed since the load" if self.changed else ""
+        added = [name for name in self.changed if name not in self.provenance]
+        changes = {"changed": len(self.changed) - len(added), "added": len(added)}
+        since = "".join(f", {n} {what} since the load" for what, n in changes.items() if n)
         if self.unlisted:
             names = ", ".join(map(self._named, self.unlisted[:5]))
             since += f", {len(self.unlisted)} not in the receipt: {names}"
         if self.held_elsewhere:
             since += "; other objects refer to: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
-            count = len(self.provenance)
-            every = "the only tensor has" if count == 1 else f"all {count} tensors have"
+            count, loaded = len(self.provenance), "loaded " if added else ""
+            every = (
+                f"the only {loaded}tensor has"
+                if count == 1
+                else f"all {count} {loaded}tensors have"
+            )
             return f"ok: {every} a known origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "

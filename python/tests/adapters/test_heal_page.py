@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_worlds import at, first_last_frame, qwen_moe
+from docs_worlds import HEAL_PAGE, HEAL_WORLD
 from forked import run_script
 
 pytest.importorskip("diffusers")
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PAGE = REPOSITORY / "docs" / "how-to" / "heal-a-script.md"
+PAGE = REPOSITORY / HEAL_PAGE
 README = REPOSITORY / "README.md"
 CASE = re.compile(
     r"^```python\n(?P<script>.*?)^```\n\nThe script ends with\n\n    (?P<error>[^\n]+)\n\n"
@@ -30,8 +30,8 @@ LIBRARIES = [re.search(r'patch\("(\w+)"', case["line"])[1] for case in CASES]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    first_last_frame(folder)
-    at(qwen_moe, "Qwen3-30B-A3B")(folder)
+    for write in HEAL_WORLD.files:
+        write(folder)
     return folder
 
 

@@ -28,41 +28,67 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "a.safetensors"
 
 
+def mount_of(path: Path) -> str:
+    """Return the folder at which the file system of an existing path is mounted."""
+    path = path.resolve()
+    while not path.is_mount():
+        path = path.parent
+    return str(path)
+
+
 @pytest.fixture
 def rates(run: Callable, model: Path, cache: Path) -> dict:
-    """Return the rates that bench wrote, with which a read takes 40 s."""
-    run("bench", model, "--seconds", 0, "--write", model.parent, "--json", status=0)
+    """Return the rates that bench wrote, and rates with which a read takes 40 s."""
+    run("bench", model, "--seconds", 0, "--json", status=0)
     rates = json.loads(cache.read_text())
-    return rates | {
-        "date": "2026-11-30",
-        "is_disk": True,
-        "read_bytes_per_second": 100_000,
-        "write_bytes_per_second": 200_000,
-    }
+    assert rates["rates"] == []  # 4 MB are too few
+    rate = {"mount": mount_of(model), "is_disk": True, "date": "2026-11-30"}
+    rates["rates"] = [
+        rate | {"is_write": False, "bytes_per_second": 100_000},
+        rate | {"is_write": True, "bytes_per_second": 200_000},
+    ]
+    return rates
 
 
 def duration(run: Callable, *words: object) -> dict:
     return json.loads(run(*words, "--json", status=0).stdout)["duration"]
 
 
-def test_bench_saves_the_rates_of_this_machine(run, model, cache):
-    before = set(model.parent.iterdir())
-    run("bench", model, "--seconds", 0, status=0)
+def test_bench_saves_the_rates_of_each_file_system(run, cache, tmp_path):
+    data = tmp_path / "large.safetensors"
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1 << 28], "data_offsets": [0, 1 << 28]}})
+    with data.open("wb") as file:  # the tensor is a hole
+        file.write(len(header).to_bytes(8, "little") + header.encode())
+        file.truncate(8 + len(header) + (1 << 28))
+    words = ["bench", data, "--seconds", 0, "--json"]
+    document = json.loads(run(*words, "--write", tmp_path, status=0).stdout)
     rates = json.loads(cache.read_text())
     assert rates["host"] == os.uname().nodename
-    assert rates["read_bytes_per_second"] > 0 and rates["write_bytes_per_second"] == 0
-    document = json.loads(
-        run("bench", model, "--seconds", 0, "--write", model.parent, "--json", status=0).stdout
-    )
-    rates = json.loads(cache.read_text())
-    assert rates["write_bytes_per_second"] == int(document["limits"]["write"]["bytes_per_second"])
-    assert set(model.parent.iterdir()) - before == {cache.parents[1]}
+    read, write = sorted(rates["rates"], key=lambda rate: rate["is_write"])
+    assert read["mount"] == write["mount"] == mount_of(data)
+    assert write["bytes_per_second"] == int(document["limits"]["write"]["bytes_per_second"])
     assert [path.name for path in cache.parent.iterdir()] == ["bench.json"]
+    # A run without --write keeps the rate of writes, and those of other file systems.
+    other = read | {"mount": "/nowhere", "bytes_per_second": 7}
+    cache.write_text(json.dumps(rates | {"rates": [read | {"bytes_per_second": 1}, write, other]}))
+    assert run(*words[:-1], status=0).stderr == ""
+    kept = json.loads(cache.read_text())["rates"]
+    assert write in kept and other in kept and len(kept) == 3
+    assert all(rate["bytes_per_second"] != 1 for rate in kept)
+
+
+def test_a_rate_of_few_bytes_is_not_saved(run, model, cache):
+    said = run("bench", model, "--seconds", 0, status=0).stderr
+    assert (
+        "the rate of reads is not saved, because 4.0 MB are too few: measure at least 256Mi" in said
+    )
+    assert json.loads(cache.read_text())["rates"] == []
 
 
 def test_a_plan_estimates_its_duration(run, model, cache, rates, tmp_path):
     cache.write_text(json.dumps(rates))
-    text = "about 40 s (measured by 'loadstone bench' on 2026-11-30: 100.0 kB/s read from the disk)"
+    rate = "100.0 kB/s read from the disk on 2026-11-30"
+    text = f"about 40 s (measured by 'loadstone bench': {rate})"
     saved = tmp_path / "plan.json"
     assert f"duration  {text}\n" in run("plan", model, "-o", saved, status=0).stdout
     found = duration(run, "plan", model)
@@ -92,26 +118,34 @@ def test_a_dry_run_estimates_its_duration(run, model, cache, rates, tmp_path):
     words = ["convert", model, tmp_path / "b.safetensors", "--dry-run"]
     found = duration(run, *words)
     assert found["seconds"] == pytest.approx(60, rel=0.01)
-    assert found["text"].startswith("about 1:0") and "200.0 kB/s written" in found["text"]
+    assert found["text"].startswith("about 1:0") and "200.0 kB/s written on " in found["text"]
     assert "duration  about 1:0" in run(*words, status=0).stdout
     words = ["convert", model, tmp_path / "b.gguf", "--dry-run", "--arch", "test"]
     found = duration(run, *words, "--quantize", "q8_0", "--include", "a")
     assert found["is_lower_bound"] and found["text"].startswith("at least ")
-    rates["write_bytes_per_second"] = 0
-    cache.write_text(json.dumps(rates))
-    found = duration(run, *words)
-    assert found["seconds"] is None
-    assert found["text"] == "unknown: run 'loadstone bench CHECKPOINT --write FOLDER'"
-    assert duration(run, "plan", model)["seconds"] == 40.0
+    for mount, is_write in (("/nowhere", True), (mount_of(model), False)):
+        write = rates["rates"][1] | {"mount": mount, "is_write": is_write}
+        cache.write_text(json.dumps(rates | {"rates": [rates["rates"][0], write]}))
+        found = duration(run, *words)
+        assert found["seconds"] is None
+        assert found["text"] == "unknown: run 'loadstone bench CHECKPOINT --write FOLDER'"
+        assert duration(run, "plan", model)["seconds"] == 40.0
+    cache.write_text(json.dumps(rates | {"rates": []}))
+    assert "bench CHECKPOINT --write FOLDER'" in duration(run, *words)["text"]
+    cache.write_text(json.dumps(rates | {"rates": rates["rates"][1:]}))
+    assert duration(run, *words)["text"] == "unknown: run 'loadstone bench CHECKPOINT'"
 
 
 UNUSABLE = {
     "none": None,
     "of another host": {"host": "other"},
     "of another processor": {"processor": "other"},
-    "no rate": {"read_bytes_per_second": 0},
-    "a negative rate": {"read_bytes_per_second": -1},
-    "a later version": {"version": 2},
+    "no rate": {"rates": []},
+    "a rate of zero": {"rates": [{"bytes_per_second": 0}]},
+    "a negative rate": {"rates": [{"bytes_per_second": -1}]},
+    "of another file system": {"rates": [{"mount": "/nowhere"}]},
+    "an earlier version": {"version": 1},
+    "a later version": {"version": 3},
     "an unknown field": {"more": 1},
     "no object": "[]",
     "empty": "",
@@ -129,6 +163,9 @@ def test_without_usable_rates_the_duration_is_unknown(run, model, cache, rates, 
     if isinstance(content, str):
         cache.write_bytes(content.encode("utf-8", "surrogateescape"))
     elif isinstance(content, dict):
+        first = rates["rates"][0]
+        if "rates" in content:
+            content = {"rates": [first | each for each in content["rates"]]}
         cache.write_text(json.dumps(rates | content))
     elif content is not None:
         cache.mkdir()

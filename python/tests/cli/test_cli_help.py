@@ -34,6 +34,10 @@ def test_help_is_the_commands_own(run, table):
     [
         (["lod"], "unknown command 'lod'; did you mean 'load'?"),
         (["inspct"], "unknown command 'inspct'; did you mean 'inspect'?"),
+        (["doctor"], "unknown command 'doctor'; did you mean 'python -m loadstone doctor'?"),
+        (["help", "export-rules"], "did you mean 'python -m loadstone export-rules'?"),
+        (["version"], "unknown command 'version'; did you mean 'loadstone --version'?"),
+        (["-V"], "unknown command '-V'; did you mean 'loadstone --version'?"),
         (["help", "converrt"], "unknown command 'converrt'; did you mean 'convert'?"),
         (["load", "x", "--ruls", "y"], "--ruls; did you mean '--rules'?"),
         (["explain", "plan.mising"], "unknown code 'plan.mising'; did you mean 'plan.missing'?"),
@@ -58,7 +62,9 @@ WRONG = {
     "--missing eror": "unknown value 'eror'; did you mean 'error'?",
     "--unexpected warm": "unknown value 'warm'; did you mean 'warn'?",
     "--staging 0": "0 is too small",
-    "--staging many": "'many' is not a size",
+    "--staging many": "'many' is not a size; write bytes (4096) or with a unit: 8GiB (KiB,",
+    "--max-memory 8GiB": "'8GiB' is not a limit; write DEVICE=SIZE, such as cpu=8GiB or cpu=unl",
+    "--max-memory cpu=8G": "'cpu=8G' is not a limit; write DEVICE=SIZE, such as cpu=8GiB or cpu=",
     "--color allways": "unknown value 'allways'; did you mean 'always'?",
     "--receipt xxh3-256": "unknown value 'xxh3-256'; did you mean 'xxh3-128'?",
     "--block-dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",
@@ -67,15 +73,17 @@ WRONG = {
     "--style modelop": "unknown value 'modelop'; did you mean 'modelopt'?",
     "--page-cache relase": "unknown value 'relase'; did you mean 'release'?",
     "--max-memory 0": "0 is too small",
+    "--max-memory 8G": "'8G' is not a size; write bytes (4096) or with a unit: 8GiB (KiB, MiB,",
     "--shard-size 0": "0 is too small",
 }
-OF_CONVERSIONS = ("block", "quantize", "experts", "style", "page", "max-memory 0", "shard")
+CONVERSION_LIMITS = ("--max-memory 0", "--max-memory 8G")
+OF_CONVERSIONS = ("block", "quantize", "experts", "style", "page", "shard")
 
 
 @pytest.mark.parametrize("typed", WRONG)
 def test_a_wrong_value_names_its_option_and_the_nearest_word(run, small, tmp_path, typed):
     option, value = typed.split(" ")
-    is_conversion = option[2:].startswith(OF_CONVERSIONS) or typed == "--max-memory 0"
+    is_conversion = option[2:].startswith(OF_CONVERSIONS) or typed in CONVERSION_LIMITS
     words = ["convert", small, tmp_path / "out"] if is_conversion else ["load", small]
     done = run(*words, option, value, status=2)
     assert f"{option}: {WRONG[typed]}" in done.stderr

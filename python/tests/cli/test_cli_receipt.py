@@ -384,9 +384,14 @@ def test_all_files_of_a_snapshot_are_those_that_were_published(
     (folder / "config.json").write_text('{"rms_norm_eps": 1e-6}')
     snapshot = tmp_path / "models--org--name/snapshots/0123abc"
     published(folder, snapshot)
-    output("verify", snapshot, "--digests")
+    count = len(list(folder.iterdir()))
+    right = f"ok; the digests of {count} of {count} files are right; "
+    assert output("verify", snapshot, "--digests").startswith(right)
     name = change(snapshot)
-    assert name in output("verify", snapshot, "--digests", status=1)
+    text = output("verify", snapshot, "--digests", status=1)
+    assert name in text
+    files = sum(path.is_file() for path in snapshot.rglob("*"))
+    assert f"not ok; the digests of {files - 1} of {files} files are right; " in text
     output("verify", snapshot / "model.safetensors", "--digests")  # checks only this file
 
 

@@ -171,6 +171,22 @@ def test_malformed(run, name, file, code):
     assert file in error["path"]
 
 
+@pytest.mark.parametrize("name", ["inspect", "load", "verify"])
+def test_every_damaged_shard_is_listed(run, small, tmp_path, name):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for shard, end in (("a", -1), ("b", None), ("c", -1)):
+        (folder / f"{shard}.safetensors").write_bytes(small.read_bytes()[:end])
+    done = run(name, folder, status=3)
+    first, second = done.stderr.splitlines()
+    assert "a.safetensors: " in first and "(1 more of 3 files cannot be opened: 'c.saf" in first
+    assert "c.safetensors: " in second and "st.truncated" in second
+    document = json.loads(run(name, folder, "--json", status=3).stdout)
+    (other,) = document["more_errors"]
+    assert other.keys() == document["error"].keys()
+    assert other["path"].endswith("c.safetensors")
+
+
 @pytest.mark.parametrize("name", ["inspect", "plan", "verify"])
 def test_warnings_and_strict(run, name):
     folder = HOSTILE / "sharded/ix_total_size_lies"

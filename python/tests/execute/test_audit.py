@@ -121,7 +121,9 @@ def test_what_came_after_the_load_is_changed(loaded, change):
     result = loadstone.audit(model, report)
     assert result.changed == [name]
     assert result.ok  # a load guarantees only memory and origin, which are still correct
-    assert len(repr(result)) < 200 and "1 changed" in repr(result)
+    since = "changed" if name in report.provenance else "added"
+    assert len(repr(result)) < 200 and f", 1 {since} since the load" in repr(result)
+    assert ("loaded tensors have" in repr(result)) == (since == "added")
 
 
 def test_casts_and_moves_are_changes_and_a_wrapper_finds_the_load(loaded):

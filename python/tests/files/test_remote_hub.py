@@ -80,6 +80,32 @@ def test_tokens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         loadstone.configure_remote()
 
 
+def refusal(path: str) -> str:
+    with pytest.raises(loadstone.Error) as raised:
+        loadstone.inspect(path)
+    return str(raised.value)
+
+
+def test_a_refusal_names_what_the_host_needs(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the hub has no such repository, revision or file, or" in refusal("hf://org/one@v2")
+    assert "HF_TOKEN" not in refusal("hf://org/one@v2")
+    monkeypatch.setenv("HF_TOKEN", "hf_WRONG")
+    assert "the token may be wrong or expired" in refusal("hf://org/one")
+    monkeypatch.setenv("HF_TOKEN", "")
+    text = refusal("hf://org/one")
+    assert "the repository does not exist, or needs a token; found status 401; expected a " in text
+    assert "HF_TOKEN" in text and "query" not in text
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.2:1")  # the URL's host is not the hub
+    text = refusal(hub.server.url(f"/org/one/resolve/{OLD}/model.safetensors"))
+    assert "the host requires a token" in text and "query" not in text
+
+
+def test_a_store_without_keys_needs_keys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    store.server.route = lambda _: Answer(403, {}, b"")
+    assert "AWS_SECRET_ACCESS_KEY (s3_access_key=" in refusal("s3://dir/model.safetensors")
+
+
 def test_what_is_no_repository(hub: Hub) -> None:
     for path in ("hf://org", "hf:///one", "hf://org/one@", "hf://org/../x"):
         with pytest.raises(loadstone.Error) as raised:

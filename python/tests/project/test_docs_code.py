@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,16 @@ def test_every_page_with_code_runs_or_says_why_not() -> None:
     with_code = {name for name, text in PAGES.items() if steps(text)}
     assert with_code == WORLDS.keys() | NOT_RUN.keys()
     assert not WORLDS.keys() & NOT_RUN.keys()
+
+
+def test_make_tutorials_writes_the_files_of_each_page_that_names_them() -> None:
+    sys.path.insert(0, str(REPOSITORY / "tools"))
+    import tutorial_models
+
+    told = {name for name, text in PAGES.items() if "make tutorials" in " ".join(text.split())}
+    told -= {"docs/README.md", "docs/tutorials/pytorch.md"}  # an index; a page without files
+    written = {page for page, world in tutorial_models.worlds().items() if world.files}
+    assert told == written
 
 
 def test_a_step_that_fails_is_seen(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def first_last_frame(folder: Path) -> Path:
     from diffusers_models import write_config
 
     model = FIRST_LAST_CASE.build()
-    packed(FIRST_LAST_CASE.original(model), mixed).write(folder / "wan2.1-flf2v-Q4_K_M.gguf")
+    path = folder / "wan2.1-flf2v-Q4_K_M.gguf"
+    packed(FIRST_LAST_CASE.original(model), mixed).write(path, "wan")
     write_config(model, folder / "Wan2.1-FLF2V" / "transformer")
     return folder
 
@@ -449,10 +450,14 @@ WORLDS = {
     "docs/how-to/vllm.md": World((at(gguf_folder, "folder"),)),
 }
 
+# Its scripts fail first, so test_heal_page.py runs them.
+HEAL_PAGE = "docs/how-to/heal-a-script.md"
+HEAL_WORLD = World((first_last_frame, at(qwen_moe, "Qwen3-30B-A3B")))
+
 # Pages whose code no test runs, and the reasons.
 NOT_RUN = {
     "docs/rules.md": "its command takes any model type; test_export_rules.py runs it for 32",
-    "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
+    HEAL_PAGE: "its scripts fail first: test_heal_page.py runs both ways",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/verify.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are unreachable; test_remote.py has local ones",

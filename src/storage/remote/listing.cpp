@@ -11,6 +11,7 @@
 #include "base/json_fields.h"
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "storage/remote/refusal.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -55,7 +56,8 @@ class TextSink final : public BodySink {
   const Address& address_;
 };
 
-[[noreturn]] void refuse_answer(const Address& address, const HttpResult& result) {
+[[noreturn]] void refuse_answer(const Address& address, const RemoteOptions& options,
+                                const HttpResult& result) {
   const long status = result.response.status;
   std::string found = fmt::format("status {}", status);
   if (result.code != CURLE_OK) {
@@ -64,13 +66,7 @@ class TextSink final : public BodySink {
     }
     fail("io.remote", address.path, "the connection failed", result.problem);
   }
-  if (status == 401 || status == 403) {
-    fail("io.denied", address.path, "the host did not return a list of the folder",
-         std::move(found));
-  }
-  if (status == 404 || status == 410) {
-    fail("io.not_found", address.path, "the host does not have this folder", std::move(found));
-  }
+  refuse_status(address, options, status, "folder");
   fail("io.remote", address.path, "the host refuses to list the folder", std::move(found));
 }
 
@@ -103,7 +99,7 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
       ++hop;
       continue;
     }
-    if (!client.waits(backoff, result, false)) refuse_answer(address, result);
+    if (!client.waits(backoff, result, false)) refuse_answer(address, client.options(), result);
   }
   fail("io.redirect", address.path, "the host redirects the request too many times", {},
        fmt::format("at most {} redirects", redirects_max));

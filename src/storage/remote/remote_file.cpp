@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "base/version_text.h"
 #include "loadstone/error.h"
+#include "storage/remote/refusal.h"
 #include "storage/remote_memory.h"
 #include "storage/remote_path.h"
 
@@ -249,20 +250,10 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
     }
     fail("io.remote", "the connection failed", result.problem, {}, offset);
   }
-  if (response.status == 401 || response.status == 403) {
-    const bool has_no_query = is_http(address_.path) && address_.query.empty();
-    fail("io.denied", "the host denies access; a token or signature may be missing or expired",
-         status,
-         has_no_query
-             ? "the URL with its query: plans and pickles do not store the query, so pass the "
-               "whole URL (CHECKPOINT on the command line, root= in Python) or open it first"
-             : "");
+  if (is_known_ && (response.status == 404 || response.status == 410)) {
+    fail("io.changed", "the file was removed from the host after it was opened", status);
   }
-  if (response.status == 404 || response.status == 410) {
-    if (is_known_)
-      fail("io.changed", "the file was removed from the host after it was opened", status);
-    fail("io.not_found", "the host does not have this file", status);
-  }
+  refuse_status(address_, client_->options(), response.status, "file");
   if (response.status == 412 || (response.status == 416 && is_known_)) {
     fail("io.changed", "the file was replaced on the host after it was opened", status);
   }

@@ -94,6 +94,8 @@ def test_a_folder_with_an_adapter_passes_the_audit(llama, tmp_path, way, device_
     assert audit.ok, audit
     assert audit.provenance[f"{FIRST}.base_layer.weight"].origin == "checkpoint"
     assert all("lora_" in name for name in audit.changed) and len(audit.changed) == 8
+    loaded = f"ok: all {len(audit.provenance)} loaded tensors have a known origin "
+    assert str(audit).startswith(loaded) and str(audit).endswith("), 8 added since the load")
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, tuned)
 
