@@ -65,9 +65,9 @@ std::string save_rates(const BenchFigures& figures, const std::string& read_path
 }
 
 Duration duration_of(const Plan& plan) {
-  return loadstone::duration_of(
-      plan, {plan.bytes_to_read, plan.bytes_to_write, plan.offload_folder},
-      rates_file(cache_folder()));
+  return loadstone::duration_of(plan,
+                                {plan.bytes_to_read, plan.bytes_to_write, plan.offload_folder},
+                                rates_file(cache_folder()));
 }
 
 Duration duration_of(const Conversion& conversion, const std::string& target) {

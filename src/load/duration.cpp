@@ -186,9 +186,10 @@ Duration duration_of(const Plan& plan, const Work& work, const std::string& rate
   }
   std::string measured = rate_text(*read);
   if (writes) measured += ", " + rate_text(*write);
-  return {.seconds = seconds_for(work.bytes_to_read, read) + seconds_for(work.bytes_to_write, write),
-          .is_least = computes(plan),
-          .reason = "measured by 'loadstone bench': " + measured};
+  return {
+      .seconds = seconds_for(work.bytes_to_read, read) + seconds_for(work.bytes_to_write, write),
+      .is_least = computes(plan),
+      .reason = "measured by 'loadstone bench': " + measured};
 }
 
 }  // namespace loadstone
