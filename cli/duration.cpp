@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
+#include "storage/rates.h"
 
 namespace loadstone::cli {
 
