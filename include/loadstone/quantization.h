@@ -43,10 +43,10 @@ struct Quantization {
   // one per column or, for a stack of matrices, one per column of each matrix. Null: all columns
   // count by their values alone. Equal quantizations share the object.
   std::shared_ptr<const std::vector<float>> importance{};
-  // True if the values are decoded codes. The encoder then gives each block a scale with which it
-  // decodes to the same values, if there is one. Plans set this; bitsandbytes' encodings and the
-  // dialects of ModelOpt ignore it.
-  bool exact_first = false;
+  // True: the encoder gives each block a scale with which it decodes to the same values, if there
+  // is one. nullopt: true if the values are decoded codes; plans decide this. bitsandbytes'
+  // encodings and the dialects of ModelOpt ignore it.
+  std::optional<bool> exact_first{};
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };

@@ -113,7 +113,8 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   form.dtype = dtype;
   form.elements = *elements;
   if (auto problem = encoding->prepare(quantization, shape, form)) return problem;
-  form.exact_first = quantization.exact_first && dtype == Dtype::f32 && can_be_exact_first(form);
+  form.exact_first =
+      quantization.exact_first.value_or(false) && dtype == Dtype::f32 && can_be_exact_first(form);
   for (const QuantizedPart& part : form.parts) {
     const auto count = part.shape.numel();
     if (!count || !Encoding(part.dtype).byte_count(*count)) {

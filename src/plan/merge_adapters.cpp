@@ -183,6 +183,7 @@ void Planner::encode_exactly() {
   for (PlannedTarget& planned : plan_.targets) {
     std::vector<Box>& boxes = planned.recipe.boxes;
     if (!planned.quantization || planned.recipe.merge != nullptr || boxes.empty()) continue;
+    if (!planned.quantization->exact_first.value_or(true)) continue;
     const bool are_codes =
         std::ranges::all_of(boxes, [](const Box& box) { return box.decoding != no_decoding; });
     QuantizedLayout form;

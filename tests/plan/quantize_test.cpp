@@ -229,13 +229,13 @@ TEST(Quantize, DecodedCodesAreEncodedExactlyIfPossible) {
     const Plan plan = make_plan(fake_catalog(codes), skeleton, options);
     const PlannedTarget& target = plan.targets[0];
     ASSERT_TRUE(target.quantization) << to_table(plan);
-    EXPECT_EQ(target.quantization->exact_first, is_exact) << encoding;
+    EXPECT_EQ(target.quantization->exact_first.value_or(false), is_exact) << encoding;
     EXPECT_EQ(target.dtype, is_exact ? Dtype::f32 : Dtype::bf16) << encoding;
     EXPECT_EQ(plan.decodings[target.recipe.boxes[0].decoding].dtype, target.dtype) << encoding;
     EXPECT_EQ(bind_plan(read_plan(to_json(plan)), plan.catalog).targets[0].quantization,
               target.quantization);
     const Plan plain = make_plan(fake_catalog(floats), skeleton, options);
-    EXPECT_FALSE(plain.targets[0].quantization->exact_first) << encoding;
+    EXPECT_FALSE(plain.targets[0].quantization->exact_first.value_or(false)) << encoding;
     EXPECT_EQ(plain.targets[0].dtype, Dtype::bf16) << encoding;
   }
 }

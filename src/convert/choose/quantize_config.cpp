@@ -377,6 +377,7 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
           printable(name(mode)), "exact");
     }
     quantization.dialect = encoding->exported_dialect;
+    quantization.exact_first = false;
     return quantization;
   });
 }
