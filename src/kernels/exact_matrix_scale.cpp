@@ -23,7 +23,7 @@ constexpr int code_exponent = 3;
 constexpr int lowest_bit = -9;
 constexpr float largest_code = 448;
 // The codes of a block's largest magnitude, times the scales next to each quotient.
-constexpr std::size_t block_scales_max = 7 * 3;
+constexpr std::size_t block_scales_max = 2 * 3;
 
 std::uint32_t bits_of(float value) noexcept { return std::bit_cast<std::uint32_t>(value); }
 
@@ -36,11 +36,8 @@ float significand_of(float magnitude) noexcept {
   return std::bit_cast<float>((bits_of(magnitude) & mantissa_mask) | one_bits);
 }
 
-// Returns true if code * scale is the number, and the scale is the rounded quotient or next to it.
-// begin() finds only such scales, and the result must not depend on the order of the parts.
-bool is_scale_of(float number, float code, float scale) noexcept {
-  const auto distance = static_cast<std::int32_t>(bits_of(number / code) - bits_of(scale));
-  return std::abs(distance) <= 1 && code * scale == number;
+constexpr int exponent_of(std::uint32_t bits) noexcept {
+  return static_cast<int>(bits >> mantissa_bits) - 127;
 }
 
 }  // namespace
@@ -53,11 +50,15 @@ bool ExactScales::fit(Part part, Candidate& candidate) noexcept {
     const float significand = significand_of(number);
     // Rounds the quotient to the four bits of a code.
     const std::uint32_t quotient = bits_of(significand / candidate.significand) + (1u << 19);
-    const auto code = code_least + ((quotient & mantissa_mask) >> 20);
-    const int exponent = static_cast<int>(quotient >> mantissa_bits) - 127;
-    const float scale = std::ldexp(candidate.significand, exponent);
-    if (!is_scale_of(significand, static_cast<float>(code) / code_least, scale)) continue;
-    const int lowest = std::ilogb(number) + exponent - code_exponent + std::countr_zero(code);
+    const unsigned code = code_least + ((quotient & mantissa_mask) >> 20);
+    const int exponent = exponent_of(quotient);  // -1, 0 or 1
+    const float product = static_cast<float>(code) / code_least * candidate.significand;
+    // The product by a power of two is exact.
+    const std::uint32_t shifted =
+        bits_of(product) + (static_cast<std::uint32_t>(exponent) << mantissa_bits);
+    if (shifted != bits_of(significand)) continue;
+    const int lowest =
+        exponent_of(bits_of(number)) + exponent - code_exponent + std::countr_zero(code);
     top = is_fitting ? std::min(top, number) : number;
     low = is_fitting ? std::max(low, lowest) : lowest;
     is_fitting = true;
@@ -69,6 +70,8 @@ bool ExactScales::fit(Part part, Candidate& candidate) noexcept {
   return true;
 }
 
+// Finds all significands that fit() accepts: they are the nearest floats to number / code, or next
+// to them, because a step of the product is less than three steps of the scale.
 void ExactScales::begin(Part part) noexcept {
   has_parts_ = true;
   for (const float number : part) {
@@ -112,6 +115,7 @@ void ExactScales::add_values(std::span<const float> values) noexcept {
 }
 
 void ExactScales::add_block(std::span<const float> values) noexcept {
+  if (has_parts_ && count_ == 0) return;
   if (std::ranges::all_of(values, [](float value) { return value == 0; })) return;
   std::array<float, block_scales_max> scales;
   const std::size_t count =

@@ -236,12 +236,12 @@ constexpr auto iq4_tops = [] {
   return tops;
 }();
 
-std::span<const float> tops_of(CodeSet codes) noexcept {
-  switch (codes) {
+std::span<const float> tops_of(const BlockArithmetic& block) noexcept {
+  switch (block.codes) {
     case CodeSet::e4m3:
       return e4m3_tops;
     case CodeSet::e2m1:
-      return e2m1_tops;
+      return std::span(e2m1_tops).first(block.scale == Dtype::f32 ? 2 : e2m1_tops.size());
     case CodeSet::int4:
       return int4_tops;
     case CodeSet::int5:
@@ -289,13 +289,16 @@ bool visit_near(const BlockArithmetic& block, float ratio, float code, float mos
   return ratio != 0 && decodes(ratio) && visit(ratio);
 }
 
-// Returns the first value with the largest magnitude; 0 if a value is not finite.
-float extreme_of(const BlockValues& block) noexcept {
+// Returns the first value with the largest magnitude, or for codes with signs its magnitude; 0 if a
+// value is not finite.
+float extreme_of(CodeSet codes, const BlockValues& block) noexcept {
   float most = 0;
   for (std::uint64_t row = 0; row < block.rows; ++row) {
     most = std::max(most, simd::largest(block.values + row * block.stride, block.columns));
   }
   if (!std::isfinite(most) || most == 0) return 0;
+  const bool has_signs = codes == CodeSet::e4m3 || codes == CodeSet::e2m1;
+  if (has_signs) return most;
   for (std::uint64_t row = 0; row < block.rows; ++row) {
     for (std::uint64_t i = 0; i < block.columns; ++i) {
       const float value = block.values[row * block.stride + i];
@@ -309,14 +312,14 @@ float extreme_of(const BlockValues& block) noexcept {
 
 std::size_t exact_scales(const BlockArithmetic& block, const BlockValues& values,
                          std::span<float> found) noexcept {
-  const float extreme = extreme_of(values);
+  const float extreme = extreme_of(block.codes, values);
   std::size_t count = 0;
   if (extreme == 0) return count;
   const auto take = [&](float stored) {
     if (simd::fits(block, effective(block, stored), values)) found[count++] = stored;
     return count == found.size();
   };
-  for (const float code : tops_of(block.codes)) {
+  for (const float code : tops_of(block)) {
     float ratio = block.is_inverse ? code / extreme : extreme / code;
     if (ratio < 0 && block.scale != Dtype::f16) {
       if (code < 0) continue;  // the set has no such positive code
