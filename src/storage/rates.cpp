@@ -19,6 +19,22 @@
 
 namespace loadstone {
 
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Rate> auto& rate) {
+  visitor.member("mount", rate.mount);
+  visitor.member("is_write", rate.is_write);
+  visitor.member("is_disk", rate.is_disk);
+  visitor.member("date", rate.date);
+  visitor.member("bytes_per_second", rate.bytes_per_second);
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Rates> auto& rates) {
+  visitor.member("host", rates.host);
+  visitor.member("processor", rates.processor);
+  visitor.member("rates", rates.rates);
+}
+
 namespace {
 
 constexpr std::uint64_t rates_version = 2;
@@ -35,22 +51,6 @@ std::string today() {
   std::tm date = {};
   ::gmtime_r(&now, &date);
   return fmt::format("{:04}-{:02}-{:02}", date.tm_year + 1900, date.tm_mon + 1, date.tm_mday);
-}
-
-template <typename Visitor>
-void visit_fields(Visitor& visitor, Like<Rate> auto& rate) {
-  visitor.member("mount", rate.mount);
-  visitor.member("is_write", rate.is_write);
-  visitor.member("is_disk", rate.is_disk);
-  visitor.member("date", rate.date);
-  visitor.member("bytes_per_second", rate.bytes_per_second);
-}
-
-template <typename Visitor>
-void visit_fields(Visitor& visitor, Like<Rates> auto& rates) {
-  visitor.member("host", rates.host);
-  visitor.member("processor", rates.processor);
-  visitor.member("rates", rates.rates);
 }
 
 Rates parse_rates(const std::string& text) {
