@@ -156,7 +156,9 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
       ADD_FAILURE() << what << ": the second try fails: " << error.what();
     }
     EXPECT_EQ(files(), after_) << what;
-    EXPECT_EQ(names_in(folder_ / "out"), names_after_) << what;
+    std::vector<std::string> names = names_in(folder_ / "out");
+    std::erase(names, ".loadstone-target.done");  // the record of a resumed run
+    EXPECT_EQ(names, names_after_) << what;
   }
 
   bool try_once(const FaultyFiles::Choose& choose, bool resumes, const std::string& what) {

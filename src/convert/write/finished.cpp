@@ -117,10 +117,10 @@ ConvertReport report_finished(const Conversion& conversion, const std::string& t
 void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
                      WritableStorage& storage) {
   const TargetPlace place = place_of(conversion, target, storage);
-  storage.remove(place.record);
-  if (!run.resume && !run.finish) return;
   const std::string unfinished = place.record + ".unfinished";
-  storage.remove(unfinished);
+  storage.remove(place.record);
+  storage.remove(unfinished);  // of a killed process
+  if (!run.resume && !run.finish) return;
   try {
     WorkState state = state_of(conversion, storage);
     state.outputs = files_of(conversion, place, storage);

@@ -440,6 +440,7 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
           space_finding("the target", place.path, bytes - std::min(bytes, waiting), free)) {
     place.findings.push_back(*std::move(finding));
   }
+  sort_findings(place.findings);
   return std::move(place.findings);
 }
 
