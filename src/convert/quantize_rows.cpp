@@ -136,7 +136,11 @@ void add_rows(Conversion& conversion, const Choices& choices) {
 
 // Warns once per pair of encodings.
 void tell_requantized(Conversion& conversion) {
-  std::map<std::pair<std::string, std::string>, Alike> pairs;
+  struct Pair {
+    Alike tensors;
+    bool is_exact_first = true;
+  };
+  std::map<std::pair<std::string, std::string>, Pair> pairs;
   const Catalog& catalog = *conversion.plan.catalog;
   for (const PlannedTarget& target : conversion.plan.targets) {
     if (!target.quantization) continue;
@@ -146,20 +150,24 @@ void tell_requantized(Conversion& conversion) {
       if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
     });
     if (before.empty()) continue;
-    pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding}].add(
-        target.name);
+    auto& [tensors, is_exact_first] =
+        pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding}];
+    tensors.add(target.name);
+    is_exact_first = is_exact_first && target.quantization->exact_first.value_or(false);
   }
-  for (const auto& [pair, tensors] : pairs) {
+  for (const auto& [pair, found] : pairs) {
     const auto& [before, after] = pair;
+    const auto& [tensors, is_exact_first] = found;
     const bool is_one = tensors.count == 1;
     conversion.plan.findings.push_back(
         {.severity = Severity::warning,
          .code = "convert.requantized",
          .target = tensors.first,
          .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}, so "
-                                "{} values are rounded twice",
+                                "{} values {} rounded twice",
                                 counted(tensors.count, "tensor"), is_one ? "is" : "are", before,
-                                is_one ? "is" : "are", after, is_one ? "its" : "their"),
+                                is_one ? "is" : "are", after, is_one ? "its" : "their",
+                                is_exact_first ? "that it cannot represent are" : "are"),
          .suggestion = "quantize the original checkpoint, if there is one",
          .found = before,
          .expected = after});

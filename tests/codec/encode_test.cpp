@@ -126,7 +126,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
           << each.name << " " << dialect;
     }
   }
-  EXPECT_EQ(listed.size(), 41u);
+  EXPECT_EQ(listed.size(), 47u);
   for (const WrittenEncoding* const each : written_encodings()) {
     EXPECT_TRUE(listed.contains(each->name)) << each->name;
   }

@@ -183,9 +183,10 @@ TEST_F(Extras, TheSourcesOwnWeightsAreNoFilesLeftOut) {
   ConvertOptions options = {.one_file = false};
   options.folder = read_model_folder(root);
   const Conversion conversion = make_conversion(open_checkpoint(root), options);
-  ASSERT_EQ(conversion.plan.findings.size(), 1u);
-  EXPECT_EQ(conversion.plan.findings[0].code, "convert.not_copied");
-  EXPECT_THAT(conversion.plan.findings[0].sources, ElementsAre("pytorch_model.bin"));
+  std::vector<Finding> found = conversion.plan.findings;
+  std::erase_if(found, [](const Finding& each) { return each.code != "convert.not_copied"; });
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].sources, ElementsAre("pytorch_model.bin"));
 }
 
 TEST_F(Extras, ComeWithTheLastStep) {

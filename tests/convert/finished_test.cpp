@@ -118,7 +118,7 @@ TEST_F(Finished, AnOrphanOfTheSameConversionIsRemoved) {
   EXPECT_FALSE(fs::exists(work));
   // The shards of a different conversion stay.
   ConvertOptions other = options();
-  other.dtype = Dtype::f16;
+  other.dtype = Dtype::f64;
   run(plan(other), part(1));
   EXPECT_EQ(run(resume), 0u);
   EXPECT_TRUE(fs::exists(work));
@@ -130,7 +130,7 @@ TEST_F(Finished, ASingleFileIsRecognised) {
   EXPECT_GT(run(one, resume), 0u);
   EXPECT_EQ(run(one, resume), 0u);
   EXPECT_NE(message("convert.complete"), "");
-  EXPECT_EQ(run(plan({.dtype = Dtype::f16, .threads = 1}), resume), 360'000u);
+  EXPECT_EQ(run(plan({.dtype = Dtype::f64, .threads = 1}), resume), 360'000u);
   EXPECT_THAT(message("convert.replaced"), HasSubstr("different options"));
   fs::remove(folder / ".loadstone-out.safetensors.done");
   run(one, {});

@@ -232,7 +232,7 @@ TEST_F(GgufQuantize, BlocksOfTheTypeStayAndOthersAreRoundedOnceMore) {
   EXPECT_THAT(codes_of(other), Contains("convert.requantized"));
   EXPECT_THAT(other.plan.findings,
               Contains(Field(&Finding::message,
-                             HasSubstr(" tensors are already quantized to blocks; the values"))));
+                             HasSubstr(" tensors are already quantized to Q4_K and are "))));
   convert(other, folder_ / "other.gguf");
   EXPECT_THAT(types_in(folder_ / "other.gguf"), Contains("blk.0.attn_q.weight Q8_0"));
   EXPECT_TRUE(compare(*blocks, *open_checkpoint(folder_ / "other.gguf")).ok());

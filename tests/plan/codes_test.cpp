@@ -37,7 +37,7 @@ std::vector<NamingCase> namings() {
        {{"a.up", {2, 4, 8}, Dtype::f8_e4m3}, {"a.up_weight_scale", {2}, Dtype::f32}},
        {2, 4, 8}},
       {"Comfy",
-       "",
+       "fp8_block",
        {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.scale_weight", {}, Dtype::f32}},
        {4, 8}},
       {"inference code of DeepSeek",

@@ -61,7 +61,7 @@ class AffineDecoder final : public Decoder {
       const std::uint64_t first_bit = at % form_.columns * form_.bits % word_bits;
       for (std::uint64_t i = 0; i < count; ++i) {
         const unsigned code = words::field_at(words, 1, first_bit + i * form_.bits, form_.bits);
-        values[i] = number::product(scale, static_cast<float>(code)) + bias;
+        values[i] = number::sum(number::product(scale, static_cast<float>(code)), bias);
       }
       round.run(reinterpret_cast<const std::byte*>(values.data()),
                 target + (at - begin) * element_bytes(form_.dtype), count);
