@@ -86,7 +86,7 @@ struct DecodeKernel {
   const ErrorBound* error = nullptr;
   // Names of the components, the codes first. If empty, the scales are "scale" and "scale_2".
   std::span<const std::string_view> components{};
-  // True if the scale of a block of zeros is 0. Otherwise every scale is above zero.
+  // True if scales may be 0 or negative. Otherwise every scale is above zero.
   bool has_zero_scales = false;
   // True if U8 scales are indices into a table. Otherwise they are powers of two.
   bool has_table_scales = false;

@@ -39,9 +39,10 @@ def with_rules_advice(
     ``make_core`` makes the same plan from the targets and the arguments.
     """
     codes = {finding.code for finding in core.findings if finding.severity == "error"}
-    if "plan.missing" not in codes or arguments.get("recipes") is not None:
-        return core
     model, targets = model_targets.module, model_targets.targets
+    is_skeleton_file = model is None
+    if is_skeleton_file or "plan.missing" not in codes or arguments.get("recipes") is not None:
+        return core
     for library in adapters.adapters_with("recipes"):
         if library not in sys.modules or not adapters.is_of(type(inside(model)), library):
             continue

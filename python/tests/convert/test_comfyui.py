@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from codec_engines import marker, tiled
+from codec_nibbles import E2M1
 from command import run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -17,28 +19,7 @@ import loadstone
 
 Q = "blocks.0.attn.q"
 F8 = torch.float8_e4m3fn
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-E2M1 = torch.cat([E2M1, -E2M1])
 SHAPES = [(16, 32), (128, 64), (144, 96), (272, 320)]
-
-
-def marker(**members: object) -> torch.Tensor:
-    return torch.tensor(list(json.dumps(members).encode()), dtype=torch.uint8)
-
-
-def tiled(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales `[rows, blocks]` in the order that cuBLAS documents for block scales."""
-    rows, columns = scales.shape
-    tiles_across = -(-columns // 4)
-    padded = torch.zeros(-(-rows // 128) * 128, tiles_across * 4, dtype=scales.dtype)
-    flat = padded.view(-1)
-    for row in range(rows):
-        for column in range(columns):
-            tile = row // 128 * tiles_across + column // 4
-            flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = scales[
-                row, column
-            ]
-    return padded
 
 
 def nvfp4(rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 import torch
 from claim_folders import folder
+from codec_engines import words
+from codec_nibbles import E2M1
 from command import run
 from safetensors.torch import load_file
 
@@ -17,16 +19,6 @@ import loadstone
 
 P = "model.layers.0.self_attn.q_proj"
 EXPERTS = "model.layers.0.mlp.switch_mlp.up_proj"
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-E2M1 = torch.cat([E2M1, -E2M1])
-
-
-def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the words of a bit stream along each row, low bits first."""
-    stream = (codes.unsqueeze(-1) >> torch.arange(bits)) & 1
-    stream = stream.reshape(*codes.shape[:-1], -1, 32)
-    words = (stream.to(torch.int64) << torch.arange(32)).sum(-1)
-    return words.to(torch.uint32)
 
 
 def affine(
@@ -37,7 +29,7 @@ def affine(
     scales = torch.randn(*shape[:-1], shape[-1] // group).to(dtype)
     biases = torch.randn(scales.shape).to(dtype)
     tensors = {
-        f"{module}.weight": packed(codes, bits),
+        f"{module}.weight": words(codes, bits),
         f"{module}.scales": scales,
         f"{module}.biases": biases,
     }
@@ -58,7 +50,7 @@ def floats(module: str, mode: str) -> tuple[dict[str, torch.Tensor], torch.Tenso
     factors = torch.exp2(scales.float() - 127)
     factors = factors if is_power else scales.view(torch.float8_e4m3fn).float()
     tensors = {
-        f"{module}.weight": packed(codes, 8 if mode == "mxfp8" else 4),
+        f"{module}.weight": words(codes, 8 if mode == "mxfp8" else 4),
         f"{module}.scales": scales,
     }
     return tensors, values * factors.repeat_interleave(group, -1)
@@ -138,9 +130,11 @@ def test_values_are_those_of_mlx(tmp_path: Path) -> None:
     given, wanted = {}, {}
     for i, (bits, group) in enumerate([(2, 64), (3, 32), (4, 64), (5, 128), (6, 64), (8, 32)]):
         name = f"model.layers.{i}.q_proj"
-        words, scales, biases = mx.quantize(mx.random.normal((8, 256)), group_size=group, bits=bits)
-        values = mx.dequantize(words, scales, biases, group_size=group, bits=bits)
-        parts = {"weight": words, "scales": scales, "biases": biases}
+        packed, scales, biases = mx.quantize(
+            mx.random.normal((8, 256)), group_size=group, bits=bits
+        )
+        values = mx.dequantize(packed, scales, biases, group_size=group, bits=bits)
+        parts = {"weight": packed, "scales": scales, "biases": biases}
         given |= {f"{name}.{part}": torch.from_dlpack(each) for part, each in parts.items()}
         wanted[f"{name}.weight"] = torch.from_dlpack(values), {"bits": bits, "group_size": group}
     section = {"group_size": 64, "bits": 4}

@@ -69,10 +69,9 @@ def test_codes_that_are_encoded_again(model: Path, tmp_path: Path, before: str, 
     if target.suffix and not source.suffix:
         source = source / "model.safetensors"
     more: dict[str, Any] = {"metadata": ARCH} if target.suffix else {}
-    kept = "" if after == "q4_k" else "that it cannot represent "
     text = (
         f"12 tensors are already quantized to {before.upper() if before == 'q8_0' else before} and "
-        f"are quantized again to {after}, so their values {kept}are rounded twice"
+        f"are quantized again to {after}, so their values that it cannot represent are rounded twice"
     )
     planned = loadstone.convert(source, target, quantize=after, dry_run=True, **more)
     assert requantized(planned.findings) == [text]

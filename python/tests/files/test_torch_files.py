@@ -158,7 +158,7 @@ def test_a_conversion_warns_of_extra_state_that_it_loses(state: Any, tmp_path: P
         assert "'a._extra_state'" in lost[0].message
     assert {each.severity for each in loadstone.inspect(path).findings} == {"info"}
     torch.save({"w": torch.ones(2), "a._extra_state": torch.ones(2)}, path)  # control
-    assert loadstone.convert(path, tmp_path / "out.safetensors").findings == []
+    assert loadstone.convert(path, tmp_path / "control.safetensors").findings == []
 
 
 def test_parameters_and_ordered_dicts(tmp_path: Path) -> None:

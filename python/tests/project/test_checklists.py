@@ -81,12 +81,15 @@ class Family(NamedTuple):
 FAMILIES = {
     "awq": Family("awq", "awq-all"),
     "bnb": Family("bitsandbytes", "nf4"),
+    "comfyui": Family("comfyui", "comfyui"),
+    "deepseek_v4": Family("deepseek-v4", "deepseek-v4"),
     "fp4": Family("modelopt", "nvfp4"),
     "fp8": Family("modelopt", "fp8-block"),
     "gguf": Family("gguf-blocks", "gguf-Q4_K"),
     "gptq": Family("gptq", "gptq-4-v1-all"),
     "int4": Family("modelopt", "int4"),
     "int8": Family("modelopt", "int8-channel"),
+    "mlx": Family("mlx", "mlx"),
     "packed": Family("compressed-tensors", "packed-4-g32"),
 }
 # Families that decode nothing: they explain why loadstone does not read a tensor.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import codec_bnb
+import codec_engines
 import codec_gguf
 import codec_nibbles
 import codec_scaled
@@ -108,6 +109,7 @@ CODECS: dict[str, Callable[[Path], Written]] = {
     **codec_scaled.WRITERS,
     **codec_nibbles.WRITERS,
     **codec_bnb.WRITERS,
+    **codec_engines.WRITERS,
     **packed_files.PACKED,
     "plain": write_plain,
     "mixed": write_mixed,

@@ -49,7 +49,7 @@ std::optional<Problem> prepare_mxfp8(const DecodeRequest& request, PreparedDecod
 }
 
 constexpr std::array kernels = {
-    DecodeKernel{.name = "comfy_nvfp4", .prepare = prepare_nvfp4},
+    DecodeKernel{.name = "comfy_nvfp4", .prepare = prepare_nvfp4, .has_zero_scales = true},
     DecodeKernel{.name = "comfy_mxfp8", .prepare = prepare_mxfp8},
 };
 

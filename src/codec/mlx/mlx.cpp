@@ -166,10 +166,15 @@ std::optional<Problem> prepare_mode(const DecodeRequest& request, PreparedDecode
   return std::nullopt;
 }
 
+constexpr std::array<std::string_view, 3> components = {"data", "scale", "bias"};
+
 constexpr std::array kernels = {
-    DecodeKernel{.name = "mlx_affine", .prepare = prepare_affine},
+    DecodeKernel{.name = "mlx_affine",
+                 .prepare = prepare_affine,
+                 .components = components,
+                 .has_zero_scales = true},
     DecodeKernel{.name = modes[0].kernel, .prepare = prepare_mode<0>},
-    DecodeKernel{.name = modes[1].kernel, .prepare = prepare_mode<1>},
+    DecodeKernel{.name = modes[1].kernel, .prepare = prepare_mode<1>, .has_zero_scales = true},
     DecodeKernel{.name = modes[2].kernel, .prepare = prepare_mode<2>},
 };
 
