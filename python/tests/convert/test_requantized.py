@@ -71,7 +71,8 @@ def test_codes_that_are_encoded_again(model: Path, tmp_path: Path, before: str, 
     more: dict[str, Any] = {"metadata": ARCH} if target.suffix else {}
     text = (
         f"12 tensors are already quantized to {before.upper() if before == 'q8_0' else before} and "
-        f"are quantized again to {after}, so their values that it cannot represent are rounded twice"
+        f"are quantized again to {after}, so their values that it cannot represent are rounded "
+        "twice"
     )
     planned = loadstone.convert(source, target, quantize=after, dry_run=True, **more)
     assert requantized(planned.findings) == [text]
