@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -160,6 +161,7 @@ void add_losses(const Conversion& conversion, std::uint32_t file, const Receipt&
 // The files of a run that no earlier run finished.
 struct FilesLeft {
   std::vector<bool> files;
+  std::map<std::uint32_t, std::string> reasons{};  // why finished shards must be written again
   std::uint64_t bytes_checked = 0;  // of shards that exist, whether they are kept or not
   std::uint64_t bytes_total = 0;    // of all files of the run
 };
@@ -197,6 +199,7 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
       if (!run.finish) report.bytes_kept += file.byte_count();
       continue;
     }
+    result.reasons[number] = found.changed;
     report.findings.push_back(
         {.severity = Severity::warning,
          .code = "convert.redone",
@@ -289,7 +292,8 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   const OpenShards shards = open_needed(conversion, wanted.files, run.storage);
   watch.emplace(shards, disk);
   if (run.finish) {
-    work.require_finished(left().files);
+    wanted = left();
+    work.require_finished(wanted.files, wanted.reasons);
   } else {
     output.check_links(place);
     if (std::ranges::count(wanted.files, true) > 0) {

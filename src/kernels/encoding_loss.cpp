@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/modelopt/scales.h"
 
@@ -26,14 +27,19 @@ void visit_rows(const Part& part, Visit visit) {
   }
 }
 
-// Returns the largest error of a finite value.
+// The error of a value that became finite, infinite or NaN: the block is not exact, but the change
+// has no size.
+constexpr float sizeless = std::numeric_limits<float>::denorm_min();
+
+// Returns the largest error of a value, or 0 if all values are equal.
 float largest_error(const Part& part, const float* values, const float* decoded) noexcept {
   float most = 0;
   visit_rows(part, [&](std::uint64_t at, std::uint64_t count) {
     if (std::memcmp(values + at, decoded + at, count * sizeof(float)) == 0) return;
     for (std::uint64_t i = at; i < at + count; ++i) {
+      if (values[i] == decoded[i] || (std::isnan(values[i]) && std::isnan(decoded[i]))) continue;
       const float error = std::abs(values[i] - decoded[i]);
-      if (std::isfinite(error)) most = std::max(most, error);
+      most = std::max(most, std::isfinite(error) ? error : sizeless);
     }
   });
   return most;
@@ -53,7 +59,7 @@ void count_block(float error, float most, EncodingLoss& loss) noexcept {
   ++loss.blocks;
   if (error == 0) {
     ++loss.exact_blocks;
-  } else {
+  } else if (most > 0) {
     loss.largest_error = std::max(loss.largest_error, double{error} / double{most});
   }
 }

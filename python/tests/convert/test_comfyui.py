@@ -105,6 +105,24 @@ def test_fp8_of_older_files_has_one_scale(dtype: torch.dtype, tmp_path: Path) ->
     assert torch.equal(out[f"{Q}.weight"], codes.float() * torch.tensor(0.37))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (16, 1)], ids=str)
+def test_integers_have_one_scale_or_one_per_row(shape: tuple[int, ...], tmp_path: Path) -> None:
+    codes = torch.randint(-128, 128, (16, 32)).to(torch.int8)
+    scale = torch.rand(shape) + 0.1
+    tensors = {
+        f"{Q}.weight": codes,
+        f"{Q}.weight_scale": scale,
+        f"{Q}.comfy_quant": marker(format="int8_tensorwise"),
+    }
+    save_file(tensors, tmp_path / "comfy.safetensors")
+    loadstone.convert(
+        tmp_path / "comfy.safetensors", tmp_path / "o.safetensors", dequantize=True, dtype="float32"
+    )
+    out = load_file(tmp_path / "o.safetensors")
+    assert sorted(out) == [f"{Q}.weight"]
+    assert torch.equal(out[f"{Q}.weight"], codes.float() * scale)
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

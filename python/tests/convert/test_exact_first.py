@@ -249,3 +249,32 @@ def test_modelopts_bytes_stay(tmp_path: Path, encoding: str) -> None:
     loadstone.convert(source, tmp_path / "found", experts="separate", **options)
     file = "model.safetensors"
     assert_equal(load_file(tmp_path / "found" / file), load_file(tmp_path / "expected" / file))
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("to", "scale"), [("mxfp8", INF), ("fp8-channel", INF), ("nvfp4", INF), ("nvfp4", NAN)]
+)
+def test_values_that_are_not_finite_are_not_counted_as_exact(
+    to: str, scale: float, tmp_path: Path
+) -> None:
+    """NaN in FP8 stays NaN, so it is exact there."""
+    scales = torch.ones(16, 1)
+    tensors = {
+        "model.layers.0.up_proj.weight": torch.ones(16, 64).to(torch.float8_e4m3fn),
+        "model.layers.0.up_proj.weight_scale": scales,
+    }
+    exact = []
+    for row_scale in (1.0, scale):  # the first is the control
+        scales[3] = row_scale
+        source, target = tmp_path / f"{row_scale}.safetensors", tmp_path / f"o{row_scale}"
+        save_file(tensors, source)
+        report = loadstone.convert(
+            source, target, quantize={"": to}, include=[".*"], allow_non_finite=True
+        )
+        (loss,) = report.requantized
+        exact.append((loss.exact_blocks, loss.blocks))
+    assert exact[0][0] == exact[0][1]
+    assert exact[1][0] < exact[1][1]

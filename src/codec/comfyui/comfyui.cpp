@@ -147,7 +147,8 @@ void decode_tiled(const TensorTable& table, QuantizedTensor& made, const Format&
 // Returns true if the marker's format fits the tensor, whose decoding may change. A tensor that
 // already has a defect keeps it.
 bool is_applied(const TensorTable& table, const std::string& format, QuantizedTensor& made) {
-  constexpr std::array<std::string_view, 4> scaled = {"fp8", "fp8-channel", "int8", "int8-channel"};
+  constexpr std::array<std::string_view, 4> scaled = {"fp8", "fp8-channel", "int8-tensor",
+                                                      "int8-channel"};
   const auto known = std::ranges::find(formats, format, &Format::name);
   if (known == formats.end() || !is_dtype(table[made.data], {known->codes})) return false;
   if (known->kernel == nullptr) {

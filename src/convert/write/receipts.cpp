@@ -136,7 +136,7 @@ KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::stri
   }
   if (receipt.kind != kind) {
     return {{},
-            fmt::format("the earlier run's receipt has {} digests instead of {}",
+            fmt::format("the earlier run's receipt has {0} digests instead of {1} (--receipt {0})",
                         name(receipt.kind), name(kind))};
   }
   std::vector<ReceiptFile> found = receipt.outputs;

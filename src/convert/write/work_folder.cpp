@@ -325,7 +325,8 @@ bool WorkFolder::target_is_whole() const {
   return storage_.read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
 }
 
-void WorkFolder::require_finished(const std::vector<bool>& left) const {
+void WorkFolder::require_finished(const std::vector<bool>& left,
+                                  const std::map<std::uint32_t, std::string>& reasons) const {
   std::set<std::uint32_t> missing;
   std::vector<std::uint32_t> part_of(conversion_.files.size(), 0);
   for (std::uint32_t part = 1; part <= state_.parts; ++part) {
@@ -334,17 +335,19 @@ void WorkFolder::require_finished(const std::vector<bool>& left) const {
       part_of[file] = part;
     }
   }
-  std::string first;
+  std::uint32_t first = 0;
   std::size_t count = 0;
   for (std::uint32_t i = 0; i < conversion_.files.size(); ++i) {
     if (!left[i]) continue;
-    if (count++ == 0) first = conversion_.files[i].name;
+    if (count++ == 0) first = i;
     missing.insert(part_of[i]);
   }
   if (count == 0) return;
-  std::string message =
-      fmt::format("{} of {} shards are missing, damaged or from a different source: {}{}", count,
-                  conversion_.files.size(), printable(first), count > 1 ? " ..." : "");
+  const auto reason = reasons.find(first);
+  std::string message = fmt::format(
+      "{} of {} shards cannot be used: '{}' ({}){}", count, conversion_.files.size(),
+      printable(conversion_.files[first].name),
+      reason == reasons.end() ? "it is missing" : reason->second, count == 1 ? "" : " and others");
   if (state_.parts > 0) {
     message += fmt::format("; run {} {} of {} again", missing.size() == 1 ? "part" : "parts",
                            fmt::join(missing, ", "), state_.parts);

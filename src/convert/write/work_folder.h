@@ -64,8 +64,9 @@ class WorkFolder {
   // Returns true if an earlier run completed the target and left only this folder to remove.
   [[nodiscard]] bool was_committed() const noexcept { return stage_ == WorkStage::committed; }
   // Throws Error "convert.incomplete" that names the missing shards, or their parts. `left`: for
-  // each file, true if no run has finished it.
-  void require_finished(const std::vector<bool>& left) const;
+  // each file, true if no run has finished it. `reasons`: why finished files cannot be used.
+  void require_finished(const std::vector<bool>& left,
+                        const std::map<std::uint32_t, std::string>& reasons) const;
 
   // Exchanges `files` and the target. This takes one step or, if the file system cannot exchange
   // folders, three renames with the old target in `old` for a moment. If it throws an Error,
