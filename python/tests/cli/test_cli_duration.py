@@ -78,9 +78,9 @@ def test_bench_saves_the_rates_of_each_file_system(run, cache, tmp_path):
 
 
 def test_a_rate_of_few_bytes_is_not_saved(run, model, cache):
-    said = run("bench", model, "--seconds", 0, status=0).stderr
+    hint = run("bench", model, "--seconds", 0, status=0).stderr
     assert (
-        "the rate of reads is not saved, because 4.0 MB are too few: measure at least 256Mi" in said
+        "the rate of reads is not saved, because 4.0 MB are too few: measure at least 256Mi" in hint
     )
     assert json.loads(cache.read_text())["rates"] == []
 

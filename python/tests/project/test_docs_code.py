@@ -97,10 +97,10 @@ def test_make_tutorials_writes_the_files_of_each_page_that_names_them() -> None:
     sys.path.insert(0, str(REPOSITORY / "tools"))
     import tutorial_models
 
-    told = {name for name, text in PAGES.items() if "make tutorials" in " ".join(text.split())}
-    told -= {"docs/README.md", "docs/tutorials/pytorch.md"}  # an index; a page without files
+    named = {name for name, text in PAGES.items() if "make tutorials" in " ".join(text.split())}
+    named -= {"docs/README.md", "docs/tutorials/pytorch.md"}  # an index; a page without files
     written = {page for page, world in tutorial_models.worlds().items() if world.files}
-    assert told == written
+    assert named == written
 
 
 def test_a_step_that_fails_is_seen(tmp_path: Path) -> None:
