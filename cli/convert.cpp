@@ -65,6 +65,8 @@ void add_convert(Program& program, Chosen& chosen) {
                      "What to do with tensors that no recipe uses");
   add_write_options(command, args->write);
   add_layout_options(command, args->write);
+  command.add_flag("--require-lossless", args->write.options.require_lossless,
+                   "Reject the conversion if a value would change, before reading if possible");
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   add_progress_options(command, chosen.voice);

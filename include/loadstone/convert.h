@@ -159,6 +159,9 @@ struct ConvertOptions {
   std::optional<MergeOptions> merge;
   // Companion files for the target's folder. loadstone declares the quantization in the config.
   ModelFolder folder;
+  // Reject the conversion with Error "convert.lossy" if a value would change: before reading if
+  // encodings and shapes determine it, otherwise when the first changed block is found.
+  bool require_lossless = false;
   // Policy for source tensors that no recipe reads.
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // Write one file. If false, write a folder, with one file if that is enough, or with shards and
@@ -216,6 +219,10 @@ struct QuantizeRow {
   std::string before;    // "BF16"
   std::string after;     // "nvfp4"; the same as `before` if unchanged
   std::string reason{};  // why the tensors are unchanged; otherwise empty
+  Fidelity fidelity = Fidelity::exact;
+  // Unless exact: the root mean square error of normally distributed values that are not codes,
+  // relative to their root mean square; 0 if unknown.
+  double typical_error = 0;
   std::size_t tensors = 0;
   std::uint64_t bytes_before = 0;
   std::uint64_t bytes_after = 0;
@@ -238,6 +245,7 @@ struct Conversion {
   Metadata metadata;              // for the header of every file; in a split GGUF only of the first
   std::vector<ExtraFile> extras;  // companion files of a folder; written with the index
   std::vector<QuantizeRow> quantize_rows;  // empty if nothing is quantized
+  bool require_lossless = false;           // see ConvertOptions
   std::vector<RepackedTensor> repacked;
   bool one_file = true;
   bool is_split = false;  // several files next to each other, see ConvertOptions::is_split

@@ -51,6 +51,15 @@ struct Quantization {
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };
 
+// The effect of a change of encoding on values, as far as encodings and shapes determine it.
+enum class Fidelity : std::uint8_t {
+  exact,                   // all values stay equal
+  exact_where_scales_fit,  // blocks stay equal if the new encoding can represent their scales
+  lossy
+};
+// Returns "exact", "exact where scales fit" or "lossy".
+[[nodiscard]] LOADSTONE_API std::string_view name(Fidelity fidelity) noexcept;
+
 // The loss of values that were codes before, and are encoded again. A block is the values of one
 // scale; for nvfp4 of one block scale.
 struct EncodingLoss {

@@ -60,6 +60,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
   named.take("dtype", options.dtype);
   named.take("block_dtype", options.block_dtype);
   named.take("dequantize", options.dequantize);
+  named.take("require_lossless", options.require_lossless);
   const auto experts = named.take<std::string>("experts");
   if (!experts.empty()) {
     options.experts = require_known<ExpertLayout>("experts", "layout", experts);

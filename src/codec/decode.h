@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/problem.h"
+#include "codec/block_grid.h"
 #include "codec/error_bound.h"
 #include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
@@ -40,6 +41,8 @@ class Decoder {
                                              std::uint64_t end) const noexcept = 0;
   // Returns the largest number of bytes, in all components together, that one value needs.
   [[nodiscard]] virtual std::uint64_t bytes_of_one() const noexcept;
+  // Returns the values that the encoding can represent; nullopt if they are not codes times scales.
+  [[nodiscard]] virtual std::optional<BlockGrid> grid() const { return std::nullopt; }
   // Writes the elements [begin, end). `parts` contain the bytes of part_bytes(). The result does
   // not depend on how the elements are divided into ranges.
   virtual void decode(std::uint64_t begin, std::uint64_t end,

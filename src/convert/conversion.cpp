@@ -21,6 +21,7 @@
 #include "convert/json_text.h"
 #include "convert/kept_blocks.h"
 #include "convert/layout.h"
+#include "convert/lossless.h"
 #include "convert/moved_codes.h"
 #include "convert/other_models.h"
 #include "convert/output_recipes.h"
@@ -365,6 +366,17 @@ static void settle_findings(std::vector<Finding>& findings) {
   findings.erase(twice.begin(), twice.end());
 }
 
+static Conversion begin_conversion(const Catalog& catalog, const ConvertOptions& options) {
+  Conversion conversion;
+  conversion.one_file = options.one_file;
+  conversion.is_split = options.is_split;
+  conversion.stem =
+      options.stem.empty() ? usual_stem(catalog, options.folder.config) : options.stem;
+  conversion.format = options.format;
+  conversion.require_lossless = options.require_lossless;
+  return conversion;
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
   if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
@@ -372,12 +384,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   const ConvertOptions options = settled(*catalog, given);
   check_source(*catalog, options);
   std::vector<Finding> findings;
-  Conversion conversion;
-  conversion.one_file = options.one_file;
-  conversion.is_split = options.is_split;
-  conversion.stem =
-      options.stem.empty() ? usual_stem(*catalog, options.folder.config) : options.stem;
-  conversion.format = options.format;
+  Conversion conversion = begin_conversion(*catalog, options);
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options, findings);
   if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
@@ -423,6 +430,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
   if (quantizes) tell_quantized(conversion, choices);
+  if (options.require_lossless) tell_losses(conversion);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);

@@ -21,6 +21,7 @@
 #include "boxes/sources.h"
 #include "boxes/value.h"
 #include "catalog/open_shards.h"
+#include "convert/lossless.h"
 #include "convert/write/files.h"
 #include "convert/write/finished.h"
 #include "convert/write/output.h"
@@ -140,6 +141,7 @@ DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKi
 
 void add_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss,
               ConvertReport& report) {
+  check_loss(conversion, target, loss);
   const std::string& encoding = conversion.plan.targets[target].quantization->encoding;
   auto& all = report.requantized;
   auto found = std::ranges::lower_bound(all, encoding, {}, &RequantizedTensors::encoding);

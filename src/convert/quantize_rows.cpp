@@ -13,8 +13,10 @@
 
 #include "base/text.h"
 #include "boxes/merges.h"
+#include "codec/encode.h"
 #include "convert/kept_blocks.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/fidelity.h"
 #include "plan/fold.h"
 
 namespace loadstone {
@@ -56,6 +58,10 @@ double bytes_of(const Plan& plan, const Box& box) {
   const Shape& shape = decoding != nullptr ? decoding->shape : tensor.shape;
   const auto all = static_cast<double>(shape.numel().value_or(0));
   return all > 0 ? bytes * elements / all : 0;
+}
+
+double typical_error(const PlannedTarget& target) {
+  return target.quantization ? written_encoding(*target.quantization).typical_error : 0;
 }
 
 QuantizeRow row_of(const Conversion& conversion, const PlannedTarget& target,
@@ -109,18 +115,35 @@ void tell_apart(std::vector<Group>& groups) {
   }
 }
 
-// Adds one row per group of similar tensors.
-void add_rows(Conversion& conversion, const Choices& choices) {
-  std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, Group>
+// Returns the targets with a component that is stored as its reciprocal, which may be rounded.
+std::set<std::uint32_t> inverted_targets(const Conversion& conversion) {
+  std::set<std::uint32_t> targets;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      if (tensor.is_inverted) targets.insert(tensor.target);
+    }
+  }
+  return targets;
+}
+
+// Adds one row per group of similar tensors. `fidelities`: of the plan's targets.
+void add_rows(Conversion& conversion, const Choices& choices,
+              const std::vector<Fidelity>& fidelities) {
+  std::map<std::tuple<std::string, std::string, std::string, std::string, std::string, Fidelity>,
+           Group>
       known;
-  for (const PlannedTarget& target : conversion.plan.targets) {
+  for (std::size_t at = 0; at < fidelities.size(); ++at) {
+    const PlannedTarget& target = conversion.plan.targets[at];
     const auto plain = choices.plain.find(target.name);
     if (!target.quantization && plain == choices.plain.end()) continue;
     const bool is_plain = !target.quantization;
     QuantizeRow made = row_of(conversion, target, is_plain ? plain->second : std::string_view());
+    made.fidelity = fidelities[at];
+    if (made.fidelity != Fidelity::exact) made.typical_error = typical_error(target);
     std::vector<std::uint64_t> numbers;
     made.names = folded_name(target.name, &numbers);
-    Group& group = known[{made.names, made.shape, made.before, made.after, made.reason}];
+    Group& group =
+        known[{made.names, made.shape, made.before, made.after, made.reason, made.fidelity}];
     made.tensors = group.row.tensors + 1;
     made.bytes_before += group.row.bytes_before;
     made.bytes_after += group.row.bytes_after;
@@ -134,15 +157,16 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (Group& group : groups) conversion.quantize_rows.push_back(std::move(group.row));
 }
 
-// Warns once per pair of encodings.
-void tell_requantized(Conversion& conversion) {
+// Reports quantized tensors that are quantized again, once per pair of encodings and fidelity.
+void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
   struct Pair {
     Alike tensors;
-    bool is_exact_first = true;
+    double typical_error = 0;
   };
-  std::map<std::pair<std::string, std::string>, Pair> pairs;
+  std::map<std::tuple<std::string, std::string, Fidelity>, Pair> pairs;
   const Catalog& catalog = *conversion.plan.catalog;
-  for (const PlannedTarget& target : conversion.plan.targets) {
+  for (std::size_t at = 0; at < fidelities.size(); ++at) {
+    const PlannedTarget& target = conversion.plan.targets[at];
     if (!target.quantization) continue;
     std::set<std::string_view> before;
     for_each_box(target.recipe, [&](const Box& box) {
@@ -150,25 +174,24 @@ void tell_requantized(Conversion& conversion) {
       if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
     });
     if (before.empty()) continue;
-    auto& [tensors, is_exact_first] =
-        pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding}];
-    tensors.add(target.name);
-    is_exact_first = is_exact_first && target.quantization->exact_first.value_or(false);
+    Pair& pair = pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding,
+                        fidelities[at]}];
+    pair.tensors.add(target.name);
+    pair.typical_error = typical_error(target);
   }
-  for (const auto& [pair, found] : pairs) {
-    const auto& [before, after] = pair;
-    const auto& [tensors, is_exact_first] = found;
-    const bool is_one = tensors.count == 1;
+  for (const auto& [key, found] : pairs) {
+    const auto& [before, after, fidelity] = key;
+    const bool is_exact = fidelity == Fidelity::exact;
     conversion.plan.findings.push_back(
-        {.severity = Severity::warning,
+        {.severity = is_exact ? Severity::info : Severity::warning,
          .code = "convert.requantized",
-         .target = tensors.first,
-         .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}, so "
-                                "{} values {} rounded twice",
-                                counted(tensors.count, "tensor"), is_one ? "is" : "are", before,
-                                is_one ? "is" : "are", after, is_one ? "its" : "their",
-                                is_exact_first ? "that it cannot represent are" : "are"),
-         .suggestion = "quantize the original checkpoint, if there is one",
+         .target = found.tensors.first,
+         .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}: {}",
+                                counted(found.tensors.count, "tensor"),
+                                found.tensors.count == 1 ? "is" : "are", before,
+                                found.tensors.count == 1 ? "is" : "are", after,
+                                fidelity_text(fidelity, found.typical_error)),
+         .suggestion = is_exact ? "" : "quantize the original checkpoint, if there is one",
          .found = before,
          .expected = after});
   }
@@ -190,9 +213,23 @@ std::string_view output_encoding(const Conversion& conversion, const PlannedTarg
                              : stored_type(conversion, target).encoding.name();
 }
 
+std::string fidelity_text(Fidelity fidelity, double typical_error) {
+  if (fidelity == Fidelity::exact || typical_error == 0) return std::string(name(fidelity));
+  return fmt::format("{}, {} about {:.2g} % error", name(fidelity),
+                     fidelity == Fidelity::lossy ? "with" : "otherwise", 100 * typical_error);
+}
+
 void tell_quantized(Conversion& conversion, const Choices& choices) {
-  add_rows(conversion, choices);
-  tell_requantized(conversion);
+  Fidelities known(conversion.plan);
+  std::vector<Fidelity> fidelities;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    fidelities.push_back(known.of(target));
+  }
+  for (const std::uint32_t target : inverted_targets(conversion)) {
+    fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
+  }
+  add_rows(conversion, choices, fidelities);
+  tell_requantized(conversion, fidelities);
 }
 
 }  // namespace loadstone

@@ -75,6 +75,7 @@ std::string rows_text(const Conversion& conversion) {
             ? fmt::format("{}, {}", row.before, human_bytes(row.bytes_before))
             : fmt::format("{} -> {}, {} -> {}", row.before, row.after,
                           human_bytes(row.bytes_before), human_bytes(row.bytes_after));
+    if (row.reason.empty()) sizes += ", " + fidelity_text(row.fidelity, row.typical_error);
     if (!row.reason.empty()) sizes += ": " + row.reason;
     text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
                         printable(row.shape, 80), row.tensors, sizes);
@@ -137,6 +138,10 @@ static void visit_fields(JsonWriter& json, const QuantizeRow& row) {
   json.member("before", row.before);
   json.member("after", row.after);
   json.optional("left_alone", row.reason);
+  if (row.reason.empty()) {
+    json.member("fidelity", name(row.fidelity));
+    if (row.typical_error > 0) json.member("typical_error", row.typical_error);
+  }
   json.member("tensors", row.tensors);
   json.member("bytes_before", row.bytes_before);
   json.member("bytes_after", row.bytes_after);

@@ -466,7 +466,8 @@ TEST(JsonGolden, Conversion) {
   conversion.format = FileFormat::gguf;
   conversion.files = {{"f1", {{}, {}}, 10, 20}, {}};
   conversion.metadata = conversion.plan.catalog->metadata();
-  conversion.quantize_rows = {{"n*", "[2]", "BF16", "nf4", "no reason", 3, 4, large}, {}};
+  conversion.quantize_rows = {
+      {"n*", "[2]", "BF16", "nf4", "no reason", Fidelity::lossy, 0.125, 3, 4, large}, {}};
   conversion.repacked = {{"l.1.w", {4}, some_quantization(), {"moved"}},
                          {"l.2.w", {4}, some_quantization(), {}}};
   conversion.budget.threads = 6;

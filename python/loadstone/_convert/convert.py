@@ -51,6 +51,7 @@ def convert(
     allow_non_finite: bool = False,
     copy_code: bool = False,
     dequantize: bool = False,
+    require_lossless: bool = False,
     experts: Experts = "keep",
     metadata: Metadata | None = None,
     beyond_ggml: bool = False,
@@ -112,6 +113,9 @@ def convert(
             any granularity, NVFP4, MXFP4, MXFP8 and int8 with the names of DeepSeek, ModelOpt,
             compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize``
             implies it.
+        require_lossless: reject the conversion (``convert.lossy``) if a value would change: before
+            reading if encodings and shapes determine it, otherwise when loadstone finds the first
+            changed block.
         experts: ``"fused"``: all experts of a layer in one tensor, as in transformers 5;
             ``"separate"``: one tensor per expert, as in published checkpoints; ``"keep"``:
             unchanged.
@@ -183,7 +187,8 @@ def plan_conversion(
     core_arguments = options.core_arguments(arguments["source"], target)
     names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
     checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
-    decisions = {name: arguments[name] for name in ("unexpected", "dequantize", "experts")}
+    decided = ("unexpected", "dequantize", "experts", "require_lossless")
+    decisions = {name: arguments[name] for name in decided}
     return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions)
 
 

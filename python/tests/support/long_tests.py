@@ -69,6 +69,8 @@ LONG = (
     Long("project/test_docs_code::test_the_code_of_a_page_runs[docs/how-to/convert.md]",
          "starts a Ray cluster"),
     Long("adapters/test_oldest_release::*", "installs old releases"),
+    Long("convert/test_lossless::test_normal_values*", "the rest of a matrix", cover="values"),
+    Long("convert/test_lossless::test_random_codes_*", "the rest of a matrix", cover="values"),
     Long("convert/test_convert_ray::test_parts_are_tasks", "starts a Ray cluster"),
     Long("convert/test_convert_ray::test_a_*", "starts a Ray cluster"),
     Long("convert/test_convert_ray::test_an_error_*", "starts a Ray cluster"),

@@ -278,6 +278,7 @@ constexpr std::array written = {
         .unified = {"W4A16_NVFP4", Described::weights, nvfp4_block, {}, false, true},
         .compressed =
             {"nvfp4-pack-quantized", "tensor_group", {}, nvfp4_block, "torch.float8_e4m3fn"},
+        .typical_error = 0.0952F,
         .exported_dialect = "modelopt-compat",
         .row_block = nvfp4_block,
     },
@@ -292,6 +293,7 @@ constexpr std::array written = {
         .compressed_names = std::span(compressed_names).first(2),
         .unified = {"mxfp4"},
         .compressed = {"mxfp4-pack-quantized", "group", {}, mx_block, "torch.uint8"},
+        .typical_error = 0.1155F,
         .decodes_experts = true,
         .exported_dialect = "modelopt-compat",
         .row_block = mx_block,

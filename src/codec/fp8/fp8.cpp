@@ -221,6 +221,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentShape::one>,
         .unified = {"FP8", Described::weights_and_activations, 0, {}, false, true},
         .compressed = {"float-quantized", "tensor", "token"},
+        .typical_error = 0.0264F,
         .decodes_experts = true,
         .dialects = dialects,
         .exported_dialect = "modelopt-export",
@@ -236,6 +237,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentShape::column>,
         .unified = {"FP8_PER_CHANNEL_PER_TOKEN", Described::weights_and_activations, 0, "channel"},
         .compressed = {"float-quantized", "channel", "token"},
+        .typical_error = 0.0264F,
         .decodes_experts = true,
     },
     WrittenEncoding{
@@ -249,6 +251,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentShape::same>,
         .unified = {"fp8_pb_wo"},
         .compressed = {"float-quantized", "block", "group"},
+        .typical_error = 0.0264F,
     },
     WrittenEncoding{
         .name = "mxfp8",
@@ -261,6 +264,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentShape::same>,
         .unified = {"MXFP8", Described::weights_and_activations, mx_columns},
         .compressed = {"mxfp8-quantized", "group", {}, mx_columns, "torch.uint8"},
+        .typical_error = 0.0266F,
         .exported_dialect = "modelopt-compat",
         .row_block = mx_columns,
     },

@@ -7,6 +7,8 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
+#include "kernels/gguf/tables.h"
+#include "kernels/modelopt/scales.h"
 #include "kernels/number.h"
 
 namespace loadstone {
@@ -16,10 +18,59 @@ namespace {
 // Upper limit on the decoded bytes of one block, in any format.
 constexpr std::size_t block_result_bytes_max = 256 * sizeof(float);
 
+constexpr auto iq4_codes = [] {
+  std::array<float, simd::iq4_values.size()> codes{};
+  std::ranges::copy(simd::iq4_values, codes.begin());
+  return codes;
+}();
+
+// Returns the codes of a format whose blocks have one scale, and an empty set for other formats.
+std::span<const float> codes_of(BlockFormat format) noexcept {
+  switch (format) {
+    case BlockFormat::q4_0:
+      return integer_codes(-8, 7);
+    case BlockFormat::q4_1:
+      return integer_codes(0, 15);
+    case BlockFormat::q5_0:
+      return integer_codes(-16, 15);
+    case BlockFormat::q5_1:
+      return integer_codes(0, 31);
+    case BlockFormat::q8_0:
+      return integer_codes(-128, 127);
+    case BlockFormat::tq1_0:
+    case BlockFormat::tq2_0:
+      return integer_codes(-1, 1);
+    case BlockFormat::iq4_nl:
+      return iq4_codes;
+    case BlockFormat::mxfp4:
+    case BlockFormat::nvfp4:
+      return e2m1_codes;
+    default:
+      return {};
+  }
+}
+
+std::optional<BlockGrid> grid_of(BlockFormat format) {
+  BlockGrid grid = {.codes = codes_of(format), .scale = Dtype::f16};
+  if (grid.codes.empty()) return std::nullopt;
+  grid.columns = layout(format).elements;
+  grid.has_minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
+  if (format == BlockFormat::mxfp4) grid.scale = Dtype::f8_e8m0;
+  if (format == BlockFormat::nvfp4) {
+    grid.scale = Dtype::f8_e4m3;
+    grid.columns = scaled::nvfp4_block;
+  }
+  return grid;
+}
+
 class BlockDecoder final : public Decoder {
  public:
-  BlockDecoder(DecodeBlocks kernel, BlockLayout block, Dtype dtype)
-      : decode_(kernel), block_(block), dtype_(dtype) {}
+  // `grid`: nullopt if the values are bytes, or if another decoder scales them.
+  BlockDecoder(DecodeBlocks kernel, BlockLayout block, Dtype dtype,
+               std::optional<BlockGrid> grid = std::nullopt)
+      : decode_(kernel), block_(block), dtype_(dtype), grid_(grid) {}
+
+  [[nodiscard]] std::optional<BlockGrid> grid() const override { return grid_; }
 
   [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                      std::uint64_t end) const noexcept override {
@@ -61,14 +112,16 @@ class BlockDecoder final : public Decoder {
   const DecodeBlocks decode_;  // null if the blocks are copied as bytes
   const BlockLayout block_;
   const Dtype dtype_;
+  const std::optional<BlockGrid> grid_;
 };
 
 // Blocks whose values are multiplied by a scale from a separate tensor.
 class ScaledBlockDecoder final : public Decoder {
  public:
   // `per_scale` is the number of values per scale.
-  ScaledBlockDecoder(DecodeBlocks kernel, BlockLayout block, std::uint64_t per_scale, Dtype dtype)
-      : blocks_(kernel, block, Dtype::f32),
+  ScaledBlockDecoder(DecodeBlocks kernel, BlockLayout block, std::uint64_t per_scale, Dtype dtype,
+                     std::optional<BlockGrid> grid)
+      : blocks_(kernel, block, Dtype::f32, grid),
         block_(block),
         per_scale_(per_scale),
         size_(element_bytes(dtype)),
@@ -78,6 +131,12 @@ class ScaledBlockDecoder final : public Decoder {
                                      std::uint64_t end) const noexcept override {
     if (part != 1) return blocks_.part_bytes(part, begin, end);
     return {begin / per_scale_ * sizeof(float), ((end - 1) / per_scale_ + 1) * sizeof(float)};
+  }
+
+  [[nodiscard]] std::optional<BlockGrid> grid() const override {
+    auto grid = blocks_.grid();
+    if (grid) grid->product = BlockProduct::twice;
+    return grid;
   }
 
   void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
@@ -139,7 +198,8 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
                    std::string(part.encoding.name()) + " to " + std::string(name(request.dtype))};
   }
   if (auto wrong = check_shape(request, part.shape)) return wrong;
-  made.decoder = std::make_shared<const BlockDecoder>(decode, block, request.dtype);
+  auto grid = mode == GgufMode::exact ? grid_of(part.encoding.block_format()) : std::nullopt;
+  made.decoder = std::make_shared<const BlockDecoder>(decode, block, request.dtype, grid);
   return std::nullopt;
 }
 
@@ -164,7 +224,8 @@ std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDeco
                    is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
   }
   made.decoder = std::make_shared<const ScaledBlockDecoder>(
-      decode, layout(format), std::max<std::uint64_t>(made.elements / count, 1), request.dtype);
+      decode, layout(format), std::max<std::uint64_t>(made.elements / count, 1), request.dtype,
+      grid_of(format));
   return std::nullopt;
 }
 

@@ -56,7 +56,8 @@ std::optional<Problem> prepare_block_format(const Quantization& quantization, co
 constexpr std::array names = {ComponentName{"data", "weight"}};
 
 template <BlockFormat format>
-constexpr WrittenEncoding written_as(std::string_view name, unsigned bits) {
+constexpr WrittenEncoding written_as(std::string_view name, unsigned bits,
+                                     float typical_error = 0) {
   return {
       .name = name,
       .kind = QuantizeKind::gguf_blocks,
@@ -65,23 +66,35 @@ constexpr WrittenEncoding written_as(std::string_view name, unsigned bits) {
       .kernel = "gguf",
       .prepare = prepare_block_format<format>,
       .gguf_names = names,
+      .typical_error = typical_error,
       .dialects = dialects,
       .needs_importance = needs_importance(format),
   };
 }
 
 constexpr std::array written = {
-    written_as<BlockFormat::q4_0>("q4_0", 4),       written_as<BlockFormat::q4_1>("q4_1", 4),
-    written_as<BlockFormat::q5_0>("q5_0", 5),       written_as<BlockFormat::q5_1>("q5_1", 5),
-    written_as<BlockFormat::q8_0>("q8_0", 8),       written_as<BlockFormat::q2_k>("q2_k", 2),
-    written_as<BlockFormat::q3_k>("q3_k", 3),       written_as<BlockFormat::q4_k>("q4_k", 4),
-    written_as<BlockFormat::q5_k>("q5_k", 5),       written_as<BlockFormat::q6_k>("q6_k", 6),
-    written_as<BlockFormat::iq1_s>("iq1_s", 1),     written_as<BlockFormat::iq1_m>("iq1_m", 1),
-    written_as<BlockFormat::iq2_xxs>("iq2_xxs", 2), written_as<BlockFormat::iq2_xs>("iq2_xs", 2),
-    written_as<BlockFormat::iq2_s>("iq2_s", 2),     written_as<BlockFormat::iq3_xxs>("iq3_xxs", 3),
-    written_as<BlockFormat::iq3_s>("iq3_s", 3),     written_as<BlockFormat::iq4_nl>("iq4_nl", 4),
-    written_as<BlockFormat::iq4_xs>("iq4_xs", 4),   written_as<BlockFormat::tq1_0>("tq1_0", 2),
-    written_as<BlockFormat::tq2_0>("tq2_0", 2),     written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4),
+    written_as<BlockFormat::q4_0>("q4_0", 4, 0.0860F),
+    written_as<BlockFormat::q4_1>("q4_1", 4, 0.0783F),
+    written_as<BlockFormat::q5_0>("q5_0", 5, 0.0427F),
+    written_as<BlockFormat::q5_1>("q5_1", 5, 0.0378F),
+    written_as<BlockFormat::q8_0>("q8_0", 8, 0.0053F),
+    written_as<BlockFormat::q2_k>("q2_k", 2, 0.2970F),
+    written_as<BlockFormat::q3_k>("q3_k", 3, 0.1510F),
+    written_as<BlockFormat::q4_k>("q4_k", 4, 0.0713F),
+    written_as<BlockFormat::q5_k>("q5_k", 5, 0.0361F),
+    written_as<BlockFormat::q6_k>("q6_k", 6, 0.0177F),
+    written_as<BlockFormat::iq1_s>("iq1_s", 1),
+    written_as<BlockFormat::iq1_m>("iq1_m", 1),
+    written_as<BlockFormat::iq2_xxs>("iq2_xxs", 2),
+    written_as<BlockFormat::iq2_xs>("iq2_xs", 2),
+    written_as<BlockFormat::iq2_s>("iq2_s", 2),
+    written_as<BlockFormat::iq3_xxs>("iq3_xxs", 3),
+    written_as<BlockFormat::iq3_s>("iq3_s", 3, 0.1660F),
+    written_as<BlockFormat::iq4_nl>("iq4_nl", 4, 0.0761F),
+    written_as<BlockFormat::iq4_xs>("iq4_xs", 4, 0.0767F),
+    written_as<BlockFormat::tq1_0>("tq1_0", 2, 0.8080F),
+    written_as<BlockFormat::tq2_0>("tq2_0", 2, 0.8080F),
+    written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4, 0.1149F),
 };
 
 constexpr auto encodings = [] {

@@ -116,6 +116,7 @@ constexpr std::array written = {WrittenEncoding{
     .compressed_names = names<ComponentShape::same>,
     .unified = {"W8A16", Described::weights},
     .compressed = {"int-quantized", "channel", "token"},
+    .typical_error = 0.0079F,
 }};
 
 }  // namespace

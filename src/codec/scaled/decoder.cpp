@@ -22,6 +22,7 @@ constexpr std::uint64_t run_max = 1024;
 constexpr std::uint64_t tile_rows = 128;
 constexpr std::uint64_t tile_columns = 4;
 
+// By code; e2m1_codes are sorted.
 constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
                                                -2.0f, -3.0f, -4.0f, -6.0f};
@@ -112,10 +113,12 @@ class ScaledDecoder final : public Decoder {
 
   [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                      std::uint64_t end) const noexcept override;
+  [[nodiscard]] std::optional<BlockGrid> grid() const override;
   void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
               std::byte* target) const noexcept override;
 
  private:
+  [[nodiscard]] std::span<const float> codes() const noexcept;
   [[nodiscard]] ByteRange code_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
   [[nodiscard]] ByteRange scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
   // Returns the number of scales in a row of tiles.
@@ -207,6 +210,34 @@ void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values
     case Codes::row_pairs:
       return load_row_half(codes, at / form_.columns % 2 != 0, values, count);
   }
+}
+
+std::span<const float> ScaledDecoder::codes() const noexcept {
+  switch (form_.codes) {
+    case Codes::fp4:
+    case Codes::fp4_high_first:
+      return e2m1_codes;
+    case Codes::offset_nibbles:
+    case Codes::row_pairs:
+      return integer_codes(-8, 7);
+    case Codes::bytes:
+      break;
+  }
+  if (form_.has_zeros) return integer_codes(-255, 255);
+  return form_.weight == Dtype::i8 ? integer_codes(-128, 127) : float_codes(form_.weight);
+}
+
+std::optional<BlockGrid> ScaledDecoder::grid() const {
+  const bool is_divided = form_.codes == Codes::offset_nibbles;
+  return BlockGrid{
+      .codes = codes(),
+      .symmetric_codes = form_.has_zeros ? integer_codes(-128, 127) : std::span<const float>(),
+      .scale = form_.scale == Dtype::u8 ? Dtype::f8_e8m0 : form_.scale,
+      .product = is_divided ? BlockProduct::code_over_scale : BlockProduct::code_times_scale,
+      .divides_scales = form_.global == Global::divisor,
+      .rows = form_.block_rows,
+      .columns = form_.block_columns,
+      .is_flat = is_divided};
 }
 
 void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {

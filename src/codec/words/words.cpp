@@ -49,6 +49,20 @@ class WordDecoder : public Decoder {
     return part_of_rows(part, begin / form_.columns, (end - 1) / form_.columns + 1);
   }
 
+  [[nodiscard]] std::optional<BlockGrid> grid() const final {
+    if (form_.has_order) return std::nullopt;
+    const bool is_across = form_.layout == Layout::across;
+    const std::uint64_t group = form_.has_one_scale ? UINT64_MAX : form_.group_size;
+    const int most = (1 << form_.bits) - 1;
+    const int half = (most + 1) / 2;
+    const auto symmetric = integer_codes(-half, half - 1);
+    return BlockGrid{.codes = form_.has_zeros ? integer_codes(-most, most) : symmetric,
+                     .symmetric_codes = form_.has_zeros ? symmetric : std::span<const float>(),
+                     .scale = form_.scale,
+                     .rows = is_across && !form_.has_one_scale ? 1 : group,
+                     .columns = is_across ? group : 1};
+  }
+
  protected:
   [[nodiscard]] virtual ByteRange part_of_rows(std::size_t part, std::uint64_t first,
                                                std::uint64_t last) const noexcept = 0;

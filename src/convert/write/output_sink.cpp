@@ -4,34 +4,59 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
+#include "codec/block_grid.h"
+#include "convert/lossless.h"
 #include "engine/box_read.h"
+#include "kernels/number.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
 
-// Replaces scales by their reciprocals, which compressed-tensors stores. With the dialect "exact",
-// no scale has an infinite reciprocal.
-void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
+// Returns true if blocks whose scale is a code have the same scale with the reciprocal.
+bool is_exact(float scale, float reciprocal) {
+  return std::ranges::all_of(float_codes(Dtype::f8_e4m3), [&](float code) {
+    return number::quotient(code, reciprocal) == number::product(code, scale);
+  });
+}
+
+// Returns the reciprocal that compressed-tensors stores, or a float next to it that is exact. With
+// the dialect "exact", no scale has an infinite reciprocal.
+float reciprocal_of(float scale, bool is_searched, const OutputTensor& tensor) {
+  const float inverse = 1.0F / scale;
+  if (!std::isfinite(inverse) || !(inverse > 0)) {
+    throw Error("q.scale_value",
+                "the weight is so small that its scale has no finite inverse: use --mode exact, "
+                "or exclude it (--exclude)",
+                {.tensor = tensor.name,
+                 .found = fmt::format("1 / {}", scale),
+                 .expected = "a finite scale"});
+  }
+  if (!is_searched) return inverse;
+  for (const float near :
+       {inverse, std::nextafter(inverse, 0.0F), std::nextafter(inverse, FLT_MAX)}) {
+    if (is_exact(scale, near)) return near;
+  }
+  return inverse;
+}
+
+// Replaces scales by their reciprocals. Returns false if one of them is searched for and inexact.
+bool invert(const OutputTensor& tensor, bool is_searched, std::span<std::byte> bytes) {
+  bool are_exact = true;
   for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
     float scale = 0;
     std::memcpy(&scale, bytes.data() + at, sizeof(scale));
-    const float inverse = 1.0F / scale;
-    if (!std::isfinite(inverse) || !(inverse > 0)) {
-      throw Error("q.scale_value",
-                  "the weight is so small that its scale has no finite inverse: use --mode exact, "
-                  "or exclude it (--exclude)",
-                  {.tensor = tensor.name,
-                   .found = fmt::format("1 / {}", scale),
-                   .expected = "a finite scale"});
-    }
-    std::memcpy(bytes.data() + at, &inverse, sizeof(inverse));
+    const float reciprocal = reciprocal_of(scale, is_searched, tensor);
+    are_exact = are_exact && (!is_searched || is_exact(scale, reciprocal));
+    std::memcpy(bytes.data() + at, &reciprocal, sizeof(reciprocal));
   }
+  return are_exact;
 }
 
 // If a larger share of a source is cached, other programs use the source. Smaller shares come from
@@ -124,13 +149,24 @@ RunReport OutputSink::make(std::span<const std::shared_ptr<ByteSource>> sources,
 void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t offset,
                        std::span<std::byte> bytes) {
   const OutputTensor& tensor = *tensors_of(target)[part];
-  if (tensor.is_inverted) invert(tensor, bytes);
+  const auto& quantization = conversion_.plan.targets[target].quantization;
+  const bool is_searched = quantization && quantization->exact_first.value_or(false);
+  if (tensor.is_inverted && !invert(tensor, is_searched, bytes)) {
+    const std::lock_guard lock(mutex_);
+    rounded_.insert(target);
+  }
   write(places_[target].file, tensor, offset, bytes);
 }
 
-void OutputSink::compared(std::uint32_t target, const EncodingLoss& loss) {
-  if (receipts_ != nullptr) receipts_->note_loss(target, loss);
+void OutputSink::compared(std::uint32_t target, const EncodingLoss& found) {
+  EncodingLoss loss = found;
   const std::lock_guard lock(mutex_);
+  if (rounded_.contains(target)) {
+    loss.exact_blocks = 0;
+    loss.largest_error = std::max(loss.largest_error, double{FLT_EPSILON});
+  }
+  check_loss(conversion_, target, loss);
+  if (receipts_ != nullptr) receipts_->note_loss(target, loss);
   losses_.emplace(target, loss);
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -87,6 +88,8 @@ class OutputSink final : public ValueSink {
   std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
   std::mutex mutex_;
   std::map<std::uint32_t, EncodingLoss> losses_;  // by target; guarded by mutex_
+  // Targets with a scale whose stored reciprocal is rounded; guarded by mutex_.
+  std::set<std::uint32_t> rounded_;
 };
 
 // Makes one file of a conversion and passes its data, without the header, to `files`. Returns the

@@ -1,0 +1,202 @@
+"""From codes to codes: predictions of the plan, the table of the page, and ``require_lossless``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import lossless_cells as cells
+import pytest
+import torch
+from codec_files import CODECS
+from command import output, run
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+LossError = (loadstone.PlanError, loadstone.LoadError)
+OF_CODES = [each for each in CODECS if not any(word in each for word in ("plain", "mixed"))]
+TARGETS = ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8-channel", "int8-channel", "q4_0", "q5_1", "q8_0")
+# Q3_K has two levels of integer scales, so loadstone promises nothing for it. Their products with
+# codes fit Q8_0.
+UNPROMISED = {("q3_k", "q8_0")}
+PAGE = cells.cells_of_page()
+
+Sources = Callable[[str], cells.Source]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Return a function that writes the file of a codec or encoding at its first call."""
+
+    @functools.cache
+    def write(name: str) -> cells.Source:
+        folder = tmp_path_factory.mktemp("source") / "new"
+        return (
+            cells.codec_source(folder, name)
+            if name in CODECS
+            else cells.normal_source(folder, name.removeprefix("normal "))
+        )
+
+    return write
+
+
+def check(source: cells.Source, encoding: str, folder: Path) -> cells.Outcome | None:
+    """Compare a conversion with its prediction; None if the encoding does not fit the shapes."""
+    try:
+        result = cells.outcome(source, encoding, folder)
+    except loadstone.PlanError as error:
+        assert error.code == "convert.left_alone", error
+        return None
+    if result.predicted == {"exact"}:
+        assert result.exact_blocks == result.blocks > 0
+        assert result.is_equal, encoding
+    return result
+
+
+@pytest.mark.parametrize("before", cells.ENCODINGS)
+@pytest.mark.parametrize("after", cells.ENCODINGS)
+def test_normal_values(tmp_path: Path, sources: Sources, before: str, after: str) -> None:
+    source = sources(f"normal {before}")
+    result = check(source, after, tmp_path)
+    assert result is not None
+    if result.predicted == {"lossy"} and (before, after) not in UNPROMISED:
+        assert not result.is_equal
+    assert cells.cell(result) == PAGE[before, after]
+
+
+@pytest.mark.parametrize("codec", OF_CODES)
+@pytest.mark.parametrize("after", TARGETS)
+def test_random_codes_and_scales(tmp_path: Path, sources: Sources, codec: str, after: str) -> None:
+    check(sources(codec), after, tmp_path)
+
+
+@pytest.mark.parametrize("after", cells.ENCODINGS)
+def test_the_typical_error_is_that_of_normal_values(tmp_path: Path, after: str) -> None:
+    plain = tmp_path / "plain.safetensors"
+    values = cells.normal_values()
+    save_file({cells.NAME: values}, plain)
+    target = cells.target_path(tmp_path, after)
+    table = cells.convert(plain, target, after).table
+    error = (cells.decoded(target)[cells.NAME] - values).norm() / values.norm()
+    stated = float(table.split("lossy, with about ")[1].split(" %")[0]) / 100
+    assert stated == pytest.approx(float(error), rel=0.05)
+
+
+# ---- require_lossless
+
+
+@pytest.fixture
+def mxfp4(tmp_path: Path) -> Path:
+    """Blocks of E2M1 codes. The scales of the first tensor are 1 to 4, of the second 2^-60 to 1."""
+    random = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, least in {"near": 127, "far": 67}.items():
+        path = f"model.layers.0.{name}.weight"
+        tensors[f"{path}_blocks"] = torch.randint(
+            0, 256, (64, 4, 16), generator=random, dtype=torch.uint8
+        )
+        tensors[f"{path}_scales"] = torch.randint(
+            least, 130, (64, 4), generator=random, dtype=torch.uint8
+        )
+    save_file(tensors, tmp_path / "mxfp4.safetensors")
+    return tmp_path / "mxfp4.safetensors"
+
+
+def left(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()} - {"mxfp4.safetensors"}
+
+
+def test_exact_pairs_are_accepted(tmp_path: Path, mxfp4: Path) -> None:
+    target = tmp_path / "out.safetensors"
+    report = loadstone.convert(mxfp4, target, quantize="mxfp8", require_lossless=True)
+    assert report.requantized[0].exact_blocks == report.requantized[0].blocks
+    output("convert", mxfp4, target, "--quantize", "mxfp8", "--require-lossless")
+
+
+def test_lossy_pairs_are_rejected_before_reading(tmp_path: Path, mxfp4: Path) -> None:
+    target = tmp_path / "out.safetensors"
+    options = {"quantize": "int4", "require_lossless": True}
+    for dry_run in (True, False):
+        if dry_run:
+            findings = loadstone.convert(mxfp4, target, dry_run=True, **options).findings
+        else:
+            with pytest.raises(loadstone.PlanError) as caught:
+                loadstone.convert(mxfp4, target, **options)
+            findings = caught.value.findings
+        errors = [each for each in findings if each.severity == "error"]
+        assert [each.code for each in errors] == ["convert.lossy"]
+        assert errors[0].message.startswith("2 tensors would change from mxfp4 to int4")
+    done = run("convert", mxfp4, target, "--quantize", "int4", "--require-lossless")
+    assert done.returncode == 1
+    assert "convert.lossy" in done.stderr
+    assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_changed_block_stops_the_conversion(tmp_path: Path, mxfp4: Path, name: str) -> None:
+    target = tmp_path / name
+    near = {"exclude": "far", "quantize": "nvfp4", "require_lossless": True}
+    loadstone.convert(mxfp4, tmp_path / "near.safetensors", **near)
+    (tmp_path / "near.safetensors").unlink()
+    with pytest.raises(LossError, match=r"far.*would\s+change") as caught:
+        loadstone.convert(mxfp4, target, quantize="nvfp4", require_lossless=True)
+    assert caught.value.code == "convert.lossy"
+    done = run("convert", mxfp4, target, "--quantize", "nvfp4", "--require-lossless")
+    assert done.returncode != 0
+    assert "convert.lossy" in done.stderr
+    assert left(tmp_path) == set()
+
+
+def test_a_resumed_run_checks_finished_shards(tmp_path: Path, mxfp4: Path) -> None:
+    options = {"quantize": "nvfp4", "shard_size": 4000}
+    loadstone.convert(mxfp4, tmp_path / "out", part=(1, 2), **options)
+    loadstone.convert(mxfp4, tmp_path / "out", part=(2, 2), **options)
+    with pytest.raises(LossError) as caught:
+        loadstone.convert(mxfp4, tmp_path / "out", finish=True, require_lossless=True, **options)
+    assert caught.value.code == "convert.lossy"
+    assert not (tmp_path / "out").exists()
+    loadstone.convert(mxfp4, tmp_path / "out", finish=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "is_lossless"),
+    [
+        (torch.bfloat16, "float32", True),
+        (torch.float16, "float32", True),
+        (torch.float32, "bfloat16", False),
+        (torch.bfloat16, "float16", False),
+        (torch.float16, "bfloat16", False),
+        (torch.bfloat16, "bfloat16", True),
+    ],
+)
+def test_casts(tmp_path: Path, stored: torch.dtype, dtype: str, is_lossless: bool) -> None:
+    source = tmp_path / "plain.safetensors"
+    save_file({"a": torch.ones(4, dtype=stored), "b": torch.arange(3)}, source)
+    found = loadstone.convert(
+        source, tmp_path / "out.safetensors", dtype=dtype, require_lossless=True, dry_run=True
+    ).findings
+    assert ("convert.lossy" in {each.code for each in found}) is not is_lossless
+
+
+def test_decoded_values(tmp_path: Path, mxfp4: Path) -> None:
+    for dtype, is_lossless in {"float32": True, "bfloat16": True, "float16": False}.items():
+        target = tmp_path / "out.safetensors"
+        found = loadstone.convert(
+            mxfp4, target, dequantize=True, dtype=dtype, require_lossless=True, dry_run=True
+        ).findings
+        assert ("convert.lossy" in {each.code for each in found}) is not is_lossless
+    loadstone.convert(mxfp4, target, dequantize=True, dtype="float32")
+    wide = load_file(target)
+    loadstone.convert(mxfp4, target, dequantize=True, dtype="bfloat16", require_lossless=True)
+    for name, tensor in load_file(target).items():
+        assert torch.equal(tensor.float(), wide[name])
+
+
+def test_floats_to_codes_are_lossy(tmp_path: Path) -> None:
+    source = tmp_path / "plain.safetensors"
+    save_file({"model.layers.0.up_proj.weight": torch.ones(64, 64)}, source)
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.convert(source, tmp_path / "out", quantize="fp8", require_lossless=True)
+    assert caught.value.code == "convert.lossy"

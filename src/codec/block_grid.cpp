@@ -1,0 +1,84 @@
+#include "codec/block_grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "base/named.h"
+#include "kernels/cast.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr int integer_most = 255;  // 8 bits minus a zero point
+
+constexpr auto integers = [] {
+  std::array<float, 2 * integer_most + 1> all{};
+  for (int i = -integer_most; i <= integer_most; ++i) {
+    all[static_cast<std::size_t>(i + integer_most)] = static_cast<float>(i);
+  }
+  return all;
+}();
+
+std::vector<float> finite_values(Dtype dtype) {
+  std::array<std::byte, 256> bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
+  std::vector<float> values(bytes.size());
+  cast_between(dtype, Dtype::f32)
+      .run(bytes.data(), reinterpret_cast<std::byte*>(values.data()), bytes.size());
+  std::erase_if(values, [](float value) { return !std::isfinite(value); });
+  std::ranges::sort(values);
+  const auto twice = std::ranges::unique(values);  // 0 and -0
+  values.erase(twice.begin(), twice.end());
+  return values;
+}
+
+}  // namespace
+
+std::string_view name(Fidelity fidelity) noexcept {
+  return name_among({"exact", "exact where scales fit", "lossy"}, fidelity);
+}
+
+std::span<const float> integer_codes(int least, int most) noexcept {
+  const auto first = static_cast<std::size_t>(least + integer_most);
+  return std::span(integers).subspan(first, static_cast<std::size_t>(most - least) + 1);
+}
+
+std::span<const float> float_codes(Dtype dtype) noexcept {
+  static const std::vector<float> e4m3 = finite_values(Dtype::f8_e4m3);
+  static const std::vector<float> e5m2 = finite_values(Dtype::f8_e5m2);
+  if (dtype == Dtype::f8_e4m3) return e4m3;
+  if (dtype == Dtype::f8_e5m2) return e5m2;
+  return {};
+}
+
+bool contains_codes(const BlockGrid& to, const BlockGrid& from) {
+  if (to.codes.empty() || from.codes.empty() || (from.has_minimum && !to.has_minimum)) return false;
+  const float least = to.has_minimum ? from.codes.front() : 0;
+  return std::ranges::any_of(to.codes, [&](float top) {
+    const float factor = top / (from.codes.back() - least);
+    return factor > 0 && std::ranges::all_of(from.codes, [&](float code) {
+             return std::ranges::binary_search(to.codes, (code - least) * factor);
+           });
+  });
+}
+
+Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_within,
+                            bool shares) noexcept {
+  const bool is_same = from.scale == to.scale && from.product == to.product &&
+                       from.divides_scales == to.divides_scales;
+  const bool is_power = from.scale == Dtype::f8_e8m0;
+  const bool is_half = to.scale == Dtype::f16 || to.scale == Dtype::bf16;
+  const bool is_f32 = to.scale == Dtype::f32 && to.product == BlockProduct::code_times_scale &&
+                      from.product == BlockProduct::code_times_scale;
+  // A minimum may exceed the range of its dtype even if the scale does not.
+  const bool is_kept = (is_f32 || is_same) && !to.has_minimum;
+  if (is_within && is_kept && !(shares && to.scale == Dtype::f8_e4m3)) return Fidelity::exact;
+  // Powers of two are often a common multiple. Other scales of several blocks rarely have one.
+  const bool may_fit = is_within && (is_half || to.scale == Dtype::f32 || to.scale == from.scale);
+  return is_power || may_fit ? Fidelity::exact_where_scales_fit : Fidelity::lossy;
+}
+
+}  // namespace loadstone

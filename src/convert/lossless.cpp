@@ -1,0 +1,57 @@
+#include "convert/lossless.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "convert/choose/choose.h"
+#include "convert/quantize_rows.h"
+#include "loadstone/error.h"
+#include "plan/fidelity.h"
+
+namespace loadstone {
+
+void tell_losses(Conversion& conversion) {
+  Plan& plan = conversion.plan;
+  Fidelities fidelities(plan);
+  std::map<std::pair<std::string, std::string>, Alike> pairs;
+  for (const PlannedTarget& target : plan.targets) {
+    if (fidelities.of(target) != Fidelity::lossy) continue;
+    const std::string before = target.recipe.merge != nullptr ? std::string("a sum of tensors")
+                                                              : source_encodings(plan, target);
+    pairs[{before, std::string(output_encoding(conversion, target))}].add(target.name);
+  }
+  for (const auto& [pair, tensors] : pairs) {
+    const auto& [before, after] = pair;
+    plan.findings.push_back(
+        {.severity = Severity::error,
+         .code = "convert.lossy",
+         .target = tensors.first,
+         .message = fmt::format("{} would change from {} to {}, which cannot represent all of "
+                                "{} values, but the conversion must be lossless",
+                                counted(tensors.count, "tensor"), before, after,
+                                tensors.count == 1 ? "its" : "their"),
+         .suggestion = "exclude the tensors, choose another encoding, or omit --require-lossless "
+                       "(require_lossless=)",
+         .found = before,
+         .expected = after});
+  }
+}
+
+void check_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss) {
+  if (!conversion.require_lossless || loss.exact_blocks == loss.blocks) return;
+  const PlannedTarget& planned = conversion.plan.targets[target];
+  throw Error(
+      "convert.lossy",
+      fmt::format("{} cannot represent the scales of this tensor: {} of {} blocks would "
+                  "change, but the conversion must be lossless",
+                  planned.quantization->encoding, loss.blocks - loss.exact_blocks, loss.blocks),
+      {.tensor = planned.name,
+       .found = source_encodings(conversion.plan, planned),
+       .expected = planned.quantization->encoding});
+}
+
+}  // namespace loadstone

@@ -1,0 +1,37 @@
+// Foretells from encodings, shapes and boxes whether the values of a target survive.
+#pragma once
+
+#include <map>
+#include <utility>
+
+#include "codec/block_grid.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Remembers which codes contain others, so it is quick for many targets. Not thread-safe.
+class Fidelities {
+ public:
+  // The plan must outlive the object.
+  explicit Fidelities(const Plan& plan) : plan_(plan) {}
+
+  // Compares the target's values with those of its sources. Sums of tensors are lossy.
+  [[nodiscard]] Fidelity of(const PlannedTarget& target);
+
+ private:
+  [[nodiscard]] Fidelity of_codes(const PlannedTarget& target);
+  [[nodiscard]] Fidelity of_floats(const PlannedTarget& target) const;
+  [[nodiscard]] bool contains(const BlockGrid& to, const BlockGrid& from);
+
+  const Plan& plan_;
+  // By addresses of code sets. Sets of integers overlap, so the second address is their end.
+  using Codes = std::pair<const float*, const float*>;
+  std::map<std::pair<Codes, Codes>, bool> contained_;
+};
+
+// Returns true if each block of `to` in the target's part that a box writes is part of one block of
+// `from`. Decides conservatively for boxes other than slices, stacks and transpositions.
+[[nodiscard]] bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& from,
+                                     const Shape& target, const BlockGrid& to) noexcept;
+
+}  // namespace loadstone
