@@ -401,6 +401,7 @@ WORLDS = {
     "docs/how-to/modelopt.md": World(
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
+    "docs/lossless.md": World((at(gpt_oss, "gpt-oss"),)),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
     "docs/how-to/bitsandbytes.md": World(
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
