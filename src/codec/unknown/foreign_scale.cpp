@@ -131,7 +131,7 @@ void refuse_layout(const TensorTable& table, QuantizedTensor& quantized) {
   }
   refuse(quantized, "plan.encoding",
          "is quantized in a layout that this version of loadstone does not decode",
-         std::move(sources));
+         std::move(sources), table.claim().method);
 }
 
 void refuse_without_scales(const TensorTable& table, QuantizedTensor& quantized) {
