@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "cli/output.h"
 #include "formats/document.h"
+#include "load/absent_devices.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/machine.h"
@@ -308,6 +309,7 @@ void compare_with_machine(Plan& plan, const PlanArgs& args, bool is_saved) {
   std::ranges::move(
       machine_findings(plan, needed == plan.peak_bytes.end() ? 0 : needed->second, limit),
       std::back_inserter(plan.findings));
+  if (auto absent = absent_devices(plan)) plan.findings.push_back(*std::move(absent));
   sort_findings(plan.findings);
 }
 
@@ -325,11 +327,21 @@ void add_json_flag(Command command, bool& json) {
   command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
 }
 
+static void add_threads(Command command, unsigned& threads, const std::string& help) {
+  command.add_option("--threads", threads, "N", help)
+      .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
+}
+
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most) {
-  const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
-  command.add_option("--threads", threads, "N", help + how_many)
-      .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
+  add_threads(command, threads, help + default_text(fmt::format("one per core, at most {}", most)));
+}
+
+void add_readers_option(Command command, unsigned& threads, const std::string& help) {
+  add_threads(command, threads,
+              help + default_text(fmt::format("one per core, from {} to {};\na load begins with "
+                                              "fewer, and adds readers while this helps",
+                                              defaults::first_readers_max, defaults::threads_max)));
 }
 
 void add_receipt_option(Command command, std::string& kind, const std::string& help) {

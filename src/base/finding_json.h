@@ -68,7 +68,8 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
-// Returns one readable line per finding: "  warning: MESSAGE [CODE]".
+// Returns readable lines: "  warning: MESSAGE [CODE]". Findings that differ only in the names in
+// quotes share a line, which ends with their number.
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -18,6 +18,7 @@
 #include "convert/choose/gguf_choose.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/config_findings.h"
+#include "convert/given_options.h"
 #include "convert/json_text.h"
 #include "convert/kept_blocks.h"
 #include "convert/layout.h"
@@ -378,6 +379,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.stem =
       options.stem.empty() ? usual_stem(*catalog, options.folder.config) : options.stem;
   conversion.format = options.format;
+  conversion.options = given_options(given);
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options, findings);
   if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
@@ -423,6 +425,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
   if (quantizes) tell_quantized(conversion, choices);
+  if (options.merge) tell_decoded(conversion);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);

@@ -134,28 +134,39 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (Group& group : groups) conversion.quantize_rows.push_back(std::move(group.row));
 }
 
-// Warns once per pair of encodings.
-void tell_requantized(Conversion& conversion) {
-  struct Pair {
-    Alike tensors;
-    bool is_exact_first = true;
-  };
-  std::map<std::pair<std::string, std::string>, Pair> pairs;
+struct Pair {
+  Alike tensors;
+  bool is_exact_first = true;
+};
+using Pairs = std::map<std::pair<std::string, std::string>, Pair>;  // by encodings before and after
+
+// Returns the tensors that were codes before, and that the conversion decodes. `is_quantized`:
+// those that it quantizes again, or those whose values it writes.
+Pairs decoded_pairs(const Conversion& conversion, bool is_quantized) {
+  Pairs pairs;
   const Catalog& catalog = *conversion.plan.catalog;
   for (const PlannedTarget& target : conversion.plan.targets) {
-    if (!target.quantization) continue;
+    if (target.quantization.has_value() != is_quantized) continue;
     std::set<std::string_view> before;
     for_each_box(target.recipe, [&](const Box& box) {
       const bool is_block = !catalog.tensors()[box.source].encoding.is_dtype();
-      if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
+      if (is_quantized ? is_block || decoded_by(catalog, box) : box.decoding != no_decoding) {
+        before.insert(encoding_of(catalog, box));
+      }
     });
     if (before.empty()) continue;
-    auto& [tensors, is_exact_first] =
-        pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding}];
+    auto& [tensors, is_exact_first] = pairs[{fmt::format("{}", fmt::join(before, ", ")),
+                                             std::string(output_encoding(conversion, target))}];
     tensors.add(target.name);
-    is_exact_first = is_exact_first && target.quantization->exact_first.value_or(false);
+    is_exact_first =
+        is_exact_first && is_quantized && target.quantization->exact_first.value_or(false);
   }
-  for (const auto& [pair, found] : pairs) {
+  return pairs;
+}
+
+// Warns once per pair of encodings.
+void tell_requantized(Conversion& conversion) {
+  for (const auto& [pair, found] : decoded_pairs(conversion, true)) {
     const auto& [before, after] = pair;
     const auto& [tensors, is_exact_first] = found;
     const bool is_one = tensors.count == 1;
@@ -193,6 +204,20 @@ std::string_view output_encoding(const Conversion& conversion, const PlannedTarg
 void tell_quantized(Conversion& conversion, const Choices& choices) {
   add_rows(conversion, choices);
   tell_requantized(conversion);
+}
+
+void tell_decoded(Conversion& conversion) {
+  for (const auto& [pair, found] : decoded_pairs(conversion, false)) {
+    conversion.plan.findings.push_back(
+        {.severity = Severity::info,
+         .code = "convert.decoded",
+         .target = found.tensors.first,
+         .message = fmt::format("the merge decodes {} from {} to {}",
+                                counted(found.tensors.count, "tensor"), pair.first, pair.second),
+         .suggestion = "to quantize the output, pass an encoding (--quantize, quantize=)",
+         .found = pair.second,
+         .expected = pair.first});
+  }
 }
 
 }  // namespace loadstone
