@@ -208,6 +208,7 @@ void tell_quantized(Conversion& conversion, const Choices& choices) {
 
 void tell_decoded(Conversion& conversion) {
   for (const auto& [pair, found] : decoded_pairs(conversion, false)) {
+    if (pair.first == pair.second) continue;  // a file that keeps blocks copies them
     conversion.plan.findings.push_back(
         {.severity = Severity::info,
          .code = "convert.decoded",

@@ -154,13 +154,14 @@ TEST_F(Finished, ADifferentOutputIsNotReplacedAndWhatDiffersIsNamed) {
     const auto error = error_of([&] { run(plan(other), again); });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), "convert.state");
-    EXPECT_THAT(error->message(), AllOf(HasSubstr("out' was finished by an earlier run with " +
-                                                  difference),
-                                        HasSubstr("nothing was changed")));
+    EXPECT_THAT(error->message(),
+                AllOf(HasSubstr("out' was finished by an earlier run with " + difference),
+                      HasSubstr("nothing was changed")));
     EXPECT_EQ(check_target(plan(other), target, again).at(0).code, "convert.state");
   }
   const ConvertRun with_receipt = {.resume = true, .receipt = DigestKind::xxh3_128};
-  EXPECT_THAT(error_of([&] { run(with_receipt); })->message(), HasSubstr("no receipt of this kind"));
+  EXPECT_THAT(error_of([&] { run(with_receipt); })->message(),
+              HasSubstr("no receipt of this kind"));
   EXPECT_EQ(read_file(target + "/model-00001-of-00003.safetensors"), before);
   EXPECT_EQ(run(resume), 0u);
   // A run without `resume` replaces the output.
@@ -178,7 +179,8 @@ TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
   folder.write("in/source.safetensors", six_tensors(9));  // the same header
   EXPECT_GT(run(resume), 0u);
   EXPECT_THAT(message("convert.replaced"), HasSubstr("source files that have been modified"));
-  EXPECT_THAT(message("convert.replaced"), HasSubstr("(size and header are the same): 'source.saf"));
+  EXPECT_THAT(message("convert.replaced"),
+              HasSubstr("(size and header are the same): 'source.saf"));
   const auto found = std::ranges::find(report.findings, "convert.replaced", &Finding::code);
   EXPECT_EQ(found->severity, Severity::warning);
   EXPECT_EQ(run(resume), 0u);

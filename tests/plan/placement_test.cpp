@@ -71,16 +71,17 @@ TEST(Placement, ComputedMapsDoNotSplitLayersByDefault) {
   for (const char* const name : {"layers.0.a.w", "layers.0.b.w", "layers.1.a.w", "layers.1.b.w"}) {
     model.targets.push_back(target_of(name, {10}));
   }
-  const auto catalog = fake_catalog(
-      {{"layers.0.a.w", {10}}, {"layers.0.b.w", {10}}, {"layers.1.a.w", {10}}, {"layers.1.b.w", {10}}});
+  const auto catalog = fake_catalog({{"layers.0.a.w", {10}},
+                                     {"layers.0.b.w", {10}},
+                                     {"layers.1.a.w", {10}},
+                                     {"layers.1.b.w", {10}}});
   PlanOptions options;
   options.device_map.mode = DeviceMapMode::automatic;
   options.max_memory = {{"cpu", 190}};
   EXPECT_THAT(make_plan(catalog, model, options).device_map,
               UnorderedElementsAre(Pair("layers.0", "cpu"), Pair("layers.1", "disk")));
   options.no_split_modules.emplace();
-  EXPECT_THAT(make_plan(catalog, model, options).device_map,
-              Contains(Pair("layers.1.a", "cpu")));
+  EXPECT_THAT(make_plan(catalog, model, options).device_map, Contains(Pair("layers.1.a", "cpu")));
 }
 
 TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {

@@ -150,8 +150,6 @@ def test_a_merge_reports_the_tensors_that_it_decodes(model: Path, tmp_path: Path
     report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "again")
     (found,) = [each for each in report.findings if each.code == "convert.decoded"]
     assert found.severity == "info" and (found.found, found.expected) == ("BF16", "nf4")
-    report = loadstone.merge(
-        [(source, 0.5), (source, 0.5)], tmp_path / "nf4-again", quantize="nf4"
-    )
+    report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "nf4-again", quantize="nf4")
     codes = [each.code for each in report.findings]
     assert "convert.decoded" not in codes and "convert.requantized" in codes
