@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "base/thread_count.h"
 #include "boxes/dims.h"
@@ -84,22 +85,16 @@ std::uint64_t byte_count(const ValueSet& values, const Plan& plan, std::size_t t
 // Shortens a target of `bytes` to its first rows, so that about `bytes_max` remain. Returns false,
 // and leaves it unchanged, if that is not possible.
 bool shorten(PlannedTarget& target, std::uint64_t bytes, std::uint64_t bytes_max) {
-  if (target.recipe.merge != nullptr) return false;
   std::vector<std::uint64_t> extents = target.shape.extents();
-  for (std::size_t dim = 0; dim < extents.size(); ++dim) {
-    // Blocks and bytes with several values must stay whole.
-    const std::uint64_t step = dim + 1 == extents.size() ? 4096 : target.quantization ? 128 : 1;
-    const std::uint64_t row_bytes = bytes / extents[dim] + 1;
-    const std::uint64_t rows = bytes_max / row_bytes / step * step;
-    extents[dim] = std::max<std::uint64_t>(rows, 1);
-    if (rows > 0) break;
-    if (dim + 1 == extents.size()) return false;
-    bytes = row_bytes;
-  }
+  if (target.recipe.merge != nullptr || extents.empty()) return false;
+  // Blocks and bytes with several values must stay whole.
+  const std::uint64_t step = extents.size() == 1 ? 4096 : target.quantization ? 128 : 1;
+  extents[0] = bytes_max / ceil_div(bytes, extents[0]) / step * step;
+  if (extents[0] == 0) return false;
   const Slice slice = {.begin = std::vector<std::uint64_t>(extents.size(), 0),
                        .shape = Shape(extents)};
   std::vector<Box> boxes = target.recipe.boxes;
-  if (extents.empty() || slice_boxes(boxes, target.shape, slice)) return false;
+  if (slice_boxes(boxes, target.shape, slice)) return false;
   const auto is_whole = [&](const Box& box) { return moves_whole_bytes(box, bits(target.dtype)); };
   if (!std::ranges::all_of(boxes, is_whole)) return false;
   target.shape = slice.shape;

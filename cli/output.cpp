@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
-#include <iterator>
-#include <set>
 #include <span>
 #include <system_error>
 
@@ -94,18 +92,8 @@ std::string error_text(const Error& error, const TextStyle& style) {
   std::string text = fmt::format("{} {}\n", style.error("loadstone:"), error.what());
   const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
   if (info != nullptr) text += fmt::format("  {}\n  {}\n", info->meaning, info->advice);
-  // The first message names the files with errors, so equal errors are shown only once.
-  std::set<std::array<std::string, 4>> told;
-  for (const Error& other : error.others()) {
-    const Where& where = other.where();
-    if (told.insert({other.code(), other.message(), where.found, where.expected}).second) {
-      text += error_text(other, style);
-    }
-  }
-  const std::size_t alike = error.others().size() - told.size();
-  if (alike == 0) return text;
-  return text + fmt::format("{} {} of the same kinds\n", style.error("loadstone:"),
-                            counted(alike, "more error"));
+  for (const Error& other : error.others()) text += error_text(other, style);
+  return text;
 }
 
 }  // namespace

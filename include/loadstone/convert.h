@@ -243,8 +243,8 @@ struct Conversion {
   bool one_file = true;
   bool is_split = false;  // several files next to each other, see ConvertOptions::is_split
   std::string stem;
-  // Text of each option that determines the output and differs from its default, by name: "dtype".
-  // Only for messages.
+  // Texts of the options that determine the tensors and files, by name ("dtype"), for messages.
+  // Options without a value have none.
   std::map<std::string, std::string> options;
   // Text of the output's config.json; empty if the source has none. If the target's folder already
   // has a config that the conversion does not replace, that config must declare the same codes. It

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <utility>
 
 #include "base/text.h"
@@ -29,7 +28,6 @@ std::vector<std::string> nearest(std::string_view typed, const std::vector<std::
     const auto distance =
         is_end_of(typed, word) ? std::optional(1u) : edit_distance(typed, word, least);
     if (!distance || *distance > least || word.empty()) continue;
-    if (*distance == least && std::ranges::count(near, word) > 0) continue;
     if (*distance < least) near.clear();
     least = *distance;
     near.push_back(word);
@@ -77,13 +75,7 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
 std::string unknown_word(std::string_view what, std::string_view typed,
                          const std::vector<std::string>& known) {
   std::string near = did_you_mean(typed, known);
-  if (near.empty()) {
-    std::vector<std::string> distinct;
-    std::ranges::copy_if(known, std::back_inserter(distinct), [&](const std::string& word) {
-      return std::ranges::count(distinct, word) == 0;
-    });
-    near = "; expected " + either(distinct);
-  }
+  if (near.empty()) near = "; expected " + either(known);
   return fmt::format("unknown {} '{}'{}", what, printable(typed), near);
 }
 

@@ -150,16 +150,13 @@ Pairs decoded_pairs(const Conversion& conversion, bool is_quantized) {
     std::set<std::string_view> before;
     for_each_box(target.recipe, [&](const Box& box) {
       const bool is_block = !catalog.tensors()[box.source].encoding.is_dtype();
-      if (is_quantized ? is_block || decoded_by(catalog, box) : box.decoding != no_decoding) {
-        before.insert(encoding_of(catalog, box));
-      }
+      if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
     });
     if (before.empty()) continue;
     auto& [tensors, is_exact_first] = pairs[{fmt::format("{}", fmt::join(before, ", ")),
                                              std::string(output_encoding(conversion, target))}];
     tensors.add(target.name);
-    is_exact_first =
-        is_exact_first && is_quantized && target.quantization->exact_first.value_or(false);
+    if (is_quantized) is_exact_first &= target.quantization->exact_first.value_or(false);
   }
   return pairs;
 }

@@ -122,15 +122,9 @@ HubPath parse_hub_path(std::string_view path) {
   const std::size_t first = rest.find('/');
   if (first == 0 || first == std::string_view::npos) refuse_hub_path(path);
   const std::string owner = lowered(rest.substr(0, first));
-  if (is_word(owner, "huggingface.co www.huggingface.co hf.co hf-mirror.com")) {
-    refuse_hub_path(path,
-                    "hf:// is followed by the repository, not by a host; HF_ENDPOINT sets a "
-                    "different host");
-  }
-  if (is_word(owner, "models datasets spaces")) {
-    refuse_hub_path(path, fmt::format("'{}' is not an owner of models: loadstone reads "
-                                      "repositories of models, without this word",
-                                      owner));
+  if (is_word(owner, "huggingface.co www.huggingface.co hf.co models datasets spaces")) {
+    refuse_hub_path(
+        path, fmt::format("hf:// is followed by the name of a model repository, not by '{}'", owner));
   }
   const std::size_t end = std::min(rest.find('/', first + 1), rest.size());
   const std::string_view name = rest.substr(0, end);

@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -63,22 +61,19 @@ std::string to_json(const VerifyReport& report) {
 
 namespace {
 
-// Returns one line for each difference. Of many with the same text, only the first few.
+// Returns one line for each difference, up to lines_alike_max of each kind.
 std::string differences_text(const std::vector<Difference>& differences) {
-  constexpr std::size_t alike_max = 5;
-  std::map<std::tuple<DifferenceKind, std::string_view, std::string_view>, std::size_t> counts;
+  std::map<DifferenceKind, std::size_t> counts;
   std::string text;
   for (const Difference& each : differences) {
-    if (++counts[{each.kind, each.found, each.expected}] > alike_max) continue;
+    if (++counts[each.kind] > lines_alike_max) continue;
     text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
                         printable(each.name), printable(each.found), printable(each.expected));
   }
-  for (const auto& [difference, count] : counts) {
-    if (count <= alike_max) continue;
-    const auto& [kind, found, expected] = difference;
-    text += fmt::format("  {:<10} {}: found {}; expected {}\n", name(kind),
-                        counted(count - alike_max, "more tensor"), printable(found),
-                        printable(expected));
+  for (const auto& [kind, count] : counts) {
+    if (count > lines_alike_max) {
+      text += fmt::format("  {:<10} {} more\n", name(kind), count - lines_alike_max);
+    }
   }
   return text;
 }
