@@ -323,9 +323,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"memory.host", "The machine has less free memory than the load needs.",
      "Use a device map that places modules on \"disk\", or a dtype with fewer bytes."},
     {"merge.adapter", "An adapter does not fit the base model.",
-     "Merge the adapter into the model that it was trained for: 'loadstone merge BASE --lora "
-     "ADAPTER "
-     "-o TARGET'. The message names its tensors."},
+     "Merge the adapter into the model that it was trained for ('loadstone merge BASE --lora "
+     "ADAPTER -o TARGET'). The message names its tensors."},
     {"merge.models",
      "The models to merge have different tensors, shapes, configs or companion files.",
      "Merge only models of the same architecture, with the same tensor names and shapes. The "
