@@ -74,7 +74,7 @@ class StopOnInterrupt : public Observer {
 };
 
 // Returns the bytes in memory or in the files, whichever are more.
-std::uint64_t byte_count(const ValueSet& values, const Plan& plan, std::size_t target) {
+std::uint64_t moved_bytes(const ValueSet& values, const Plan& plan, std::size_t target) {
   std::uint64_t bytes = 0;
   for (const SourceExtent& extent : source_extents(values, values[target])) {
     bytes += extent.end - extent.begin;
@@ -114,11 +114,11 @@ class Sample {
       if (target.delivery != Delivery::memory || target.recipe.origin != Origin::checkpoint) {
         continue;
       }
-      std::uint64_t bytes = byte_count(values, plan, i);
+      std::uint64_t bytes = moved_bytes(values, plan, i);
       const bool is_whole = bytes <= room;
       if (!is_whole) {
         if (!shorten(target, bytes, room)) continue;
-        bytes = byte_count(values_of(plan_), plan_, i);
+        bytes = moved_bytes(values_of(plan_), plan_, i);
         if (bytes > room) {  // for example the columns of a transposed tensor
           target = plan.targets[i];
           continue;

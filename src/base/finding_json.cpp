@@ -20,8 +20,8 @@ std::string finding_lines(const std::vector<Finding>& findings) {
   }
   for (const auto& [group, count] : counts) {
     if (count <= lines_alike_max) continue;
-    text +=
-        fmt::format("  {}: {} more [{}]\n", name(group.first), count - lines_alike_max, group.second);
+    text += fmt::format("  {}: {} more [{}]\n", name(group.first), count - lines_alike_max,
+                        group.second);
   }
   return text;
 }

@@ -392,8 +392,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   plan_options.recipes = std::move(outputs.recipes);
   conversion.repacked = std::move(outputs.repacked);
   Choices choices;
-  const bool quantizes = !options.quantize.formats.empty();
   Recipes& recipes = plan_options.recipes;
+  const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) choices = choose_formats(*catalog, options, conversion, recipes, findings);
   if (container.holds_blocks()) keep_codes(*catalog, options, choices, is_decoded, recipes);
   plan_options.quantize = std::move(choices.quantize);
@@ -424,8 +424,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
-  if (quantizes) tell_quantized(conversion, choices);
-  if (options.merge) tell_decoded(conversion);
+  tell_quantized(conversion, choices, options.merge.has_value());
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);

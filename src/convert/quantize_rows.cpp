@@ -182,6 +182,22 @@ void tell_requantized(Conversion& conversion) {
   }
 }
 
+// Reports quantized tensors that a merge decodes, once per pair of encodings.
+void tell_decoded(Conversion& conversion) {
+  for (const auto& [pair, found] : decoded_pairs(conversion, false)) {
+    if (pair.first == pair.second) continue;  // a file that keeps blocks copies them
+    conversion.plan.findings.push_back(
+        {.severity = Severity::info,
+         .code = "convert.decoded",
+         .target = found.tensors.first,
+         .message = fmt::format("the merge decodes {} from {} to {}",
+                                counted(found.tensors.count, "tensor"), pair.first, pair.second),
+         .suggestion = "to quantize the output, pass an encoding (--quantize, quantize=)",
+         .found = pair.second,
+         .expected = pair.first});
+  }
+}
+
 }  // namespace
 
 std::string source_encodings(const Plan& plan, const PlannedTarget& target) {
@@ -198,24 +214,10 @@ std::string_view output_encoding(const Conversion& conversion, const PlannedTarg
                              : stored_type(conversion, target).encoding.name();
 }
 
-void tell_quantized(Conversion& conversion, const Choices& choices) {
+void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge) {
   add_rows(conversion, choices);
   tell_requantized(conversion);
-}
-
-void tell_decoded(Conversion& conversion) {
-  for (const auto& [pair, found] : decoded_pairs(conversion, false)) {
-    if (pair.first == pair.second) continue;  // a file that keeps blocks copies them
-    conversion.plan.findings.push_back(
-        {.severity = Severity::info,
-         .code = "convert.decoded",
-         .target = found.tensors.first,
-         .message = fmt::format("the merge decodes {} from {} to {}",
-                                counted(found.tensors.count, "tensor"), pair.first, pair.second),
-         .suggestion = "to quantize the output, pass an encoding (--quantize, quantize=)",
-         .found = pair.second,
-         .expected = pair.first});
-  }
+  if (is_merge) tell_decoded(conversion);
 }
 
 }  // namespace loadstone

@@ -16,9 +16,7 @@ namespace loadstone {
                                                const PlannedTarget& target);
 
 // Adds one row to the report per group of similar tensors. Warns of quantized tensors that the
-// conversion quantizes again, once per pair of encodings.
-void tell_quantized(Conversion& conversion, const Choices& choices);
-// Reports quantized tensors that a merge decodes, once per pair of encodings.
-void tell_decoded(Conversion& conversion);
+// conversion quantizes again, and reports those that a merge decodes, once per pair of encodings.
+void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge);
 
 }  // namespace loadstone

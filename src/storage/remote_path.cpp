@@ -124,7 +124,8 @@ HubPath parse_hub_path(std::string_view path) {
   const std::string owner = lowered(rest.substr(0, first));
   if (is_word(owner, "huggingface.co www.huggingface.co hf.co models datasets spaces")) {
     refuse_hub_path(
-        path, fmt::format("hf:// is followed by the name of a model repository, not by '{}'", owner));
+        path,
+        fmt::format("hf:// is followed by the name of a model repository, not by '{}'", owner));
   }
   const std::size_t end = std::min(rest.find('/', first + 1), rest.size());
   const std::string_view name = rest.substr(0, end);

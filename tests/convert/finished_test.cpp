@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "loadstone/convert.h"
 #include "support/errors.h"
@@ -172,6 +173,29 @@ TEST_F(Finished, ADifferentOutputIsNotReplacedAndWhatDiffersIsNamed) {
   EXPECT_GT(run(with_receipt), 0u);  // the record is gone
   EXPECT_THAT(message("convert.replaced"), HasSubstr("because no record shows"));
   EXPECT_EQ(run(resume), 0u);  // a receipt is more than this run asks for
+}
+
+// A receipt of a different kind is computed from the shards and the source, which are read again.
+TEST_F(Finished, ShardsAreKeptForAReceiptOfADifferentKind) {
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const std::string& name : names_in(target)) files[name] = read_file(target + "/" + name);
+    fs::remove_all(target);
+    fs::remove(folder / record);
+    return files;
+  };
+  run({.receipt = DigestKind::sha256_tree});
+  const auto whole = contents();
+  run(part(1));
+  run({.resume = true, .receipt = DigestKind::sha256_tree});
+  EXPECT_GT(report.bytes_kept, 0u);
+  EXPECT_THAT(report.findings, IsEmpty());
+  EXPECT_EQ(contents(), whole);
+  // Without a receipt, shards of any kind are kept.
+  run({.part = ConvertPart{1, 2}, .receipt = DigestKind::sha256_tree});
+  run(resume);
+  EXPECT_GT(report.bytes_kept, 0u);
+  EXPECT_FALSE(fs::exists(target + "/receipt.json"));
 }
 
 TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {

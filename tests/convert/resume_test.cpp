@@ -118,23 +118,6 @@ TEST_F(Resume, FinishedShardsAreKept) {
   }
 }
 
-// A receipt of a different kind is computed from the shards and the source, which are read again.
-TEST_F(Resume, FinishedShardsAreKeptForAReceiptOfADifferentKind) {
-  const ConvertRun sha = {.resume = true, .receipt = DigestKind::sha256_tree};
-  convert(plan(), folder / "whole", {.receipt = DigestKind::sha256_tree});
-  convert(plan(), target, part(1, 2));
-  std::vector<Finding> findings = convert(plan(), target, sha).findings;
-  EXPECT_THAT(findings, IsEmpty());
-  expect_whole();  // the receipts are equal too
-  fs::remove_all(target);
-  fs::remove(folder / ".loadstone-out.done");
-  // Without a receipt, shards of any kind are kept.
-  convert(plan(), target, {.part = ConvertPart{1, 2}, .receipt = DigestKind::sha256_tree});
-  const ConvertReport report = convert(plan(), target, resume);
-  EXPECT_GT(report.bytes_kept, 0u);
-  EXPECT_FALSE(fs::exists(target + "/receipt.json"));
-}
-
 TEST_F(Resume, WithNothingToResumeItJustRuns) {
   EXPECT_EQ(code(resume), "");
   expect_whole();

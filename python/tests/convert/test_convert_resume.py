@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import COMMAND, output
+from command import COMMAND
 from safetensors.torch import save_file
 
 import loadstone
@@ -340,64 +340,6 @@ def test_a_finished_job_does_nothing(source: Path, whole: dict[str, bytes], tmp_
     again = converted(source, target, executor)
     assert again.bytes_read == again.bytes_written == 0
     assert contents(target) == whole
-
-
-def test_a_replaced_output_is_reported(source: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    run(source, target, "--resume")
-    words = ["convert", source, target, "--dtype", "bf16", "--shard-size", SHARD]
-    text = "the conversion replaces 25 files of an earlier output, which was made with different"
-    assert text in output(*words, "--dry-run")
-    planned = loadstone.convert(source, target, dtype="bfloat16", dry_run=True)
-    (finding,) = (each for each in planned.findings if each.code == "convert.replaced")
-    assert finding.severity == "info"
-    assert text in finding.message and "the first is 'layers.0.0'" in finding.message
-    assert len(finding.sources) == 25
-    assert "replaced  25 files of an earlier output\n" in output(*words)
-    assert "\nreplaced" not in run(source, tmp_path / "new")
-
-
-@pytest.mark.parametrize(
-    ("more", "options"),
-    [
-        (["--resume"], {"resume": True}),
-        (["--part", "1/2"], {"part": (1, 2)}),
-        (["--finish"], {"finish": True}),
-    ],
-)
-def test_a_resumed_run_does_not_replace_a_different_output(
-    source: Path, whole: dict[str, bytes], tmp_path: Path, more: list[str], options: dict[str, Any]
-) -> None:
-    target = tmp_path / "out"
-    run(source, target, "--resume")
-    words = [COMMAND, "convert", source, target, "--dtype", "bf16", "--shard-size", SHARD, *more]
-    difference = "dtype was F16, and is now BF16"
-    for dry_run in (True, False):
-        command = [*words, "--dry-run"] if dry_run else words
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done
-        if not dry_run:
-            assert difference in done.stderr and "[convert.state]" in done.stderr
-            assert f"first remove '{tmp_path / '.loadstone-out.done'}'" in done.stderr
-    with pytest.raises(loadstone.Error, match=difference) as caught:
-        loadstone.convert(source, target, dtype="bfloat16", shard_size=SHARD, **options)
-    assert caught.value.code == "convert.state"
-    assert contents(target) == whole
-    assert not (tmp_path / ".loadstone-out.part").exists()
-
-
-def test_a_touched_source_is_reported_before_it_is_read(source: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(source, tmp_path / "source")
-    run(copy, tmp_path / "out", "--resume")
-    for file in copy.glob("*.safetensors"):
-        os.utime(file, (1, 1))
-    command = ["convert", copy, tmp_path / "out", "--dtype", "f16", "--shard-size", SHARD]
-    command += ["--resume", "--progress", "plain", "--progress-interval", "0"]
-    command = list(map(str, [COMMAND, *command]))
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    warning, *progress = done.stderr.splitlines()
-    assert "source files that have been modified or replaced since" in warning
-    assert "[convert.replaced]" in warning and progress[0].startswith("loadstone: ")
 
 
 # --- executors -----------------------------------------------------------------------------------

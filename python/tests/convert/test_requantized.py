@@ -142,7 +142,7 @@ def test_groups_of_one_pattern_show_their_layers(model: Path, tmp_path: Path) ->
 
 
 def test_a_merge_reports_the_tensors_that_it_decodes(model: Path, tmp_path: Path) -> None:
-    source = quantized(model, tmp_path / "nf4", "nf4")
+    source = quantized(model, tmp_path, "nf4")
     words = ["merge", f"{source}:0.5", f"{source}:0.5", "-o", tmp_path / "out"]
     text = output(*words)
     count = int(re.search(r"encoding  the merge decodes (\d+) tensors from nf4 to BF16", text)[1])
