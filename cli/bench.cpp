@@ -13,8 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "base/thread_count.h"
+#include "boxes/dims.h"
+#include "boxes/slice.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/duration.h"
@@ -37,6 +40,7 @@ namespace {
 
 // Disks with queues need several concurrent reads. These threads only wait, so they use no core.
 constexpr unsigned disk_readers = 8;
+constexpr unsigned rounds_min = 3;  // fewer have no useful median
 constexpr unsigned rounds_max = 20;
 // Pause before each run, because the cost of fresh memory depends on how long the machine was idle.
 constexpr auto idle = std::chrono::milliseconds(200);
@@ -69,21 +73,62 @@ class StopOnInterrupt : public Observer {
   bool on_progress(const Progress&) override { return !InterruptibleWork::interrupted(); }
 };
 
-// The first targets of a plan that are loaded into memory, up to a number of bytes.
+// Returns the bytes in memory or in the files, whichever are more.
+std::uint64_t moved_bytes(const ValueSet& values, const Plan& plan, std::size_t target) {
+  std::uint64_t bytes = 0;
+  for (const SourceExtent& extent : source_extents(values, values[target])) {
+    bytes += extent.end - extent.begin;
+  }
+  return std::max(bytes, plan.targets[target].byte_count());
+}
+
+// Shortens a target of `bytes` to its first rows, so that about `bytes_max` remain. Returns false,
+// and leaves it unchanged, if that is not possible.
+bool shorten(PlannedTarget& target, std::uint64_t bytes, std::uint64_t bytes_max) {
+  std::vector<std::uint64_t> extents = target.shape.extents();
+  if (target.recipe.merge != nullptr || extents.empty()) return false;
+  // Blocks and bytes with several values must stay whole.
+  const std::uint64_t step = extents.size() == 1 ? 4096 : target.quantization ? 128 : 1;
+  extents[0] = bytes_max / ceil_div(bytes, extents[0]) / step * step;
+  if (extents[0] == 0) return false;
+  const Slice slice = {.begin = std::vector<std::uint64_t>(extents.size(), 0),
+                       .shape = Shape(extents)};
+  std::vector<Box> boxes = target.recipe.boxes;
+  if (slice_boxes(boxes, target.shape, slice)) return false;
+  const auto is_whole = [&](const Box& box) { return moves_whole_bytes(box, bits(target.dtype)); };
+  if (!std::ranges::all_of(boxes, is_whole)) return false;
+  target.shape = slice.shape;
+  target.recipe.boxes = std::move(boxes);
+  return true;
+}
+
+// The first targets of a plan that are loaded into memory, up to a number of bytes. The last target
+// may be only a part of a tensor.
 class Sample {
  public:
-  Sample(const Plan& plan, std::uint64_t bytes_max)
-      : plan_(plan), memory_bytes_(0), taken_(plan.targets.size()) {
-    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-      const PlannedTarget& target = plan.targets[i];
+  Sample(const Plan& plan, std::uint64_t bytes_max) : plan_(plan), taken_(plan.targets.size()) {
+    const ValueSet values = values_of(plan);
+    std::uint64_t room = bytes_max;
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      PlannedTarget& target = plan_.targets[i];
       if (target.delivery != Delivery::memory || target.recipe.origin != Origin::checkpoint) {
         continue;
       }
-      const std::uint64_t bytes = target.byte_count();
-      if (memory_bytes_ > 0 && memory_bytes_ + bytes > bytes_max) break;
+      std::uint64_t bytes = moved_bytes(values, plan, i);
+      const bool is_whole = bytes <= room;
+      if (!is_whole) {
+        if (!shorten(target, bytes, room)) continue;
+        bytes = moved_bytes(values_of(plan_), plan_, i);
+        if (bytes > room) {  // for example the columns of a transposed tensor
+          target = plan.targets[i];
+          continue;
+        }
+      }
       taken_[i] = true;
-      memory_bytes_ += bytes;
+      room -= bytes;
+      memory_bytes_ += target.byte_count();
       ++target_count_;
+      if (!is_whole) break;
     }
   }
 
@@ -91,7 +136,8 @@ class Sample {
   [[nodiscard]] std::uint64_t target_count() const noexcept { return target_count_; }
 
   // Loads into fresh memory, which is freed before this returns.
-  [[nodiscard]] Report load() const {
+  // `threads`: the number of readers; 0: chosen by the load.
+  [[nodiscard]] Report load(unsigned threads) const {
     const HostMemory memory(plan_);
     std::vector<Destination> destinations = memory.destinations();
     for (std::size_t i = 0; i < destinations.size(); ++i) {
@@ -101,7 +147,7 @@ class Sample {
     }
     StopOnInterrupt observer;
     ExecuteOptions options;
-    options.threads = plan_.threads;
+    options.threads = threads;
     options.observer = &observer;
     return execute(plan_, destinations, options);
   }
@@ -130,8 +176,8 @@ class Sample {
   }
 
  private:
-  const Plan& plan_;
-  std::uint64_t memory_bytes_;
+  Plan plan_;
+  std::uint64_t memory_bytes_ = 0;
   std::uint64_t target_count_ = 0;
   std::vector<bool> taken_;
 };
@@ -162,15 +208,21 @@ std::uint64_t sample_bytes_max(const BenchArgs& args) {
 class Bench {
  public:
   Bench(const Plan& plan, const BenchArgs& args)
-      : plan_(plan), sample_(plan, sample_bytes_max(args)), write_folder_(args.write_folder) {
+      : plan_(plan),
+        readers_(args.plan.options.threads),
+        sample_(plan, sample_bytes_max(args)),
+        write_folder_(args.write_folder) {
     if (sample_.target_count() == 0) {
-      throw Error("usage", "the plan reads no tensor into memory: there is nothing to measure");
+      throw Error("usage",
+                  "the plan reads no tensor into memory, or none that fits in --sample: there is "
+                  "nothing to measure");
     }
     figures_.checkpoint = plan.catalog->shown_path();
     figures_.total_bytes = plan.catalog->total_bytes();
     figures_.total_targets = plan.targets.size();
     figures_.sample_targets = sample_.target_count();
     figures_.threads = plan.threads;
+    figures_.cores = thread_count(0, defaults::threads_most);
     figures_.disk_readers = disk_readers;
     if (write_folder_.empty()) figures_.no_write = "pass --write FOLDER";
   }
@@ -180,13 +232,13 @@ class Bench {
     const auto elapsed = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    static_cast<void>(sample_.load());  // loads the files into the page cache
+    static_cast<void>(sample_.load(readers_));  // loads the files into the page cache
     extents_ = sample_.extents();
     figures_.sample_bytes = byte_count(extents_);
     double longest = 0;
     for (unsigned round = 0; round < rounds_max; ++round) {
       const double before = elapsed();
-      if (round > 0 && before + longest > seconds_max) break;
+      if (round >= rounds_min && before + longest > seconds_max) break;
       measure_round(round % 2 == 1);
       longest = std::max(longest, elapsed() - before);
     }
@@ -251,15 +303,17 @@ class Bench {
   void add_load(LoadSeries& load) {
     rest();
     const double before = processor_seconds();
-    const Report report = sample_.load();
+    const Report report = sample_.load(readers_);
     const double used = processor_seconds() - before;
     load.series.bytes = figures_.sample_bytes;
     load.series.seconds.push_back(report.seconds);
-    const unsigned cores = std::min(plan_.threads, thread_count(0, defaults::threads_most));
+    load.readers = std::max(load.readers, static_cast<unsigned>(report.readers));
+    const unsigned cores = std::min(load.readers, figures_.cores);
     load.processor_shares.push_back(std::min(1.0, used / (report.seconds * cores)));
   }
 
   const Plan& plan_;
+  const unsigned readers_;
   const Sample sample_;
   const std::string write_folder_;
   std::vector<Extent> extents_;
@@ -294,14 +348,14 @@ void add_bench(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<BenchArgs>();
   add_checkpoint(command, args->plan.open).required();
   add_plan_options(command, args->plan);
-  add_threads_option(command, args->plan.options.threads, "Readers");
+  add_readers_option(command, args->plan.options.threads, "Readers");
   command
       .add_option("--seconds", args->seconds, "S",
-                  "Approximate duration in seconds; at least one round" + default_text("30"))
+                  "Approximate duration in seconds; at least three rounds" + default_text("30"))
       .in_range(0.0, 86'400.0);
   command.add_option("--sample", args->sample, "SIZE",
-                     "Bytes of tensors to measure, beginning with the first tensor; at most\na "
-                     "quarter of the free memory" +
+                     "Most bytes of tensors to measure, beginning with the first tensor; of a\n"
+                     "larger tensor, its first rows. At most a quarter of the free memory" +
                          default_text(args->sample));
   command.add_option("--write", args->write_folder, "FOLDER",
                      "Also measure writing, of 256 MiB to a file in FOLDER that is removed");

@@ -64,24 +64,25 @@ std::string row_text(std::string_view title, const Series& series, const std::st
 
 std::string percent(double share) { return fmt::format("{:.0f} %", share * 100); }
 
-std::string bound_text(const BenchFigures& figures, Bound bound) {
+std::string bound_text(const BenchFigures& figures, const LoadSeries& load, Bound bound) {
   switch (bound) {
     case Bound::page_cache_to_new_memory:
       return "limited by reads from the page cache into new memory";
     case Bound::disk:
       return "limited by the disk";
     case Bound::processor:
-      return fmt::format("limited by the processor ({})", counted(figures.threads, "thread"));
+      return fmt::format("limited by the processor ({})", counted(figures.cores, "core"));
     case Bound::waiting:
       break;
   }
-  return "its readers wait: try a larger --threads";
+  return fmt::format("its {} wait for data: compare with --threads {}",
+                     counted(load.readers, "reader"), 2 * load.readers);
 }
 
-std::string verdict_line(const BenchFigures& figures, std::string_view source,
-                         const LoadVerdict& verdict) {
+std::string verdict_line(const BenchFigures& figures, const LoadSeries& load,
+                         std::string_view source, const LoadVerdict& verdict) {
   return fmt::format("a load from the {} reaches {} of the limit: {}", source,
-                     percent(verdict.of_limit), bound_text(figures, verdict.bound));
+                     percent(verdict.of_limit), bound_text(figures, load, verdict.bound));
 }
 
 }  // namespace
@@ -99,6 +100,7 @@ static void write_load(JsonWriter& json, std::string_view name, const LoadSeries
   json.begin_object();
   visit_fields(json, load.series);
   json.member("processor_share", load.processor_share());
+  json.member("readers", load.readers);
   json.member("limit", limit);
   if (verdict) {
     json.member("of_limit", verdict->of_limit);
@@ -153,23 +155,29 @@ std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures) {
 std::string to_text(const BenchFigures& figures, const TextStyle& style) {
   const LoadVerdict warm = page_cache_verdict(figures);
   const std::optional<LoadVerdict> cold = disk_verdict(figures);
-  std::string text = style.strong(verdict_line(figures, "page cache", warm)) + '\n';
-  if (cold) text += style.strong(verdict_line(figures, "disk", *cold)) + '\n';
-  text += fmt::format("\ncheckpoint  {}: {}, {}\nmeasured    {} of {}, {}, medians; {}\n\n",
+  const LoadSeries& from_cache = figures.load_from_page_cache;
+  const LoadSeries& from_disk = figures.load_from_disk;
+  std::string text = style.strong(verdict_line(figures, from_cache, "page cache", warm)) + '\n';
+  if (cold) text += style.strong(verdict_line(figures, from_disk, "disk", *cold)) + '\n';
+  text += fmt::format("\ncheckpoint  {}: {}, {}\nmeasured    {} of {}, medians of {}; {} on {}\n\n",
                       printable(figures.checkpoint), human_bytes(figures.total_bytes),
                       counted(figures.total_targets, "target"), human_bytes(figures.sample_bytes),
                       counted(figures.sample_targets, "target"),
-                      counted(figures.load_from_page_cache.series.seconds.size(), "round"),
-                      counted(figures.threads, "thread"));
+                      counted(from_cache.series.seconds.size(), "round"),
+                      counted(figures.threads, "thread"), counted(figures.cores, "core"));
   text += fmt::format("{:<30} {:>6}   {}\n", "limits", "GB/s", "lowest to highest");
   for (const Row& row : limits_of(figures)) text += row_text(row.title, row.series, row.note);
   text += "\nloads\n";
-  text += row_text("from the page cache", figures.load_from_page_cache.series,
-                   percent(warm.of_limit) + " of page cache to new memory");
-  text += row_text("from the disk", figures.load_from_disk.series,
-                   cold ? percent(cold->of_limit) + " of the disk"
-                   : figures.load_from_disk.series.seconds.empty() ? figures.no_disk_load
-                                                                   : std::string());
+  const auto note = [](const LoadVerdict& verdict, std::string_view limit, const LoadSeries& load) {
+    return fmt::format("{} of {}; {}", percent(verdict.of_limit), limit,
+                       counted(load.readers, "reader"));
+  };
+  text += row_text("from the page cache", from_cache.series,
+                   note(warm, "page cache to new memory", from_cache));
+  text += row_text("from the disk", from_disk.series,
+                   cold                               ? note(*cold, "the disk", from_disk)
+                   : from_disk.series.seconds.empty() ? figures.no_disk_load
+                                                      : std::string());
   return text;
 }
 

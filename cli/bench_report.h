@@ -25,7 +25,8 @@ struct Series {
 
 struct LoadSeries {
   Series series;
-  std::vector<double> processor_shares;  // shares of the threads' time spent on a processor, 0 to 1
+  std::vector<double> processor_shares;  // shares of the readers' time spent on a processor, 0 to 1
+  unsigned readers = 0;                  // the most readers of a load
 
   [[nodiscard]] double processor_share() const;  // the median
 };
@@ -36,7 +37,8 @@ struct BenchFigures {
   std::uint64_t sample_bytes = 0;  // bytes that were read
   std::uint64_t sample_targets = 0;
   std::uint64_t total_targets = 0;
-  unsigned threads = 0;
+  unsigned threads = 0;  // for the limits, except `disk`
+  unsigned cores = 0;
   unsigned disk_readers = 0;
   Series new_memory;
   Series memory_copy;

@@ -87,7 +87,7 @@ std::string with_duration(const Duration& duration, const std::string& json) {
   writer.key("duration");
   writer.begin_object();
   writer.member("seconds", duration.seconds);
-  writer.member("is_lower_bound", duration.is_least);
+  writer.member("excludes_computing", duration.excludes_computing);
   writer.member("text", duration.text());
   writer.end_object();
   return joined(std::move(writer), json);

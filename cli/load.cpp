@@ -125,7 +125,7 @@ std::string load_text(const Plan& plan, const Outcome& outcome, const TextStyle&
   const auto without_value = outcome.audit.not_held.size() - static_cast<std::size_t>(on_disk);
   std::string text = verdict_text(loaded_verdict(plan, report), style);
   text +=
-      fmt::format("loaded    {} targets", report.provenance.size() - outcome.audit.not_held.size());
+      "loaded    " + counted(report.provenance.size() - outcome.audit.not_held.size(), "target");
   if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
   if (without_value > 0) text += fmt::format(", {} without a value on purpose", without_value);
   text += fmt::format("\nread      {} in {}", human_bytes(report.bytes_read),
@@ -194,7 +194,7 @@ void add_load(Program& program, Chosen& chosen) {
                      "one per adapter follows.\n"
                      "If it writes to disk, pass --offload-folder again");
   const Command plan_options = add_plan_options(command, args->plan);
-  add_threads_option(command, args->plan.options.threads, "Readers");
+  add_readers_option(command, args->plan.options.threads, "Readers");
   command.add_option("--read-ahead", args->read_ahead, "SIZE",
                      "How far ahead of the readers loadstone asks the system to read bytes\nthat "
                      "its page cache lacks; 0: never" +

@@ -7,7 +7,9 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "base/text.h"
 #include "cli/output.h"
 #include "formats/document.h"
+#include "loadstone/device.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/machine.h"
@@ -294,6 +297,24 @@ Plan make_plan(const PlanArgs& args) {
   return make_plan(catalog, skeleton, options);
 }
 
+// loadstone cannot ask for devices other than CUDA's.
+static void warn_of_absent_devices(Plan& plan) {
+  std::set<std::string> devices;
+  for (const PlannedTarget& target : plan.targets) devices.insert(target.device);
+  std::vector<std::string> absent;
+  std::ranges::copy_if(devices, std::back_inserter(absent), [](const std::string& device) {
+    return device.starts_with("cuda") && !has_cuda(device);
+  });
+  if (absent.empty()) return;
+  plan.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "plan.device_absent",
+       .sources = absent,
+       .message = fmt::format("this machine does not have {}, on which the plan places tensors",
+                              name_list(absent)),
+       .suggestion = "if the plan is not for a different machine, choose other devices"});
+}
+
 void compare_with_machine(Plan& plan, const PlanArgs& args, bool is_saved) {
   const MemoryLimits limits = memory_limits(args);
   std::optional<std::uint64_t> limit;
@@ -308,6 +329,7 @@ void compare_with_machine(Plan& plan, const PlanArgs& args, bool is_saved) {
   std::ranges::move(
       machine_findings(plan, needed == plan.peak_bytes.end() ? 0 : needed->second, limit),
       std::back_inserter(plan.findings));
+  warn_of_absent_devices(plan);
   sort_findings(plan.findings);
 }
 
@@ -325,11 +347,21 @@ void add_json_flag(Command command, bool& json) {
   command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
 }
 
+static void add_threads(Command command, unsigned& threads, const std::string& help) {
+  command.add_option("--threads", threads, "N", help)
+      .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
+}
+
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most) {
-  const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
-  command.add_option("--threads", threads, "N", help + how_many)
-      .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
+  add_threads(command, threads, help + default_text(fmt::format("one per core, at most {}", most)));
+}
+
+void add_readers_option(Command command, unsigned& threads, const std::string& help) {
+  add_threads(command, threads,
+              help + default_text(fmt::format("one per core, from {} to {};\na load begins with "
+                                              "fewer, and adds readers while this helps",
+                                              defaults::first_readers_max, defaults::threads_max)));
 }
 
 void add_receipt_option(Command command, std::string& kind, const std::string& help) {

@@ -98,6 +98,8 @@ inline constexpr const char* rules_help =
 void add_json_flag(Command command, bool& json);
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most = defaults::threads_max);
+// The readers of a load.
+void add_readers_option(Command command, unsigned& threads, const std::string& help);
 void add_html_option(Command command, std::string& path);
 // `help`: the text that names the object of the receipt; the function appends the kinds of digest.
 void add_receipt_option(Command command, std::string& kind, const std::string& help);

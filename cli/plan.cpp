@@ -43,7 +43,7 @@ void add_plan(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<PlanCommandArgs>();
   add_checkpoint(command, args->plan.open).required();
   add_plan_options(command, args->plan);
-  add_threads_option(command, args->plan.options.threads,
+  add_readers_option(command, args->plan.options.threads,
                      "Number of readers that the load will use");
   command.add_option("-o,--output", args->output_path, "FILE",
                      "Also write the plan as JSON, for 'loadstone load --plan'");

@@ -42,6 +42,9 @@ double done_share(const Progress& progress) {
 std::string figures_text(const Progress& progress, const ProgressRate& rate) {
   std::string text = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
                                  human_bytes(progress.bytes_total));
+  if (progress.bytes_checked > 0) {
+    text += fmt::format(" ({} finished before)", human_bytes(progress.bytes_checked));
+  }
   if (rate.bytes_per_second) text += fmt::format("  {}/s", human_bytes(*rate.bytes_per_second));
   return text;
 }
@@ -65,6 +68,7 @@ std::string line_json(const Progress& progress, const ProgressRate& rate, bool i
   json.begin_object();
   json.member("bytes_done", progress.bytes_done);
   json.member("bytes_total", progress.bytes_total);
+  json.member("bytes_checked", progress.bytes_checked);
   json.member("seconds", rate.seconds);
   json.member("rate", rate.bytes_per_second);
   json.member("done", is_done);
@@ -100,7 +104,7 @@ WorkWatch::~WorkWatch() { clear(); }
 bool WorkWatch::on_progress(const Progress& progress) {
   anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
   if (InterruptibleWork::interrupted()) return false;
-  if (seen_ == 0) {
+  if (seen_ == 0 || progress.bytes_checked != now_.bytes_checked) {
     first_ = progress;
     seconds_first_ = now_seconds();
   }

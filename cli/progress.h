@@ -51,8 +51,7 @@ class WorkWatch : public Observer {
   bool is_line_printed_ = false;
   const double seconds_begin_;
   double seconds_line_;  // time of the last line
-  // The rate counts from the first call, because a resumed conversion begins with the bytes of the
-  // kept shards.
+  // The rate counts from the first call after a resumed conversion has checked its kept shards.
   double seconds_first_ = 0;
   Progress first_;
   Progress now_;

@@ -97,8 +97,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
                          ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
                          : std::string("wrote     ");
   text += report.outputs.empty() ? "nothing to do" : printable(report.outputs.front(), 400);
-  if (report.outputs.size() > 1)
-    text += fmt::format(" and {} more files", report.outputs.size() - 1);
+  if (report.outputs.size() > 1) text += " and " + counted(report.outputs.size() - 1, "more file");
   if (report.bytes_kept > 0) {
     text += fmt::format("\nkept      {} of files that were finished before",
                         human_bytes(report.bytes_kept));
@@ -106,6 +105,9 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   if (const Finding* const replaced = with_code("convert.replaced")) {
     text += fmt::format("\nreplaced  {} of an earlier output",
                         counted(replaced->sources.size(), "file"));
+  }
+  for (const Finding& each : report.findings) {
+    if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
   }
   text += fmt::format("\nbytes     {} read, {} written in {}", human_bytes(report.bytes_read),
                       human_bytes(report.bytes_written),
@@ -117,12 +119,13 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
          memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// Reports the remaining work after Ctrl-C, and how to resume it.
+// Reports which work is left after Ctrl-C or a failure to read or write, and how to continue.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("the unfinished output was removed");
-  print_hint(run.resume ? "finished shards are kept; run the same command again to continue"
-                        : "the unfinished output was removed; to keep finished shards, run the "
-                          "conversion with --resume");
+  print_hint(run.resume || run.part || run.finish
+                 ? "finished shards are kept; run the same command again to continue"
+                 : "the unfinished output was removed; to keep finished shards, run the "
+                   "conversion with --resume");
 }
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
@@ -270,7 +273,8 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
       return convert(conversion, args.target, run);
     } catch (const Error& error) {
       watch.clear();
-      if (error.code() == "cancelled" && !json) hint_at_resume(options, run);
+      const bool is_partway = error.code() == "cancelled" || error.code().starts_with("io.");
+      if (is_partway && !json) hint_at_resume(options, run);
       throw;
     }
   }();

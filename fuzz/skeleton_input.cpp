@@ -149,7 +149,7 @@ void choose_devices(PlanOptions& options, Input& input, const std::string& offlo
     options.max_memory.emplace_back(
         device, input.chance(10) ? input.large_number() : input.number() & 0xffff);
   }
-  if (input.chance(20)) options.no_split_modules.emplace_back(input.pick(modules));
+  if (input.chance(20)) options.no_split_modules = {input.pick(modules)};
   if (input.chance(70)) options.offload_folder = offload_folder;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -250,6 +251,9 @@ struct Conversion {
   bool one_file = true;
   bool is_split = false;  // several files next to each other, see ConvertOptions::is_split
   std::string stem;
+  // Texts of the options that determine the tensors and files, by name ("dtype"), for messages.
+  // Options without a value have none.
+  std::map<std::string, std::string> options;
   // Text of the output's config.json; empty if the source has none. If the target's folder already
   // has a config that the conversion does not replace, that config must declare the same codes. It
   // may tie names that have separate tensors only if the source's config does so too or is missing.
@@ -305,8 +309,9 @@ struct ConvertRun {
   // Check that all shards exist, and move them to their final names.
   bool finish = false;
   // Kind of digest in the receipt, which is receipt.json in a folder, else TARGET.receipt.json;
-  // nullopt: no receipt. All shares must use the same kind. The shards of a folder always have
-  // XXH3-128 digests, which a resumed run reads.
+  // nullopt: no receipt. The shards of a folder always have digests (by default XXH3-128), which a
+  // resumed run compares. For a receipt of a different kind, it reads finished shards and their
+  // sources again.
   std::optional<DigestKind> receipt = {};
   PageCache page_cache = PageCache::automatic;
   Observer* observer = nullptr;  // receives progress, and can stop the run

@@ -55,4 +55,8 @@ class LOADSTONE_API Device {
 [[nodiscard]] LOADSTONE_API std::unique_ptr<Device> open_cuda(
     const std::string& library = "libcuda.so.1");
 
+// Returns true if open_cuda() can copy to this device ("cuda:1").
+[[nodiscard]] LOADSTONE_API bool has_cuda(std::string_view device,
+                                          const std::string& library = "libcuda.so.1");
+
 }  // namespace loadstone

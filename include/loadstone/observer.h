@@ -8,9 +8,11 @@
 namespace loadstone {
 
 struct Progress {
-  // A resumed conversion first counts the finished shards that it checks.
+  // Bytes read. convert() counts bytes of its output instead, in proportion to the bytes read.
   std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;
+  // Part of bytes_done in finished shards, which a resumed conversion first compares.
+  std::uint64_t bytes_checked = 0;
 };
 
 // loadstone calls the observer about 20 times a second, never concurrently, from the thread that

@@ -103,8 +103,9 @@ struct PlanOptions {
   // Bytes per device: for a computed map the capacities in order of preference, for an explicit map
   // limits (finding "plan.over_budget").
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
-  // Paths of modules that a computed map does not split between devices.
-  std::vector<std::string> no_split_modules;
+  // Paths of modules that a computed map does not split between devices. nullopt: the outermost
+  // modules with a number for a name ("layers.3"), if twice their size fits on a device.
+  std::optional<std::vector<std::string>> no_split_modules;
   // Required if something placed on "disk" cannot be read from the shard unchanged.
   std::string offload_folder;
   MissingPolicy missing = MissingPolicy::error;

@@ -110,7 +110,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   options.device_map.bare_modules = {bare_modules.begin(), bare_modules.end()};
   named.take("allows_unknown_modules", options.device_map.allows_unknown);
   named.take("max_memory", options.max_memory);
-  named.take("no_split_modules", options.no_split_modules);
+  options.no_split_modules = named.take<std::vector<std::string>>("no_split_modules");
   named.take("offload_folder", options.offload_folder);
   const auto policy = [](const std::string& text) {
     return enum_argument<MissingPolicy>("missing", text);
@@ -298,7 +298,7 @@ static std::tuple<std::optional<double>, bool, std::string> duration(
     const SharedPlan& plan, const std::string& rates_file) {
   const Duration found = duration_of(
       *plan, {plan->bytes_to_read, plan->bytes_to_write, plan->offload_folder}, rates_file);
-  return {found.seconds, found.is_least, found.text()};
+  return {found.seconds, found.excludes_computing, found.text()};
 }
 
 void bind_plan(nb::module_& module) {

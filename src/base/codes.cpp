@@ -32,6 +32,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "with the output."},
     {"convert.constants", "Recipes contain tensors that were computed for a different checkpoint.",
      "Make the recipes again from the checkpoint that you convert."},
+    {"convert.decoded", "A merge decodes quantized tensors, and the output stores their values.",
+     "To quantize the output, pass an encoding (--quantize, quantize=)."},
     {"convert.dims", "A tensor has more dimensions than readers of the output format support.",
      "Allow such tensors with --beyond-ggml, or reshape the tensor with a rule."},
     {"convert.extra", "A companion file (config, tokenizer) cannot be copied or written.",
@@ -81,8 +83,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Convert the original checkpoint, if there is one."},
     {"convert.state",
      "Files that an earlier run left next to the target belong to a different conversion.",
-     "Run the conversion with the options and the source of the earlier run, or remove the folder "
-     "that the message names."},
+     "Run the conversion with the options and the source of the earlier run, or remove the file or "
+     "folder that the message names."},
     {"convert.target",
      "The target is the source, another model, or a file format that loadstone does not write.",
      "Choose a different target file or folder."},
@@ -321,7 +323,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"memory.host", "The machine has less free memory than the load needs.",
      "Use a device map that places modules on \"disk\", or a dtype with fewer bytes."},
     {"merge.adapter", "An adapter does not fit the base model.",
-     "Merge the adapter into the model that it was trained for. The message names its tensors."},
+     "Merge the adapter into the model that it was trained for ('loadstone merge BASE --lora "
+     "ADAPTER -o TARGET'). The message names its tensors."},
     {"merge.models",
      "The models to merge have different tensors, shapes, configs or companion files.",
      "Merge only models of the same architecture, with the same tensor names and shapes. The "

@@ -31,6 +31,9 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
     {"plan.destination", "The memory provided for a target has the wrong size or dtype.",
      "Provide memory with exactly the dtype and the number of bytes that the plan gives for the "
      "target."},
+    {"plan.device_absent", "The plan places tensors on devices that this machine does not have.",
+     "No action is needed if the plan is for a different machine. Otherwise choose another device "
+     "(--device-map)."},
     {"plan.device_map", "The device map omits a tensor, or contains an unknown device or module.",
      "Correct mistyped names. Give a device to each module, or to all the others with an entry for "
      "\"\"."},

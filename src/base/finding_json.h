@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -68,7 +69,10 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
-// Returns one readable line per finding: "  warning: MESSAGE [CODE]".
+// The most findings of one code, or differences of one kind, that a text lists.
+inline constexpr std::size_t lines_alike_max = 20;
+
+// Returns one readable line per finding: "  warning: MESSAGE [CODE]", up to lines_alike_max.
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -29,7 +29,7 @@ Pattern compile_pattern(std::string_view text, const char* code, std::string fie
   if (text.size() > pattern_bytes_max) {
     throw Error(code, "the pattern is too long",
                 {.field = std::move(field),
-                 .found = fmt::format("{} bytes", text.size()),
+                 .found = counted(text.size(), "byte"),
                  .expected = fmt::format("at most {}", pattern_bytes_max)});
   }
   re2::RE2::Options options;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "boxes/tiling.h"
 
 namespace loadstone {
@@ -111,17 +112,16 @@ std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t ele
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     auto defect = box_defect(boxes[i], elements, sources, decodings);
     if (!defect && !is_empty(boxes[i]) && !add_volume(boxes[i], total, elements)) {
-      defect = Problem{"the boxes contain more elements than the target",
-                       {},
-                       fmt::format("{} elements", elements)};
+      defect = Problem{
+          "the boxes contain more elements than the target", {}, counted(elements, "element")};
     }
     if (!defect) continue;
     defect->box = i;
     return defect;
   }
   if (total != elements) {
-    return Problem{"the boxes do not cover the target", fmt::format("{} elements", total),
-                   fmt::format("{} elements", elements)};
+    return Problem{"the boxes do not cover the target", counted(total, "element"),
+                   counted(elements, "element")};
   }
   if (elements == 0) return std::nullopt;
   std::vector<Region> regions;

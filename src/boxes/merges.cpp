@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/named.h"
+#include "base/text.h"
 #include "boxes/cast_kind.h"
 #include "boxes/sources.h"
 
@@ -44,7 +45,7 @@ std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
   const std::uint64_t group = product.magnitude_columns;
   if (group != 0 && (product.magnitudes.empty() || product.columns % group != 0)) {
     return Problem{"magnitudes of columns must fill the columns of their product",
-                   fmt::format("groups of {}", group), fmt::format("{} columns", product.columns)};
+                   fmt::format("groups of {}", group), counted(product.columns, "column")};
   }
   constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes in bytes fit 64 bits too
   const auto left = checked_mul(product.rows, product.rank);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 
@@ -96,7 +97,7 @@ std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& orde
   }
   if (from.size() != rank) {
     return Problem{"the order has a different number of dimensions", view.shape.text(),
-                   fmt::format("{} dimensions", order.size())};
+                   counted(order.size(), "dimension")};
   }
   std::vector<std::uint64_t> extents;
   for (const std::size_t dim : from) extents.push_back(view.shape[dim]);

@@ -190,7 +190,7 @@ class Judge {
       add(fmt::format("format {}", format));
     }
     if (claim_.bits && is_wrong(static_cast<unsigned>(*claim_.bits), bits_)) {
-      add(fmt::format("{} bits", *claim_.bits));
+      add(counted(*claim_.bits, "bit"));
     }
     if (!words_.code_type.empty() && is_wrong(std::string_view(words_.code_type), code_types_)) {
       add("type " + words_.code_type);

@@ -22,7 +22,7 @@ std::string short_text(const MetadataValue& item) {
   constexpr std::size_t length_max = 60;
   if (const auto* text = std::get_if<std::string>(&item.value)) return printable(*text, length_max);
   if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
-    return fmt::format("{} items, {}", array->size(), type_name(item));
+    return fmt::format("{}, {}", counted(array->size(), "item"), type_name(item));
   }
   return json_of(item);
 }
@@ -76,8 +76,9 @@ std::string quantized_lines(const Catalog& catalog) {
 std::string encoding_lines(const Catalog& catalog) {
   std::string text;
   for (const auto& [encoding, total] : encoding_totals(catalog)) {
-    text += fmt::format("  {:<12} {:>15} {:>10} {:>16} elements\n", encoding,
-                        counted(total.tensors, "tensor"), human_bytes(total.bytes), total.elements);
+    text +=
+        fmt::format("  {:<12} {:>15} {:>10} {:>25}\n", encoding, counted(total.tensors, "tensor"),
+                    human_bytes(total.bytes), counted(total.elements, "element"));
   }
   return text;
 }

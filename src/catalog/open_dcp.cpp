@@ -327,7 +327,7 @@ class DcpFolder {
     if (header.tensors.size() != 1) {
       refuse(file.source->path(),
              {"dcp.item", "an item differs from the metadata", "data.pkl",
-              fmt::format("{} tensors", header.tensors.size()), "one tensor", chunk.item_begin},
+              counted(header.tensors.size(), "tensor"), "one tensor", chunk.item_begin},
              tensor.name);
     }
     TensorInfo item = std::move(header.tensors.front());

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "base/text.h"
 #include "base/version_text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
@@ -27,7 +28,7 @@ namespace {
 
 // Describes the first property in which the two identities differ.
 std::string identity_text(const FileIdentity& identity, const FileIdentity& other) {
-  if (identity.bytes != other.bytes) return fmt::format("{} bytes", identity.bytes);
+  if (identity.bytes != other.bytes) return counted(identity.bytes, "byte");
   if (identity.version != other.version) return "version " + version_text(identity.version);
   if (identity.modified_ns != other.modified_ns) {
     return fmt::format("modified at {} ns", identity.modified_ns);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/text.h"
 #include "codec/families.h"
 
 namespace loadstone {
@@ -39,7 +40,7 @@ std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const
   }
   if (parts.empty() || parts.size() > Decoder::parts_max) {
     return Problem{"the number of tensors is wrong for this decoder",
-                   fmt::format("{} tensors", parts.size())};
+                   counted(parts.size(), "tensor")};
   }
   if (offset != 0 && !found->takes_offset) {
     return Problem{"this decoder does not support an offset of the scales", std::to_string(offset),

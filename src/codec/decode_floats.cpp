@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "base/only_errors.h"
+#include "base/text.h"
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
 #include "loadstone/decoding.h"
@@ -13,7 +14,7 @@ static void decode_floats(Encoding encoding, std::span<const std::byte> bytes,
   const auto expected = encoding.byte_count(floats.size());
   if (expected != bytes.size()) {
     throw Error("usage", "the number of bytes does not match the number of values",
-                {.found = fmt::format("{} bytes", bytes.size()),
+                {.found = counted(bytes.size(), "byte"),
                  .expected = fmt::format("{} values of {}", floats.size(), encoding.name())});
   }
   auto* const target = reinterpret_cast<std::byte*>(floats.data());

@@ -18,6 +18,7 @@
 #include "convert/choose/gguf_choose.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/config_findings.h"
+#include "convert/given_options.h"
 #include "convert/json_text.h"
 #include "convert/kept_blocks.h"
 #include "convert/layout.h"
@@ -385,6 +386,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   check_source(*catalog, options);
   std::vector<Finding> findings;
   Conversion conversion = begin_conversion(*catalog, options);
+  conversion.options = given_options(given);
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options, findings);
   if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
@@ -397,8 +399,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   plan_options.recipes = std::move(outputs.recipes);
   conversion.repacked = std::move(outputs.repacked);
   Choices choices;
-  const bool quantizes = !options.quantize.formats.empty();
   Recipes& recipes = plan_options.recipes;
+  const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) choices = choose_formats(*catalog, options, conversion, recipes, findings);
   if (container.holds_blocks()) keep_codes(*catalog, options, choices, is_decoded, recipes);
   plan_options.quantize = std::move(choices.quantize);
@@ -429,7 +431,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
-  if (quantizes) tell_quantized(conversion, choices);
+  tell_quantized(conversion, choices, options.merge.has_value());
   if (options.require_lossless) tell_losses(conversion);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});

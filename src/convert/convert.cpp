@@ -115,9 +115,13 @@ bool is_complete(const std::vector<Finding>& findings) {
 // step begins.
 class StepProgress final : public Observer {
  public:
-  // The step makes the bytes [begin, end) of `total`.
-  StepProgress(Observer* whole, std::uint64_t begin, std::uint64_t end, std::uint64_t total)
-      : whole_(whole), begin_(begin), end_(end), total_(total) {}
+  // The first step checks the output's bytes [0, checked), and the second step makes the others.
+  StepProgress(Observer* whole, bool is_check, std::uint64_t checked, std::uint64_t total)
+      : whole_(whole),
+        is_check_(is_check),
+        begin_(is_check ? 0 : checked),
+        end_(is_check ? checked : total),
+        total_(total) {}
 
   // Returns null if nobody observes the run.
   [[nodiscard]] Observer* observer() noexcept { return whole_ == nullptr ? nullptr : this; }
@@ -127,11 +131,13 @@ class StepProgress final : public Observer {
                                                : static_cast<double>(step.bytes_done) /
                                                      static_cast<double>(step.bytes_total);
     const double bytes = static_cast<double>(end_ - begin_) * std::min(share, 1.0);
-    return whole_->on_progress({begin_ + static_cast<std::uint64_t>(bytes), total_});
+    const std::uint64_t done = begin_ + static_cast<std::uint64_t>(bytes);
+    return whole_->on_progress({done, total_, is_check_ ? done : begin_});
   }
 
  private:
   Observer* const whole_;
+  const bool is_check_;
   const std::uint64_t begin_;
   const std::uint64_t end_;
   const std::uint64_t total_;
@@ -185,12 +191,12 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
     result.bytes_checked += conversion.files[i].byte_count();
   }
   if (finished.empty()) return result;
-  StepProgress progress(run.observer, 0, result.bytes_checked, result.bytes_total);
+  StepProgress progress(run.observer, true, result.bytes_checked, result.bytes_total);
   Jobs jobs(1, progress.observer(), result.bytes_checked);
   const auto goes_on = [&](std::uint64_t read) { return jobs.goes_on(read); };
   jobs.run(finished.size(), [&](std::size_t i, std::vector<std::byte>&) {
     auto& [number, found] = finished[i];
-    found = work.kept(number, kind_of(run), storage, goes_on);
+    found = work.kept(number, run.receipt, storage, goes_on);
   });
   for (auto& [number, found] : finished) {
     const OutputFile& file = conversion.files[number];
@@ -227,9 +233,9 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   if (cache.is_on()) output.release_cache();
   OutputSink sink(conversion, values, wanted, output, cache, receipts ? &*receipts : nullptr);
   MemoryCount memory;
-  StepProgress rest(run.observer, left.bytes_checked, left.bytes_total, left.bytes_total);
-  RunReport made = sink.make(receipts ? receipts->sources() : shards.sources(), memory,
-                             left.bytes_checked > 0 ? rest.observer() : run.observer);
+  StepProgress rest(run.observer, false, left.bytes_checked, left.bytes_total);
+  RunReport made =
+      sink.make(receipts ? receipts->sources() : shards.sources(), memory, rest.observer());
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
   for (const auto& [target, loss] : sink.losses()) add_loss(conversion, target, loss, report);

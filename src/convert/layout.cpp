@@ -250,8 +250,8 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
                               "tensors, the rest for bytes that are read and written",
                               human_bytes(least), human_bytes(lists)),
        .suggestion = fmt::format("allow {} bytes", least),
-       .found = fmt::format("{} bytes", limit),
-       .expected = fmt::format("{} bytes", least)});
+       .found = counted(limit, "byte"),
+       .expected = counted(least, "byte")});
 }
 
 }  // namespace

@@ -169,7 +169,7 @@ void check(const Catalog& catalog, const ConvertOptions& options) {
     refuse_option(
         "weights", "each checkpoint of the catalog must be a model or an adapter",
         fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
-        fmt::format("{} checkpoints", there));
+        counted(there, "checkpoint"));
   }
   if (merge.tie == TiePolicy::keep && merge.adapters.empty()) {
     refuse_option("tie", "this option needs adapters (lora)", "keep");
@@ -257,7 +257,8 @@ class Merger {
                        printable(each.shown_path()), printable(factor->name)));
       findings_.back().code = "merge.adapter";
       findings_.back().suggestion =
-          "merge the adapters into their base: --lora A:0.5 --lora B:0.5, or lora={A: 0.5, B: 0.5}";
+          "merge the adapters into their base: 'loadstone merge BASE --lora A:0.5 --lora B:0.5 -o "
+          "TARGET', or loadstone.merge(BASE, TARGET, lora={A: 0.5, B: 0.5})";
       return true;
     }
     return false;

@@ -157,29 +157,39 @@ void add_rows(Conversion& conversion, const Choices& choices,
   for (Group& group : groups) conversion.quantize_rows.push_back(std::move(group.row));
 }
 
-// Reports quantized tensors that are quantized again, once per pair of encodings and fidelity.
-void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
-  struct Pair {
-    Alike tensors;
-    double typical_error = 0;
-  };
-  std::map<std::tuple<std::string, std::string, Fidelity>, Pair> pairs;
+struct Pair {
+  Alike tensors;
+  double typical_error = 0;
+};
+// By encodings before and after.
+using Pairs = std::map<std::tuple<std::string, std::string, Fidelity>, Pair>;
+
+// Returns the tensors that were codes before, and that the conversion decodes. `is_quantized`:
+// those that it quantizes again, or those whose values it writes.
+Pairs decoded_pairs(const Conversion& conversion, bool is_quantized,
+                    const std::vector<Fidelity>& fidelities) {
+  Pairs pairs;
   const Catalog& catalog = *conversion.plan.catalog;
   for (std::size_t at = 0; at < fidelities.size(); ++at) {
     const PlannedTarget& target = conversion.plan.targets[at];
-    if (!target.quantization) continue;
+    if (target.quantization.has_value() != is_quantized) continue;
     std::set<std::string_view> before;
     for_each_box(target.recipe, [&](const Box& box) {
       const bool is_block = !catalog.tensors()[box.source].encoding.is_dtype();
       if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
     });
     if (before.empty()) continue;
-    Pair& pair = pairs[{fmt::format("{}", fmt::join(before, ", ")), target.quantization->encoding,
-                        fidelities[at]}];
+    Pair& pair = pairs[{fmt::format("{}", fmt::join(before, ", ")),
+                        std::string(output_encoding(conversion, target)), fidelities[at]}];
     pair.tensors.add(target.name);
     pair.typical_error = typical_error(target);
   }
-  for (const auto& [key, found] : pairs) {
+  return pairs;
+}
+
+// Reports quantized tensors that are quantized again, once per pair of encodings and fidelity.
+void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
+  for (const auto& [key, found] : decoded_pairs(conversion, true, fidelities)) {
     const auto& [before, after, fidelity] = key;
     const bool is_exact = fidelity == Fidelity::exact;
     conversion.plan.findings.push_back(
@@ -194,6 +204,23 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
          .suggestion = is_exact ? "" : "quantize the original checkpoint, if there is one",
          .found = before,
          .expected = after});
+  }
+}
+
+// Reports quantized tensors that a merge decodes, once per pair of encodings.
+void tell_decoded(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
+  for (const auto& [key, found] : decoded_pairs(conversion, false, fidelities)) {
+    const auto& [before, after, fidelity] = key;
+    if (before == after) continue;  // a file that keeps blocks copies them
+    conversion.plan.findings.push_back(
+        {.severity = Severity::info,
+         .code = "convert.decoded",
+         .target = found.tensors.first,
+         .message = fmt::format("the merge decodes {} from {} to {}",
+                                counted(found.tensors.count, "tensor"), before, after),
+         .suggestion = "to quantize the output, pass an encoding (--quantize, quantize=)",
+         .found = after,
+         .expected = before});
   }
 }
 
@@ -219,17 +246,18 @@ std::string fidelity_text(Fidelity fidelity, double typical_error) {
                      fidelity == Fidelity::lossy ? "with" : "otherwise", 100 * typical_error);
 }
 
-void tell_quantized(Conversion& conversion, const Choices& choices) {
+void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge) {
   Fidelities known(conversion.plan);
   std::vector<Fidelity> fidelities;
   for (const PlannedTarget& target : conversion.plan.targets) {
-    fidelities.push_back(known.of(target));
+    fidelities.push_back(target.quantization ? known.of(target) : Fidelity::exact);
   }
   for (const std::uint32_t target : inverted_targets(conversion)) {
     fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
   }
   add_rows(conversion, choices, fidelities);
   tell_requantized(conversion, fidelities);
+  if (is_merge) tell_decoded(conversion, fidelities);
 }
 
 }  // namespace loadstone

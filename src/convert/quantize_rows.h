@@ -20,7 +20,7 @@ namespace loadstone {
 [[nodiscard]] std::string fidelity_text(Fidelity fidelity, double typical_error);
 
 // Adds one row to the report per group of similar tensors. Reports quantized tensors that the
-// conversion quantizes again, once per pair of encodings.
-void tell_quantized(Conversion& conversion, const Choices& choices);
+// conversion quantizes again, and those that a merge decodes, once per pair of encodings.
+void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge);
 
 }  // namespace loadstone

@@ -195,13 +195,13 @@ std::string to_json(const Conversion& conversion) {
 static std::string table_of(const Conversion& conversion, bool with_tensors) {
   const Plan& plan = conversion.plan;
   std::string text =
-      fmt::format("{} tensors, {} to read, {} to write, {} of memory at most\n",
-                  plan.targets.size(), human_bytes(conversion.bytes_to_read),
+      fmt::format("{}, {} to read, {} to write, {} of memory at most\n",
+                  counted(plan.targets.size(), "tensor"), human_bytes(conversion.bytes_to_read),
                   human_bytes(conversion.bytes_to_write), human_bytes(conversion.peak_bytes));
   text += "files\n";
   for (const OutputFile& file : conversion.files) {
-    text += fmt::format("  {:<48} {:>7} tensors {:>10}\n", file_label(file), file.tensors.size(),
-                        human_bytes(file.byte_count()));
+    text += fmt::format("  {:<48} {:>15} {:>10}\n", file_label(file),
+                        counted(file.tensors.size(), "tensor"), human_bytes(file.byte_count()));
   }
   std::map<std::pair<std::string, std::string_view>, Total> totals;
   for (const PlannedTarget& target : plan.targets) {
@@ -211,9 +211,9 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   }
   text += "encodings\n";
   for (const auto& [change, total] : totals) {
-    text += fmt::format("  {:<32} {:>7} tensors {:>10}\n",
-                        fmt::format("{} to {}", change.first, change.second), total.tensors,
-                        human_bytes(total.bytes));
+    text += fmt::format("  {:<32} {:>15} {:>10}\n",
+                        fmt::format("{} to {}", change.first, change.second),
+                        counted(total.tensors, "tensor"), human_bytes(total.bytes));
   }
   if (!conversion.quantize_rows.empty()) text += rows_text(conversion);
   if (!conversion.repacked.empty()) text += repacked_text(conversion);

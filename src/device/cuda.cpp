@@ -290,4 +290,15 @@ std::unique_ptr<Device> open_cuda(const std::string& library) {
   return only_errors([&]() -> std::unique_ptr<Device> { return std::make_unique<Cuda>(library); });
 }
 
+bool has_cuda(std::string_view device, const std::string& library) {
+  try {
+    const CudaDriver driver(library);
+    CUdevice found = 0;
+    driver.check(driver.cuDeviceGet(&found, ordinal_of(device)), "cuDeviceGet", device);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace loadstone

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/text.h"
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 #include "codec/tensor_table.h"
@@ -104,9 +105,8 @@ void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::by
                  fmt::format("a range within 0 to {}", elements_));
   }
   if (const auto bytes = Encoding(values_[0].dtype).byte_count(end - begin); bytes != to.size()) {
-    refuse_range("the buffer and the range have different sizes",
-                 fmt::format("{} bytes", to.size()),
-                 bytes ? fmt::format("{} bytes", *bytes) : "a range of whole bytes");
+    refuse_range("the buffer and the range have different sizes", counted(to.size(), "byte"),
+                 bytes ? counted(*bytes, "byte") : "a range of whole bytes");
   }
   boxes_.clear();
   for (const Part& part : parts_) {

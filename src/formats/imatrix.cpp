@@ -194,7 +194,7 @@ class GgufMatrixReader {
     if (!matrix.entries.empty()) return matrix;
     refuse(source_.path(),
            {"im.empty", "the file has no entry for any tensor", "tensors",
-            fmt::format("{} tensors", header_.tensors.size()), "NAME.in_sum2 and NAME.counts"});
+            counted(header_.tensors.size(), "tensor"), "NAME.in_sum2 and NAME.counts"});
   }
 
  private:

@@ -205,7 +205,7 @@ class PickleReader {
   }
   std::vector<std::uint32_t> pop_count(std::size_t count) {
     if (stack_.size() - floor() < count) {
-      refuse_stack(fmt::format("{} values", stack_.size() - floor()), fmt::format("{}", count));
+      refuse_stack(counted(stack_.size() - floor(), "value"), fmt::format("{}", count));
     }
     std::vector<std::uint32_t> items(stack_.end() - static_cast<std::ptrdiff_t>(count),
                                      stack_.end());

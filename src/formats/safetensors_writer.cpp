@@ -35,7 +35,7 @@ void check_tensor(const TensorBytes& tensor) {
   if (bytes == tensor.bytes.size()) return;
   throw Error("usage", "the number of bytes does not fit the dtype and the shape",
               {.tensor = tensor.name,
-               .found = fmt::format("{} bytes", tensor.bytes.size()),
+               .found = counted(tensor.bytes.size(), "byte"),
                .expected = fmt::format("{} {}", name(tensor.dtype), tensor.shape.text())});
 }
 
@@ -81,7 +81,7 @@ void save(const std::string& path, std::span<const TensorBytes> tensors,
   const std::string header = safetensors_header(metadata, entries);
   if (header.size() - 8 > safetensors_header_bytes_max) {
     throw Error("st.header_too_large", "there are too many tensors for the header of one file",
-                {.path = path, .found = fmt::format("{} bytes", header.size())});
+                {.path = path, .found = counted(header.size(), "byte")});
   }
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   const std::string unfinished = (folder / unique_part_name()).string();

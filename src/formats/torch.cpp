@@ -288,7 +288,7 @@ class TorchLegacyReader : TorchReader {
     std::uint64_t numel = 0;
     std::memcpy(&numel, raw.data(), sizeof numel);
     if (numel != storage.elements) {
-      bad("numel", fmt::format("{} elements", numel), fmt::format("{}", storage.elements));
+      bad("numel", counted(numel, "element"), fmt::format("{}", storage.elements));
     }
     const std::uint64_t room = file_bytes_ - at_ - numel_bytes;
     if (storage.bytes > room) bad("file", bytes_text(room), bytes_text(storage.bytes));

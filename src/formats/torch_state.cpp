@@ -261,7 +261,7 @@ class StateReader {
           warnings_.add("pt.cycle", name, "BINGET", "a container contains itself",
                         pickle_.describe(value), "a tree");
         } else if (depth >= depth_max) {
-          spend("containers are nested too deeply", fmt::format("{} levels", depth_max));
+          spend("containers are nested too deeply", counted(depth_max, "level"));
         } else {
           walk(value, name, depth + 1);
         }

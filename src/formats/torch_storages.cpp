@@ -82,8 +82,7 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
     if (!bytes) {
       refuse_id(path, "pt.storage_size",
                 fmt::format("the size of storage '{}' does not fit in 64 bits", key),
-                fmt::format("{} elements", storage.elements),
-                "a number of bytes that fits in 64 bits");
+                counted(storage.elements, "element"), "a number of bytes that fits in 64 bits");
     }
     storage.bytes = *bytes;
     const auto [at, is_new] = storages.emplace(key, storage);
@@ -95,9 +94,9 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
                 fmt::format("a storage of {}", name(first.dtype)));
     }
     if (first.elements != storage.elements) {
-      refuse_id(
-          path, "pt.storage_size", fmt::format("storage '{}' is declared with two sizes", key),
-          fmt::format("{} elements", storage.elements), fmt::format("{} elements", first.elements));
+      refuse_id(path, "pt.storage_size",
+                fmt::format("storage '{}' is declared with two sizes", key),
+                counted(storage.elements, "element"), counted(first.elements, "element"));
     }
   }
   return storages;

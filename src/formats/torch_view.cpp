@@ -64,7 +64,7 @@ class ViewReader {
     const auto extents = numbers_of(arguments[2], "size");
     const auto strides = numbers_of(arguments[3], "stride");
     if (extents.size() != strides.size()) {
-      refuse_view("stride", fmt::format("{} strides", strides.size()),
+      refuse_view("stride", counted(strides.size(), "stride"),
                   fmt::format("{}, as many as dimensions", extents.size()));
     }
     TensorInfo tensor;

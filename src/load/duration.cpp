@@ -39,8 +39,9 @@ std::string Duration::text() const {
   if (!seconds) return "unknown: " + reason;
   const std::string time =
       *seconds < 1 ? "less than 1 s" : fmt::format("about {}", time_text(*seconds));
-  return fmt::format("{} ({})", is_least ? "at least " + time_text(*seconds) : time,
-                     reason + (is_least ? "; computing takes longer" : ""));
+  return fmt::format("{}{} ({})", time,
+                     excludes_computing ? ", plus the time to decode and encode values" : "",
+                     reason);
 }
 
 Duration duration_of(const Plan& plan, const Work& work, const std::string& rates_file) {
@@ -62,7 +63,7 @@ Duration duration_of(const Plan& plan, const Work& work, const std::string& rate
   if (writes) measured += ", " + rate_text(*write);
   return {
       .seconds = seconds_for(work.bytes_to_read, read) + seconds_for(work.bytes_to_write, write),
-      .is_least = computes(plan),
+      .excludes_computing = computes(plan),
       .reason = "measured by 'loadstone bench': " + measured};
 }
 

@@ -12,8 +12,9 @@ namespace loadstone {
 
 struct Duration {
   std::optional<double> seconds;  // nullopt: unknown
-  bool is_least = false;  // the work also computes, which `loadstone bench` does not measure
-  std::string reason;     // the measurement, or the reason why the duration is unknown
+  // The work also computes, which `loadstone bench` does not measure.
+  bool excludes_computing = false;
+  std::string reason;  // the measurement, or the reason why the duration is unknown
 
   // Returns a text such as "about 40 s (measured ...)" or "unknown: ...".
   [[nodiscard]] std::string text() const;

@@ -183,7 +183,8 @@ void add_folded(std::string& page, const Plan& plan) {
         escaped(row.origin), escaped(row.from));
   }
   if (rows.size() > folded_rows_max) {
-    page += fmt::format("<tr><td>{} more rows</td></tr>\n", rows.size() - folded_rows_max);
+    page +=
+        fmt::format("<tr><td>{}</td></tr>\n", counted(rows.size() - folded_rows_max, "more row"));
   }
   page += "</table>\n";
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "base/text.h"
 #include "loadstone/name_hash.h"
 #include "plan/devices.h"
 
@@ -232,6 +233,28 @@ std::vector<std::string> balanced_devices(const std::vector<Placeable>& tensors,
   Balancer balancer(tensors, tree, std::move(capacities), no_split);
   if (mode != DeviceMapMode::sequential) balancer.limit(mode);
   return balancer.place();
+}
+
+std::vector<std::string> numbered_modules(const std::vector<Placeable>& tensors,
+                                          const Capacities& capacities) {
+  std::uint64_t largest = capacities.empty() ? unlimited : 0;
+  for (const auto& [device, bytes] : capacities) {
+    if (device != "disk") largest = std::max(largest, bytes);
+  }
+  const ModuleTree tree(tensors);
+  std::vector<std::string> paths;
+  std::vector<std::uint32_t> stack = {0};
+  while (!stack.empty()) {
+    const auto& node = tree[stack.back()];
+    stack.pop_back();
+    const std::string_view name = node.path.substr(node.path.rfind('.') + 1);
+    if (is_digits(name) && node.bytes <= largest / 2) {
+      paths.emplace_back(node.path);
+    } else {
+      stack.insert(stack.end(), node.modules.begin(), node.modules.end());
+    }
+  }
+  return paths;
 }
 
 std::vector<std::pair<std::string, std::string>> device_map_entries(

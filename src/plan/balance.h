@@ -54,6 +54,12 @@ using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
                                                         DeviceMapMode mode, Capacities capacities,
                                                         const std::vector<std::string>& no_split);
 
+// Returns the outermost modules whose name is a number, which are usually layers. A module that
+// takes more than half of every device except "disk" is too large to stay whole, because some
+// devices reserve space for the largest layer; its own numbered modules are used instead.
+[[nodiscard]] std::vector<std::string> numbered_modules(const std::vector<Placeable>& tensors,
+                                                        const Capacities& capacities);
+
 // Returns the shortest list of module paths equivalent to one device per tensor.
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> device_map_entries(
     const std::vector<Placeable>& tensors, const std::vector<std::string>& devices);

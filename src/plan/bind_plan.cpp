@@ -262,8 +262,8 @@ class Binder {
     if (constant == nullptr) return;
     if (constant->size() != target.byte_count()) {
       refuse(i, "recipe.constant",
-             {"a constant must have its target's size", fmt::format("{} bytes", constant->size()),
-              fmt::format("{} bytes", target.byte_count())});
+             {"a constant must have its target's size", counted(constant->size(), "byte"),
+              counted(target.byte_count(), "byte")});
     }
     constant_bytes_ += constant->size();
     if (constant_bytes_ > constant_bytes_max) {

@@ -119,7 +119,7 @@ std::string from_text(const Plan& plan, const PlannedTarget& target) {
   std::set<std::uint32_t> sources;
   for_each_box(target.recipe, [&](const Box& box) { sources.insert(box.source); });
   if (sources.empty()) return {};
-  if (sources.size() > 1) return fmt::format("{} sources", sources.size());
+  if (sources.size() > 1) return counted(sources.size(), "source");
   const std::string& source = plan.catalog->tensors()[*sources.begin()].name;
   return source == target.name ? std::string() : source;
 }

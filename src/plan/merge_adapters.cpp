@@ -66,7 +66,8 @@ std::string Planner::obstacle_of(std::size_t root) const {
   if (is_number && is_merged_dtype(planned.dtype)) return {};
   return fmt::format(
       "the model stores it as {}, but an adapter can be added only to floats of 16 bits or more; "
-      "merge the adapter into a file first",
+      "merge the adapter into a file first: 'loadstone merge BASE --lora ADAPTER -o TARGET', or "
+      "loadstone.merge(BASE, TARGET, lora=ADAPTER)",
       stored_encoding(*plan_.catalog, planned));
 }
 

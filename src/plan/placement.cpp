@@ -33,8 +33,10 @@ void Planner::place() {
     for (const auto& [device, bytes] : options_.max_memory) {
       capacities.emplace_back(device_name(device), bytes);
     }
-    devices =
-        balanced_devices(tensors, *map.mode, std::move(capacities), options_.no_split_modules);
+    const std::vector<std::string> whole = options_.no_split_modules
+                                               ? *options_.no_split_modules
+                                               : numbered_modules(tensors, capacities);
+    devices = balanced_devices(tensors, *map.mode, std::move(capacities), whole);
     plan_.device_map = device_map_entries(tensors, devices);
   } else {
     place_by_entries(devices);
@@ -233,9 +235,8 @@ void Planner::check_offload() {
   add({.severity = Severity::error,
        .code = "plan.offload_folder",
        .message = fmt::format(
-           "{} targets placed on disk must be written there, but the plan has no offload "
-           "folder",
-           written),
+           "{} placed on disk must be written there, but the plan has no offload folder",
+           counted(written, "target")),
        .suggestion = "pass an offload folder, or give other devices more memory"});
 }
 
@@ -259,7 +260,7 @@ void Planner::check_budget() {
          .message = fmt::format("{} needs {}, but its limit is {}", device, human_bytes(needed),
                                 human_bytes(limit)),
          .suggestion = "raise the limit, place modules elsewhere, or choose a smaller dtype",
-         .found = fmt::format("{} bytes", needed),
+         .found = counted(needed, "byte"),
          .expected = fmt::format("at most {} bytes", limit)});
   }
 }

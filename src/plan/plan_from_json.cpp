@@ -148,8 +148,7 @@ class ShardFinder {
     const bool same_bytes = now.bytes == shard.identity.bytes;
     if (same_bytes && now.inode == shard.identity.inode) return;
     const auto text = [&](const FileIdentity& identity) {
-      return same_bytes ? fmt::format("inode {}", identity.inode)
-                        : fmt::format("{} bytes", identity.bytes);
+      return same_bytes ? fmt::format("inode {}", identity.inode) : counted(identity.bytes, "byte");
     };
     throw Error(
         "io.changed",

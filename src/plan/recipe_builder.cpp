@@ -217,7 +217,7 @@ RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, c
     const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
     if (expected != bytes.size()) {
       refuse_operation("constant", {"the number of bytes does not fit the dtype and the shape",
-                                    fmt::format("{} bytes", bytes.size()),
+                                    counted(bytes.size(), "byte"),
                                     fmt::format("{} {}", name(dtype), shape.text())});
     }
     if (bytes.size() > constant_bytes_max - impl_->constant_bytes) {

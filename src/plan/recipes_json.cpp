@@ -253,7 +253,7 @@ class Reading {
     const auto elements = recipe.shape.numel().value_or(0);
     if (Encoding(recipe.dtype).byte_count(elements) != bytes->size()) {
       reader_.refuse(place, "the number of a constant's bytes does not fit its dtype and shape",
-                     fmt::format("{} bytes", bytes->size()),
+                     counted(bytes->size(), "byte"),
                      fmt::format("{} {}", name(recipe.dtype), recipe.shape.text()));
     }
     constant_bytes_ += bytes->size();

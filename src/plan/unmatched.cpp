@@ -81,7 +81,7 @@ void Planner::report_kept() {
   add({.code = "plan.kept",
        .target = kept_names_.front(),
        .message = fmt::format("{} that the checkpoint lacks {} the model's {}: {}",
-                              count == 1 ? "a tensor" : fmt::format("{} tensors", count),
+                              count == 1 ? "a tensor" : counted(count, "tensor"),
                               count == 1 ? "keeps" : "keep", count == 1 ? "value" : "values",
                               name_list(kept_names_, count))});
 }

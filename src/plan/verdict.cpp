@@ -72,10 +72,13 @@ void add_findings(std::string& text, const std::vector<Finding>& findings, const
     text += "  " + style.strong(first.code);
     if (info != nullptr) text += fmt::format("  {}", info->meaning);
     text += '\n';
-    for (const Finding& finding : group.first(std::min(group.size(), findings_shown_max))) {
-      text += fmt::format("  {}\n", printable(finding.message, 1000));
-      if (!finding.suggestion.empty()) {
-        text += fmt::format("      {}\n", printable(finding.suggestion, 1000));
+    const auto shown = group.first(std::min(group.size(), findings_shown_max));
+    for (auto each = shown.begin(); each != shown.end(); ++each) {
+      text += fmt::format("  {}\n", printable(each->message, 1000));
+      // Equal advice follows the last message that it is for.
+      const bool is_last = each + 1 == shown.end() || (each + 1)->suggestion != each->suggestion;
+      if (is_last && !each->suggestion.empty()) {
+        text += fmt::format("      {}\n", printable(each->suggestion, 1000));
       }
     }
     if (group.size() > findings_shown_max) {

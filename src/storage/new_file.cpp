@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "base/text.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -34,7 +35,7 @@ void check_file_limit(std::uint64_t byte_count, const std::string& path) {
               "the file is larger than this process may write: raise the limit on file sizes "
               "('ulimit -f'), or write smaller files",
               {.path = path,
-               .found = fmt::format("{} bytes", byte_count),
+               .found = counted(byte_count, "byte"),
                .expected = fmt::format("at most {} bytes", limit.rlim_cur),
                .system_error = EFBIG});
 }

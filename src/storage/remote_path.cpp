@@ -1,9 +1,14 @@
 #include "storage/remote_path.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
+#include <string>
+#include <utility>
 
 #include "base/text.h"
+#include "base/words.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -49,8 +54,9 @@ std::string decoded_path(std::string_view text) {
   return name;
 }
 
-[[noreturn]] void refuse_hub_path(std::string_view path) {
-  throw Error("io.remote", "this is not the path of a file on the hub",
+[[noreturn]] void refuse_hub_path(
+    std::string_view path, std::string message = "this is not the path of a file on the hub") {
+  throw Error("io.remote", std::move(message),
               {.path = printable(path, 400), .expected = "hf://ORG/NAME[@REVISION][/FILE]"});
 }
 
@@ -115,6 +121,12 @@ HubPath parse_hub_path(std::string_view path) {
   std::string_view rest = path.substr(hub_scheme.size());
   const std::size_t first = rest.find('/');
   if (first == 0 || first == std::string_view::npos) refuse_hub_path(path);
+  const std::string owner = lowered(rest.substr(0, first));
+  if (is_word(owner, "huggingface.co www.huggingface.co hf.co models datasets spaces")) {
+    refuse_hub_path(
+        path,
+        fmt::format("hf:// is followed by the name of a model repository, not by '{}'", owner));
+  }
   const std::size_t end = std::min(rest.find('/', first + 1), rest.size());
   const std::string_view name = rest.substr(0, end);
   const std::size_t at = std::min(name.find('@', first), name.size());

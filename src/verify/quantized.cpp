@@ -182,11 +182,13 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   }
 }
 
+bool is_sampled(std::uint64_t elements) { return elements > samples * sample_elements; }
+
 Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements,
                            const std::atomic<bool>& stop) {
   Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
   std::array<ScaleCheck, 2> scales;
-  if (elements <= samples * sample_elements) {
+  if (!is_sampled(elements)) {
     compare_samples(first, second, 0, elements, made, scales);
   } else {
     for (std::uint64_t i = 0; i < samples; ++i) {  // the last sample reaches the end
@@ -242,7 +244,9 @@ void Samples::compare(const Pair& pair, VerifyReport& report) {
   first_.open(pair.name, pair.first.value);
   second_.open(pair.name, pair.second.value);
   const Shape& shape = pair.first.value.shape;
-  const Comparison found = compare_numbers(first_, second_, shape.numel().value_or(0), stop_);
+  const std::uint64_t elements = shape.numel().value_or(0);
+  const Comparison found = compare_numbers(first_, second_, elements, stop_);
+  if (is_sampled(elements)) ++report.sampled;
   const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
   report.quantized.push_back({pair.name, stored.encoding, found.relative()});
   if (found.is_explained()) return;

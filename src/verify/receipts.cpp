@@ -36,6 +36,11 @@ namespace fs = std::filesystem;
 
 // ---- the list of tensors and the headers of the files
 
+// Returns a text such as "source 'in/model.safetensors'".
+std::string side_text(bool is_output, std::string_view path) {
+  return fmt::format("{} '{}'", is_output ? "output" : "source", printable(path, 400));
+}
+
 std::string place_text(std::uint64_t begin, std::uint64_t end) {
   return fmt::format("bytes {} to {}", begin, end);
 }
@@ -102,7 +107,8 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
       if (is_one || catalog->shards()[tensor.shard].path == path) found[tensor.name] = &tensor;
     }
   } catch (const Error& error) {
-    differences.push_back({file.path + " (header)", DifferenceKind::bytes, error.what(),
+    differences.push_back({file.path + " (header)", DifferenceKind::bytes,
+                           fmt::format("{} in {}", error.what(), side_text(is_whole, path)),
                            "a header with the tensors that the receipt lists"});
     return;
   }
@@ -113,7 +119,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
     if (own == found.end() || (is_whole && !is_new)) {
       differences.push_back(
           {tensor.name, DifferenceKind::missing,
-           fmt::format("no tensor with this name in the header of '{}'", printable(file.path)),
+           fmt::format("no tensor with this name in {}", side_text(is_whole, path)),
            "a tensor that the receipt lists once"});
       continue;
     }
@@ -123,7 +129,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
   for (const auto& [name, tensor] : found) {
     if (listed.contains(name)) continue;
     differences.push_back({std::string(name), DifferenceKind::unexpected,
-                           fmt::format("a tensor in the header of '{}'", printable(file.path)),
+                           fmt::format("a tensor in {}", side_text(is_whole, path)),
                            "no entry in the receipt"});
   }
 }
@@ -134,7 +140,7 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
 struct Check {
   std::shared_ptr<ByteSource> file;
   std::string name;  // name to report in a difference
-  std::string path;  // as in the receipt
+  std::string side;  // "source 'in/model.safetensors'"
   std::uint64_t begin = 0;
   std::vector<ByteRange> ranges;
   std::string digest;
@@ -174,14 +180,15 @@ class ReceiptCheck {
       const std::string path = is_folder   ? join_path(root, file.path)
                                : is_config ? join_path(parent_path(root), file.path)
                                            : root;
-      const auto source = opened(file, path);
+      const std::string side = side_text(is_output, path);
+      const auto source = opened(file, path, side);
       if (source == nullptr) continue;
       // The tensors of a training checkpoint are assembled from other files.
       if (!is_output && fs::path(path).filename() == dcp_metadata_name) {
         const auto catalog = open_checkpoint(path, {.storage = &storage_});
-        add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0));
+        add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0), side);
       } else {
-        add_file(file, source, source->identity().bytes);
+        add_file(file, source, source->identity().bytes, side);
         files_.push_back({&file, path, is_output});
       }
     }
@@ -189,12 +196,16 @@ class ReceiptCheck {
       throw Error("usage",
                   is_output ? "the receipt was written by a load, which wrote no files: pass the "
                               "checkpoint that was loaded"
-                            : "the receipt lists fewer checkpoints",
+                            : fmt::format("the receipt does not list source {}: pass fewer "
+                                          "sources",
+                                          checkpoint + 1),
                   {.path = root});
     }
     if (!is_folder && count > 1) {
-      throw Error("usage", "the receipt lists several files: pass their folder",
-                  {.path = root, .found = fmt::format("{} files", count)});
+      throw Error("usage",
+                  fmt::format("the receipt lists several files of the {}: pass their folder",
+                              is_output ? "output" : "source"),
+                  {.path = root, .found = counted(count, "file")});
     }
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
@@ -237,8 +248,7 @@ class ReceiptCheck {
       if (found[i] == check.digest) continue;
       files_hold_ = files_hold_ && !check.is_header;
       report.differences.push_back({check.name, DifferenceKind::bytes,
-                                    fmt::format("{} in '{}'", found[i], printable(check.path)),
-                                    check.digest});
+                                    fmt::format("{} in {}", found[i], check.side), check.digest});
     }
     // A different header is already reported.
     if (!files_hold_) return report;
@@ -257,34 +267,36 @@ class ReceiptCheck {
   }
 
   // Returns null and adds a difference if the file is missing.
-  std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path) {
+  std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path,
+                                     const std::string& side) {
     try {
       return storage_.open(path);
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
       files_hold_ = false;
-      differences_.push_back({file.path, DifferenceKind::missing, "nothing",
-                              fmt::format("a file of {} bytes", file.bytes)});
+      differences_.push_back({file.path, DifferenceKind::missing, "no " + side,
+                              "a file of " + counted(file.bytes, "byte")});
       return nullptr;
     }
   }
 
   void add_file(const ReceiptFile& file, const std::shared_ptr<ByteSource>& source,
-                std::uint64_t bytes) {
+                std::uint64_t bytes, const std::string& side) {
     if (bytes != file.bytes) {
       files_hold_ = false;
-      differences_.push_back({file.path, DifferenceKind::bytes, fmt::format("{} bytes", bytes),
-                              fmt::format("{} bytes", file.bytes)});
+      differences_.push_back({file.path, DifferenceKind::bytes,
+                              fmt::format("{} in {}", counted(bytes, "byte"), side),
+                              counted(file.bytes, "byte")});
     }
     const auto add = [&](std::string name, std::uint64_t begin, std::vector<ByteRange> ranges,
                          const std::string& digest, bool is_header) {
       if (!ranges.empty() && begin + ranges.back().end > bytes) {
-        differences_.push_back({std::move(name), DifferenceKind::missing, "an end of the file",
+        differences_.push_back({std::move(name), DifferenceKind::missing, "an end of " + side,
                                 fmt::format("bytes up to {}", begin + ranges.back().end)});
         return;
       }
       checks_.push_back(
-          {source, std::move(name), file.path, begin, std::move(ranges), digest, is_header});
+          {source, std::move(name), side, begin, std::move(ranges), digest, is_header});
     };
     const bool is_all = file.tensors.empty();
     add(is_all ? file.path : file.path + " (header)", 0, file.header_ranges, file.header_digest,

@@ -48,6 +48,7 @@ static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("not_finite", report.not_finite);
   json.member("findings", report.findings);
   json.member("quantized", report.quantized);
+  json.optional("sampled", report.sampled);
   json.member("widened", report.widened);
   json.member("rounded", report.rounded);
   json.member("bytes_read", report.bytes_read);
@@ -59,6 +60,23 @@ std::string to_json(const VerifyReport& report) {
 }
 
 namespace {
+
+// Returns one line for each difference, up to lines_alike_max of each kind.
+std::string differences_text(const std::vector<Difference>& differences) {
+  std::map<DifferenceKind, std::size_t> counts;
+  std::string text;
+  for (const Difference& each : differences) {
+    if (++counts[each.kind] > lines_alike_max) continue;
+    text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
+                        printable(each.name), printable(each.found), printable(each.expected));
+  }
+  for (const auto& [kind, count] : counts) {
+    if (count > lines_alike_max) {
+      text += fmt::format("  {:<10} {} more\n", name(kind), count - lines_alike_max);
+    }
+  }
+  return text;
+}
 
 // Returns one line for each encoding.
 std::string quantized_text(const VerifyReport& report) {
@@ -104,16 +122,20 @@ std::string dtypes_text(const std::vector<Widened>& values, std::string_view how
 std::string to_table(const VerifyReport& report) {
   return only_errors([&] {
     std::string text;
-    for (const Difference& each : report.differences) {
-      text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
-                          printable(each.name), printable(each.found), printable(each.expected));
-    }
+    text += differences_text(report.differences);
     text += finding_lines(report.findings);
     for (const NotFinite& each : report.not_finite) {
       text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
                           each.infinite);
     }
     text += quantized_text(report);
+    if (report.sampled > 0) {
+      text += fmt::format(
+          "  info: only samples of {} were compared, because the encodings differ; to compare "
+          "every byte, pass the options of the conversion (--quantize ...), or compare the output "
+          "with its receipt (--receipt)\n",
+          counted(report.sampled, "quantized tensor"));
+    }
     text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text += report.ok() ? "ok; " : "not ok; ";

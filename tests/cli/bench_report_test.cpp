@@ -21,8 +21,8 @@ BenchFigures figures(double load_from_page_cache, double load_from_disk, double 
   figures.checkpoint = "model";
   figures.page_cache_to_new_memory = at({4});
   figures.disk = at({1});
-  figures.load_from_page_cache = {at({load_from_page_cache}), {processor_share}};
-  figures.load_from_disk = {at({load_from_disk}), {processor_share}};
+  figures.load_from_page_cache = {at({load_from_page_cache}), {processor_share}, 4};
+  figures.load_from_disk = {at({load_from_disk}), {processor_share}, 4};
   return figures;
 }
 
@@ -56,6 +56,8 @@ TEST(BenchReport, BusyThreadsFarFromTheLimitAreBoundByTheProcessor) {
 
 TEST(BenchReport, IdleThreadsFarFromTheLimitWait) {
   const BenchFigures idle = figures(0.5, 0.3, 0.2);
+  EXPECT_THAT(to_text(idle, {}),
+              HasSubstr("its 4 readers wait for data: compare with --threads 8"));
   EXPECT_EQ(page_cache_verdict(idle).bound, Bound::waiting);
   EXPECT_EQ(disk_verdict(idle)->bound, Bound::waiting);
 }

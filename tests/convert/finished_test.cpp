@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "loadstone/convert.h"
 #include "support/errors.h"
@@ -117,9 +118,11 @@ TEST_F(Finished, AnOrphanOfTheSameConversionIsRemoved) {
   EXPECT_NE(message("convert.complete"), "");
   EXPECT_FALSE(fs::exists(work));
   // The shards of a different conversion stay.
+  fs::rename(folder / record, folder / "record");
   ConvertOptions other = options();
   other.dtype = Dtype::f64;
   run(plan(other), part(1));
+  fs::rename(folder / "record", folder / record);
   EXPECT_EQ(run(resume), 0u);
   EXPECT_TRUE(fs::exists(work));
 }
@@ -130,31 +133,69 @@ TEST_F(Finished, ASingleFileIsRecognised) {
   EXPECT_GT(run(one, resume), 0u);
   EXPECT_EQ(run(one, resume), 0u);
   EXPECT_NE(message("convert.complete"), "");
-  EXPECT_EQ(run(plan({.dtype = Dtype::f64, .threads = 1}), resume), 360'000u);
+  const Conversion other = plan({.dtype = Dtype::f64, .threads = 1});
+  EXPECT_EQ(code_of([&] { run(other, resume); }), "convert.state");
+  EXPECT_EQ(run(other, {}), 360'000u);
   EXPECT_THAT(message("convert.replaced"), HasSubstr("different options"));
-  fs::remove(folder / ".loadstone-out.safetensors.done");
   run(one, {});
   EXPECT_EQ(message("convert.replaced"),
             "the conversion replaces 1 file of an earlier output: 'out.safetensors'");
 }
 
-TEST_F(Finished, WhatDiffersIsNamed) {
+TEST_F(Finished, ADifferentOutputIsNotReplacedAndWhatDiffersIsNamed) {
   run(resume);
+  const auto before = read_file(target + "/model-00001-of-00003.safetensors");
   ConvertOptions other = options();
   other.rules = {{.sources = {"layers.3"}, .targets = {"layers.9"}}};
-  EXPECT_GT(run(plan(other), resume), 0u);
-  EXPECT_EQ(message("convert.complete"), "");
+  other.dtype = Dtype::f64;
+  const std::string difference =
+      "different options: names, shapes, dtypes or encodings of tensors differ; the first is "
+      "'layers.0'; dtype was the default, and is now F64; rules was the default, and is now 1 rule";
+  for (const ConvertRun& again : {resume, part(1), finish}) {
+    const auto error = error_of([&] { run(plan(other), again); });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), "convert.state");
+    EXPECT_THAT(error->message(),
+                AllOf(HasSubstr("out' was finished by an earlier run with " + difference),
+                      HasSubstr("nothing was changed")));
+    EXPECT_EQ(check_target(plan(other), target, again).at(0).code, "convert.state");
+  }
+  const ConvertRun with_receipt = {.resume = true, .receipt = DigestKind::xxh3_128};
+  EXPECT_THAT(error_of([&] { run(with_receipt); })->message(),
+              HasSubstr("no receipt of this kind"));
+  EXPECT_EQ(read_file(target + "/model-00001-of-00003.safetensors"), before);
+  EXPECT_EQ(run(resume), 0u);
+  // A run without `resume` replaces the output.
+  EXPECT_GT(run(plan(other), {}), 0u);
   EXPECT_THAT(message("convert.replaced"),
-              AllOf(StartsWith("the conversion replaces 4 files of an earlier output, which was "
-                               "made with different options: names"),
-                    HasSubstr("the first is 'layers.9'")));
-  EXPECT_GT(run({.resume = true, .receipt = DigestKind::xxh3_128}), 0u);
-  EXPECT_GT(run(plan(other), resume), 0u);
-  EXPECT_THAT(message("convert.replaced"), HasSubstr("'layers.9'"));
-  EXPECT_GT(run(resume), 0u);
-  EXPECT_GT(run({.resume = true, .receipt = DigestKind::xxh3_128}), 0u);
-  EXPECT_THAT(message("convert.replaced"), HasSubstr("no receipt"));
+              StartsWith("the conversion replaces 4 files of an earlier output, which was made "
+                         "with different options: names"));
+  EXPECT_GT(run(with_receipt), 0u);  // the record is gone
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("because no record shows"));
   EXPECT_EQ(run(resume), 0u);  // a receipt is more than this run asks for
+}
+
+// A receipt of a different kind is computed from the shards and the source, which are read again.
+TEST_F(Finished, ShardsAreKeptForAReceiptOfADifferentKind) {
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const std::string& name : names_in(target)) files[name] = read_file(target + "/" + name);
+    fs::remove_all(target);
+    fs::remove(folder / record);
+    return files;
+  };
+  run({.receipt = DigestKind::sha256_tree});
+  const auto whole = contents();
+  run(part(1));
+  run({.resume = true, .receipt = DigestKind::sha256_tree});
+  EXPECT_GT(report.bytes_kept, 0u);
+  EXPECT_THAT(report.findings, IsEmpty());
+  EXPECT_EQ(contents(), whole);
+  // Without a receipt, shards of any kind are kept.
+  run({.part = ConvertPart{1, 2}, .receipt = DigestKind::sha256_tree});
+  run(resume);
+  EXPECT_GT(report.bytes_kept, 0u);
+  EXPECT_FALSE(fs::exists(target + "/receipt.json"));
 }
 
 TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
@@ -162,6 +203,10 @@ TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
   folder.write("in/source.safetensors", six_tensors(9));  // the same header
   EXPECT_GT(run(resume), 0u);
   EXPECT_THAT(message("convert.replaced"), HasSubstr("source files that have been modified"));
+  EXPECT_THAT(message("convert.replaced"),
+              HasSubstr("(size and header are the same): 'source.saf"));
+  const auto found = std::ranges::find(report.findings, "convert.replaced", &Finding::code);
+  EXPECT_EQ(found->severity, Severity::warning);
   EXPECT_EQ(run(resume), 0u);
   std::string shard = read_file(target + "/model-00002-of-00003.safetensors");
   shard.back() = static_cast<char>(shard.back() ^ 1);
@@ -212,12 +257,15 @@ class Shares final : public Observer {
                                                          static_cast<double>(progress.bytes_total);
     EXPECT_GE(share, last);
     EXPECT_LE(share, 1);
+    EXPECT_GE(progress.bytes_checked, checked);
+    checked = progress.bytes_checked;
     last = share;
     totals.push_back(progress.bytes_total);
     return true;
   }
 
   double last = 0;
+  std::uint64_t checked = 0;
   std::vector<std::uint64_t> totals;
 };
 
@@ -230,6 +278,17 @@ TEST_F(Finished, TheProgressOfAResumedRunNeverFalls) {
   EXPECT_GT(report.bytes_kept, 0u);
   EXPECT_EQ(shares.last, 1);
   EXPECT_THAT(shares.totals, Each(shares.totals.front()));
+  EXPECT_EQ(shares.checked, report.bytes_kept);
+  EXPECT_EQ(shares.totals.front(), report.bytes_kept + plan(options()).files[2].byte_count());
+}
+
+TEST_F(Finished, TheProgressOfAnyRunCountsTheOutput) {
+  Shares shares;
+  run({.observer = &shares});
+  std::uint64_t bytes = 0;
+  for (const OutputFile& file : plan(options()).files) bytes += file.byte_count();
+  EXPECT_THAT(shares.totals, Each(bytes));
+  EXPECT_EQ(shares.checked, 0u);
 }
 
 }  // namespace

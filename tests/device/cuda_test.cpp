@@ -32,6 +32,14 @@ class Cuda : public ::testing::Test {
   std::array<std::byte, 64> second_ = {};
 };
 
+TEST_F(Cuda, OnlyTheDriversDevicesArePresent) {
+  EXPECT_TRUE(has_cuda("cuda", LOADSTONE_FAKE_CUDA_13));
+  EXPECT_TRUE(has_cuda("cuda:1", LOADSTONE_FAKE_CUDA_13));
+  EXPECT_FALSE(has_cuda("cuda:99", LOADSTONE_FAKE_CUDA_13));
+  EXPECT_FALSE(has_cuda("xpu", LOADSTONE_FAKE_CUDA_13));
+  EXPECT_FALSE(has_cuda("cuda", "libno_such_library.so"));
+}
+
 TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
   {
     const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);

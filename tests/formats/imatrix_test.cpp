@@ -187,7 +187,7 @@ std::vector<Bad> bad_gguf_files() {
           "no_entries", [](Writer&) {}, "im.empty", "0 tensors"),
       gguf_file(
           "of_a_model", [&](Writer& to) { to.tensor("a.weight", {1}, 0, one); }, "im.empty",
-          "1 tensors"),
+          "1 tensor"),
       gguf_file(
           "sums_alone", [&](Writer& to) { to.tensor("a.in_sum2", {1}, 0, one); }, "im.pair",
           "a.in_sum2"),

@@ -53,6 +53,38 @@ TEST(Balance, WithoutCapacitiesAllIsOnTheHost) {
   EXPECT_THAT(mapped(small_model(4), DeviceMapMode::automatic, {}), ElementsAre(Pair("", "cpu")));
 }
 
+TEST(Balance, NumberedModulesAreWholeIfTheyFit) {
+  const Capacities small = {{"cpu", 199}, {"disk", 10'000}};
+  EXPECT_THAT(numbered_modules(small_model(2), {{"cpu", 200}}),
+              UnorderedElementsAre("layers.0", "layers.1"));
+  EXPECT_THAT(numbered_modules(small_model(2), small), IsEmpty());
+  EXPECT_THAT(numbered_modules(small_model(2), {}), SizeIs(2));
+  const std::vector<std::string> names = {"blocks.0.experts.0.w", "blocks.0.experts.1.w", "0.w"};
+  const std::vector<Placeable> nested = {{names[0], 80, 0}, {names[1], 80, 1}, {names[2], 1, 2}};
+  EXPECT_THAT(numbered_modules(nested, {{"cpu", 1000}}), UnorderedElementsAre("blocks.0", "0"));
+  EXPECT_THAT(numbered_modules(nested, {{"cpu", 160}}),
+              UnorderedElementsAre("blocks.0.experts.0", "blocks.0.experts.1", "0"));
+}
+
+TEST(Placement, ComputedMapsDoNotSplitLayersByDefault) {
+  Skeleton model;
+  std::vector<FakeTensor> tensors;
+  for (const char* const layer : {"layers.0", "layers.1", "layers.2"}) {
+    for (const char* const name : {".a.w", ".b.w"}) {
+      model.targets.push_back(target_of(std::string(layer) + name, {10}));
+      tensors.push_back({std::string(layer) + name, {10}});
+    }
+  }
+  const auto catalog = fake_catalog(tensors);
+  PlanOptions options;
+  options.device_map.mode = DeviceMapMode::automatic;
+  options.max_memory = {{"cpu", 200}};
+  // 80 bytes are reserved for the largest layer.
+  EXPECT_THAT(make_plan(catalog, model, options).device_map, Contains(Pair("layers.1", "disk")));
+  options.no_split_modules.emplace();
+  EXPECT_THAT(make_plan(catalog, model, options).device_map, Contains(Pair("layers.1", "cpu")));
+}
+
 TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {
   // 100 bytes of cuda:0 are reserved for the largest layer. The other 250 bytes fit the embedding,
   // the tied head and two layers.

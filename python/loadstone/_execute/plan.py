@@ -45,13 +45,13 @@ class Duration(NamedTuple):
 
     Attributes:
         seconds: ``None`` if unknown.
-        is_lower_bound: the load also encodes or decodes values, which takes more time.
+        excludes_computing: the load also encodes or decodes values, which takes more time.
         text: the estimate as ``loadstone plan`` prints it, with the measurement or with the reason
             why the duration is unknown.
     """
 
     seconds: float | None
-    is_lower_bound: bool
+    excludes_computing: bool
     text: str
 
 

@@ -42,7 +42,7 @@ def test_all_is_measured(run, model):
     said = bench(run, model)
     assert said["sample_bytes"] == said["total_bytes"] == 16 * MIB + 12
     assert said["sample_targets"] == said["total_targets"] == 5
-    assert said["rounds"] == 1
+    assert said["rounds"] == 3
     assert said["limits"].keys() == LIMITS
     for name, rates in said["limits"].items():
         if rates is None:  # the file system is in memory, or does not support direct reads
@@ -77,8 +77,19 @@ def test_a_sample_is_the_first_targets(run, model):
     assert said["sample_bytes"] == 8 * MIB
 
 
-def test_a_target_larger_than_the_sample_is_measured_whole(run, model):
-    assert bench(run, model, "--sample", 1)["sample_bytes"] == 4 * MIB
+def test_only_a_part_of_a_large_target_is_measured(run, model, tmp_path):
+    said = bench(run, model, "--sample", "5MiB")
+    assert said["sample_targets"] == 2 and 5 * MIB - 16384 <= said["sample_bytes"] <= 5 * MIB
+    stack = {
+        "experts": torch.randn(2, 1024, 512).to(torch.bfloat16),
+        "w": torch.randn(1024, 512).to(torch.bfloat16),
+    }
+    save_file(stack, tmp_path / "stack.safetensors")
+    for sample in (1 * MIB, MIB // 4 + 5000, 100_000):
+        for more in ([], ["--dtype", "f32"]):
+            said = bench(run, tmp_path / "stack.safetensors", "--sample", sample, *more)
+            assert 0.3 * sample < said["sample_bytes"] <= sample
+    assert "none that fits in --sample" in run("bench", model, "--sample", 1, status=2).stderr
 
 
 def test_options_of_the_plan_count(run, model):
@@ -105,13 +116,16 @@ def test_adapters_whose_files_have_one_name_are_measured(run, tmp_path):
 def test_for_people(run, model):
     text = run("bench", model, "--seconds", 0, status=0).stdout
     assert text.startswith("a load from the page cache reaches ")
+    cores = min(os.cpu_count(), len(os.sched_getaffinity(0)))
+    assert f"medians of 3 rounds; 4 threads on {cores} core" in text or cores > 4
+    assert " of page cache to new memory; " in text and " reader" in text
     for title in ("new memory", "copy from memory to memory", "page cache to new memory", "loads"):
         assert f"\n{title}" in text
 
 
 def test_more_time_is_more_rounds(run, model):
     done = run("bench", model, "--seconds", 6, "--sample", "4MiB", "--json", status=0)
-    assert json.loads(done.stdout)["rounds"] > 1
+    assert json.loads(done.stdout)["rounds"] > 3
 
 
 def test_nothing_to_measure_is_said(run, tmp_path):

@@ -101,6 +101,11 @@ def test_a_word_that_is_near_nothing_is_told_all(run):
     assert "expected inspect, plan, load," in said
 
 
+def test_each_expected_encoding_is_listed_once(run, small, tmp_path):
+    said = run("convert", small, tmp_path / "out.gguf", "--quantize", "xyzzy", status=2).stderr
+    assert len(re.findall(r"\bq8_0\b", said)) == len(re.findall(r"\bq4_k_m\b", said)) == 1
+
+
 # ---- the manual page
 
 

@@ -51,7 +51,7 @@ def conversion(command, tmp_path, write_safetensors):
     return ["convert", str(big), str(target), *options, *progress]
 
 
-def signalled(command, signals):
+def signalled(command, signals, meanwhile=lambda: None):
     """Send signals at the first line of progress; retry if the command finished before them."""
     for _ in range(5):
         with subprocess.Popen(
@@ -63,6 +63,7 @@ def signalled(command, signals):
         ) as process:
             first = process.stderr.readline()
             stopped = _children(process.pid) or [process.pid]
+            meanwhile()
             for number in (signal.SIGSTOP, *signals, signal.SIGCONT):
                 for pid in stopped if number in (signal.SIGSTOP, signal.SIGCONT) else [process.pid]:
                     os.kill(pid, number)
@@ -87,6 +88,24 @@ def test_a_signal_during_the_work_removes_its_files(command, conversion, tmp_pat
     assert "[cancelled]" in text
     assert '"done":true' not in text
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [["--part", "1/2"], ["--resume"], []])
+def test_the_hint_is_about_the_work_that_is_left(command, conversion, more):
+    status, text = signalled([command, *conversion, *more], [signal.SIGINT])
+    assert status == 130
+    kept = "finished shards are kept; run the same command again to continue" in text
+    assert kept == bool(more)
+    assert ("the unfinished output was removed" in text) == (not more)
+
+
+def test_a_failure_to_read_or_write_has_the_same_hint(command, conversion):
+    def change_the_source():
+        os.utime(conversion[1], (1, 1))
+
+    status, text = signalled([command, *conversion, "--resume"], [], change_the_source)
+    assert status == 4 and "[io.changed]" in text
+    assert "finished shards are kept; run the same command again to continue" in text
 
 
 def test_sighup_that_the_parent_ignores_is_ignored(command, conversion, tmp_path):

@@ -204,6 +204,17 @@ def test_verify_json(run, small, tmp_path, write_safetensors):
     assert difference.keys() >= {"name", "kind", "found", "expected"}
 
 
+def test_verify_lists_the_first_differences_of_a_kind(run, tmp_path, write_safetensors):
+    names = {f"layers.{i}.weight": ("F32", [2]) for i in range(25)}
+    model = write_safetensors(tmp_path / "model.safetensors", names)
+    other = write_safetensors(tmp_path / "other.safetensors", {"norm": ("F32", [2])})
+    lines = run("verify", model, other, status=1).stdout.splitlines()
+    assert sum("  missing    'layers." in line for line in lines) == 20
+    assert "  missing    5 more" in lines
+    document = json.loads(run("verify", model, other, "--json", status=1).stdout)
+    assert len(document["differences"]) == 26
+
+
 def test_verify_sees_through_sharding(run, tmp_path, write_safetensors):
     values = bytes(range(24))
     tensors = {name: ("F32", [3]) for name in "ab"}

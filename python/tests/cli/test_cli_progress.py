@@ -50,7 +50,8 @@ def test_lines_of_json(run, big):
     done = run("load", big, "--dtype", "f64", "--json", "--progress", "json", *ALWAYS, status=0)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert all(
-        list(line) == ["bytes_done", "bytes_total", "seconds", "rate", "done"] for line in lines
+        list(line) == ["bytes_done", "bytes_total", "bytes_checked", "seconds", "rate", "done"]
+        for line in lines
     )
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     for name in ("bytes_done", "seconds"):
@@ -94,6 +95,23 @@ def test_every_command_with_progress(run, small, tmp_path, name):
     last = run(*arguments, "--progress", "json", status=0).stderr.splitlines()[-1]
     assert json.loads(last)["done"] is True
     assert run(*arguments, status=0).stderr == ""
+
+
+def test_the_rate_of_a_resumed_run_leaves_out_checked_shards(run, big, tmp_path):
+    convert = ["convert", big, tmp_path / "out", "--dtype", "f64", "--shard-size", "16MB"]
+    run(*convert, "--part", "1/2", status=0)
+    progress = ["--progress", "json", *ALWAYS]
+    lines = run(*convert, "--resume", *progress, status=0).stderr.splitlines()
+    lines = [json.loads(line) for line in lines]
+    checked = lines[-1]["bytes_checked"]
+    assert 0 < checked < lines[-1]["bytes_done"] == lines[-1]["bytes_total"]
+    for line in lines:
+        moved = line["bytes_done"] - checked
+        assert line["rate"] is None or line["rate"] * line["seconds"] <= moved / 0.2 * 1.01
+    convert[2] = tmp_path / "again"
+    run(*convert, "--part", "1/2", status=0)
+    text = run(*convert, "--resume", "--progress", "plain", status=0).stderr
+    assert re.fullmatch(r"loadstone: 100%  (.*) of \1 \(.* finished before\).*  done in .*\n", text)
 
 
 def test_quiet_excludes_progress(run, small):

@@ -98,7 +98,8 @@ def test_every_flipped_bit_is_named(source: Path, tmp_path: Path) -> None:
                     found = verify(out, "--receipt", "--source", copy)
                     flip(root / file["path"], bit)
                     assert [each["name"] for each in found] == [name]
-                    assert file["path"] in found[0]["found"]
+                    side = "output" if root == out else "source"
+                    assert f"in {side} '{root / file['path']}'" in found[0]["found"]
     assert verify(out, "--receipt", "--source", copy) == []
 
 
@@ -109,6 +110,14 @@ def test_what_stands_in_one_of_both_is_named(source: Path, tmp_path: Path) -> No
     (out / "config.json").unlink()
     found = {each["name"]: each["kind"] for each in verify(out, "--receipt")}
     assert found == {"more.bin": "unexpected", "config.json": "missing"}
+    convert(source, tmp_path / "other", "--shard-size", "3MB", "--dtype", "f32")
+    text = output("verify", out, "--receipt", "--source", tmp_path / "other", status=1)
+    name = "model.safetensors"
+    assert f"'{name}': found no source '{tmp_path / 'other' / name}'; expected a file of" in text
+    assert f"'config.json': found no output '{out / 'config.json'}'; expected a file of" in text
+    shard = sorted(out.glob("*.safetensors"))[0]
+    text = output("verify", shard, "--receipt-file", out / "receipt.json", status=2)
+    assert "the receipt lists several files of the output: pass their folder" in text
 
 
 def test_what_is_added_to_a_folder_below_is_named(source: Path, tmp_path: Path) -> None:
@@ -169,7 +178,7 @@ def test_a_source_that_no_receipt_has_is_refused(source: Path, tmp_path: Path) -
     out = tmp_path / "out"
     convert(source, out, "--receipt", "xxh3-128")
     twice = output("verify", out, "--receipt", "--source", source, "--source", source, status=2)
-    assert "fewer checkpoints" in twice
+    assert "the receipt does not list source 2: pass fewer sources" in twice
     file = tmp_path / "load.json"
     output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
     output("verify", source, "--receipt-file", file, "--source", source, status=2)

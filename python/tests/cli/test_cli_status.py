@@ -276,3 +276,25 @@ def test_device_that_the_command_cannot_reach(run, small):
     for device in ("cuda:0", "0", "xpu", "npu:1", "mps"):
         run("plan", small, "--device-map", device, status=0)
     assert_said_on_stderr(run("load", small, "--device-map", "cuda:0", status=5), "memory.device")
+
+
+def test_a_plan_names_devices_that_this_machine_lacks(run, small, tmp_path):
+    words = ["plan", small, "--device-map", "cuda:99", "-o", tmp_path / "plan.json"]
+    text = run(*words, status=0).stdout
+    assert "this machine does not have 'cuda:99', on which the plan places tensors" in text
+    assert run(*words, "--strict", status=3)
+    assert "plan.device_absent" not in (tmp_path / "plan.json").read_text()
+    found = json.loads(run(*words, "--json", status=0).stdout)["findings"]
+    assert [each["sources"] for each in found] == [["cuda:99"]]
+    assert "device_absent" not in run("plan", small, "--device-map", "disk", status=0).stdout
+
+
+def test_a_computed_map_keeps_layers_whole(run, tmp_path, write_safetensors):
+    names = {f"layers.{i}.{part}.weight": ("F32", [100]) for i in range(4) for part in "abc"}
+    file = write_safetensors(tmp_path / "layers.safetensors", names)
+    words = ["plan", file, "--device-map", "auto", "--max-memory", "cpu=4000", "--json"]
+    plan = json.loads(run(*words, status=0).stdout)
+    devices = {}
+    for target in plan["targets"]:
+        devices.setdefault(target["name"].split(".")[1], set()).add(target["device"])
+    assert devices == {"0": {"cpu"}, "1": {"cpu"}, "2": {"disk"}, "3": {"disk"}}

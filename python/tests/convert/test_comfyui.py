@@ -105,6 +105,14 @@ def test_fp8_of_older_files_has_one_scale(dtype: torch.dtype, tmp_path: Path) ->
     assert torch.equal(out[f"{Q}.weight"], codes.float() * torch.tensor(0.37))
 
 
+def test_an_error_names_the_scale_of_older_files(tmp_path: Path) -> None:
+    codes = torch.randn(48, 32).to(F8)
+    tensors = {f"{Q}.weight": codes, f"{Q}.scale_input": torch.tensor(1.5)}
+    save_file(tensors, tmp_path / "old.safetensors")
+    done = run("inspect", tmp_path / "old.safetensors")
+    assert f"'{Q}.weight' has no scales" in done.stdout and f"('{Q}.scale_weight')" in done.stdout
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (16, 1)], ids=str)
 def test_integers_have_one_scale_or_one_per_row(shape: tuple[int, ...], tmp_path: Path) -> None:
     codes = torch.randint(-128, 128, (16, 32)).to(torch.int8)

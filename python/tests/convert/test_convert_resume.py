@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import COMMAND, output
+from command import COMMAND
 from safetensors.torch import save_file
 
 import loadstone
@@ -340,22 +340,6 @@ def test_a_finished_job_does_nothing(source: Path, whole: dict[str, bytes], tmp_
     again = converted(source, target, executor)
     assert again.bytes_read == again.bytes_written == 0
     assert contents(target) == whole
-
-
-def test_a_replaced_output_is_reported(source: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    run(source, target, "--resume")
-    words = ["convert", source, target, "--dtype", "bf16", "--shard-size", SHARD]
-    text = "the conversion replaces 25 files of an earlier output, which was made with different"
-    for more in (["--resume"], []):
-        assert text in output(*words, *more, "--dry-run")
-    planned = loadstone.convert(source, target, dtype="bfloat16", dry_run=True)
-    (finding,) = (each for each in planned.findings if each.code == "convert.replaced")
-    assert finding.severity == "info"
-    assert text in finding.message and "the first is 'layers.0.0'" in finding.message
-    assert len(finding.sources) == 25
-    assert "replaced  25 files of an earlier output\n" in output(*words, "--resume")
-    assert "\nreplaced" not in run(source, tmp_path / "new")
 
 
 # --- executors -----------------------------------------------------------------------------------

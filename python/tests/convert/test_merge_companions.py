@@ -277,6 +277,7 @@ def test_factors_are_not_merged_apart(method: str, tmp_path: Path) -> None:
     with pytest.raises(loadstone.PlanError, match="the product of means") as caught:
         merged(a, b, "model", method, tmp_path / "out")
     assert caught.value.code == "merge.adapter" and "lora_A" in str(caught.value)
+    assert "'loadstone merge BASE --lora A:0.5" in caught.value.findings[0].suggestion
 
 
 @pytest.mark.parametrize("names", ["lora_unet_x.lora_{}.weight", "x.lora.{}.weight"])

@@ -139,3 +139,17 @@ def test_groups_of_one_pattern_show_their_layers(model: Path, tmp_path: Path) ->
         ("model.layers.{0-3,5}.mlp.up_proj.weight", 5),
     ]
     assert "model.layers.{0-3,5}.mlp.up_proj.weight" in output(*words, "--dry-run")
+
+
+def test_a_merge_reports_the_tensors_that_it_decodes(model: Path, tmp_path: Path) -> None:
+    source = quantized(model, tmp_path, "nf4")
+    words = ["merge", f"{source}:0.5", f"{source}:0.5", "-o", tmp_path / "out"]
+    text = output(*words)
+    count = int(re.search(r"encoding  the merge decodes (\d+) tensors from nf4 to BF16", text)[1])
+    assert count > 1
+    report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "again")
+    (found,) = [each for each in report.findings if each.code == "convert.decoded"]
+    assert found.severity == "info" and (found.found, found.expected) == ("BF16", "nf4")
+    report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "nf4-again", quantize="nf4")
+    codes = [each.code for each in report.findings]
+    assert "convert.decoded" not in codes and "convert.requantized" in codes

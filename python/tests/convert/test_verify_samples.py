@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import verified
+from command import output, verified
 from readback_cells import styles_of, written_encodings
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -88,3 +88,18 @@ def test_each_row_is_compared(encoding: str, tmp_path: Path) -> None:
     status, report = verified(source, out)
     assert status == 1
     assert {each["name"] for each in report["differences"]} == wrong
+
+
+def test_the_report_tells_that_only_samples_were_compared(tmp_path: Path) -> None:
+    """A tensor of at most WHOLE values is compared completely."""
+    for rows, count in ((256, 0), (1024, 2)):
+        state = {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(rows, 128) for i in range(2)}
+        save_file(state, tmp_path / "in.safetensors")
+        out = tmp_path / "out.safetensors"
+        loadstone.convert(tmp_path / "in.safetensors", out, quantize="nf4")
+        text = output("verify", tmp_path / "in.safetensors", out)
+        note = f"only samples of {count} quantized tensors were compared"
+        assert (note in text) == (count > 0)
+        assert ("(--receipt)" in text) == ("(--quantize ...)" in text) == (count > 0)
+        words = ["verify", tmp_path / "in.safetensors", out, "--quantize", "nf4"]
+        assert "samples" not in output(*words)

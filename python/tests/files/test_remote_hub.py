@@ -90,11 +90,13 @@ def test_a_refusal_names_what_the_host_needs(hub: Hub, monkeypatch: pytest.Monke
     assert "the hub has no such repository, revision or file, or" in refusal("hf://org/one@v2")
     assert "HF_TOKEN" not in refusal("hf://org/one@v2")
     monkeypatch.setenv("HF_TOKEN", "hf_WRONG")
-    assert "the token may be wrong or expired" in refusal("hf://org/one")
+    text = refusal("hf://org/one")
+    assert "the token may be wrong or expired" in text and "HF_TOKEN" in text
+    assert "if it is gated, first accept its terms on its page" in text
     monkeypatch.setenv("HF_TOKEN", "")
     text = refusal("hf://org/one")
     assert "the repository does not exist, or needs a token; found status 401; expected a " in text
-    assert "HF_TOKEN" in text and "query" not in text
+    assert "HF_TOKEN" in text and "query" not in text and "if it is gated" in text
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.2:1")  # the URL's host is not the hub
     text = refusal(hub.server.url(f"/org/one/resolve/{OLD}/model.safetensors"))
     assert "the host requires a token" in text and "query" not in text
@@ -115,6 +117,13 @@ def test_what_is_no_repository(hub: Hub) -> None:
         with pytest.raises(loadstone.Error) as raised:
             loadstone.inspect(path)
         assert raised.value.code in ("io.not_found", "format.no_checkpoint")
+
+
+@pytest.mark.parametrize("first", ["huggingface.co", "HF.co", "datasets", "models"])
+def test_what_is_mistaken_for_an_owner(first: str) -> None:
+    text = refusal(f"hf://{first}/org/one")
+    assert "[io.remote]" in text and "expected hf://ORG/NAME[@REVISION][/FILE]" in text
+    assert f"not by '{first.lower()}'" in text
 
 
 @pytest.fixture

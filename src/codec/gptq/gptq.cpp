@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/text.h"
 #include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "codec/words/words.h"
@@ -128,7 +129,7 @@ class Recogniser {
     }
     if (claim.bits && !is_width(*claim.bits)) {
       return fail("q.bits", "has codes with a number of bits that GPTQ does not define",
-                  {codes.name}, fmt::format("{} bits", *claim.bits), "2, 3, 4 or 8 bits");
+                  {codes.name}, counted(*claim.bits, "bit"), "2, 3, 4 or 8 bits");
     }
     if (claim.bits && *claim.bits != bits && !claim.has_exceptions) {
       return mismatch("has a different number of bits than the config declares",
@@ -136,7 +137,7 @@ class Recogniser {
     }
     if (!is_width(bits) || codes.shape[0] * word_bits % bits != 0) {
       return fail("plan.encoding", "has codes with a number of bits that loadstone does not decode",
-                  {codes.name}, fmt::format("{} bits", bits), "2, 3, 4 or 8 bits");
+                  {codes.name}, counted(bits, "bit"), "2, 3, 4 or 8 bits");
     }
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;

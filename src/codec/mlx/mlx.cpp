@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/text.h"
 #include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "codec/words/words.h"
@@ -97,8 +98,8 @@ unsigned bits_of(std::uint64_t words, std::uint64_t columns) noexcept {
 std::optional<Problem> prepare_affine(const DecodeRequest& request, PreparedDecoder& made) {
   const auto& parts = request.parts;
   if (parts.size() != 3) {
-    return Problem{"the decoder needs words, scales and biases",
-                   fmt::format("{} tensors", parts.size()), "3 tensors"};
+    return Problem{"the decoder needs words, scales and biases", counted(parts.size(), "tensor"),
+                   "3 tensors"};
   }
   const std::size_t rank = request.shape.rank();
   const Shape& words = parts[0].shape;

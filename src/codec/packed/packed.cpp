@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/text.h"
 #include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "codec/words/words.h"
@@ -31,7 +32,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   if (parts.size() < 2 || parts.size() > 4) {
     return refuse(
         "the decoder needs words and scales, and optionally zero points and an order of groups",
-        fmt::format("{} tensors", parts.size()), "2 to 4 tensors");
+        counted(parts.size(), "tensor"), "2 to 4 tensors");
   }
   if (request.shape.rank() != 2)
     return refuse("the weight is not a matrix", request.shape.text(), {});
@@ -155,7 +156,7 @@ class Recogniser {
     const auto& claimed = table_.claim().bits;
     if (claimed && *claimed != 4 && *claimed != 8 && fits(*claimed)) {
       return fail("plan.encoding", "has codes with a number of bits that loadstone does not decode",
-                  {words_.name}, fmt::format("{} bits", *claimed), "4 or 8 bits");
+                  {words_.name}, counted(*claimed, "bit"), "4 or 8 bits");
     }
     if (!claimed && fits(4) && fits(8)) {
       return fail("q.shape", "has so few columns that its codes can have 4 or 8 bits",
@@ -193,8 +194,7 @@ class Recogniser {
     if (groups > 1 && claimed) {
       if (*claimed == 0 || ceil_div(columns_, *claimed) != groups) {
         return fail("plan.config_mismatch", "has a different group size than the config declares",
-                    {scales.name}, fmt::format("{} groups", groups),
-                    fmt::format("groups of {}", *claimed));
+                    {scales.name}, counted(groups, "group"), fmt::format("groups of {}", *claimed));
       }
       group_size_ = *claimed;
     }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/text.h"
 #include "codec/scaled/scaled.h"
 
 namespace loadstone::scaled {
@@ -39,8 +40,7 @@ std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t par
   if (request.parts.size() != parts) {
     return Problem{parts == 3 ? "the decoder needs a weight, its scales and a global scale"
                               : "the decoder needs a weight and its scales",
-                   fmt::format("{} tensors", request.parts.size()),
-                   fmt::format("{} tensors", parts)};
+                   counted(request.parts.size(), "tensor"), counted(parts, "tensor")};
   }
   const DecodePart& codes = request.parts[0];
   if (!is_one_of(codes.encoding, dtypes)) {

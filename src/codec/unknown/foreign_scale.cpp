@@ -136,8 +136,12 @@ void refuse_layout(const TensorTable& table, QuantizedTensor& quantized) {
 
 void refuse_without_scales(const TensorTable& table, QuantizedTensor& quantized) {
   const std::string& name = table[quantized.data].name;
+  const std::string module = module_of(name);
+  std::vector<std::string> missing = {name + "_scale", name + "_scale_inv"};
+  // ComfyUI's older files, see comfyui.cpp.
+  if (table.find(module + "scale_input") != TensorTable::none) missing = {module + "scale_weight"};
   refuse(quantized, "q.scale_missing", "has no scales, and its values have no meaning without them",
-         {name + "_scale", name + "_scale_inv"});
+         std::move(missing));
 }
 
 std::optional<QuantizedTensor> unknown_codes(const TensorTable& table, std::uint32_t data) {

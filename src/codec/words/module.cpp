@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "base/ceil_div.h"
+#include "base/text.h"
 #include "codec/scaled/scaled.h"
 #include "codec/words/words.h"
 
@@ -46,7 +47,7 @@ std::optional<Problem> check_module(const DecodeRequest& request, Packing& form)
   if (parts.size() != 3 && parts.size() != 4) {
     return refuse(
         "the decoder needs words, scales and zero points, and optionally an order of groups",
-        fmt::format("{} tensors", parts.size()), "3 or 4 tensors");
+        counted(parts.size(), "tensor"), "3 or 4 tensors");
   }
   for (const std::size_t part : {std::size_t{0}, std::size_t{2}}) {
     if (!scaled::is_one_of(parts[part].encoding, {Dtype::i32})) {

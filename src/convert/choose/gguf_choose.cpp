@@ -99,7 +99,7 @@ std::uint64_t matrices_of(const Shape& shape) noexcept {
 std::string size_text(const Shape& shape) {
   const std::uint64_t matrices = matrices_of(shape);
   const std::uint64_t columns = columns_of(shape);
-  if (matrices == 1) return fmt::format("{} columns", columns);
+  if (matrices == 1) return counted(columns, "column");
   return fmt::format("{} columns of {} matrices", columns, matrices);
 }
 

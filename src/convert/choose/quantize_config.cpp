@@ -350,7 +350,9 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
                       printable(text), either(known));
       }
       if (format == FileFormat::gguf) {
-        for (const Mix& mix : mixes()) known.emplace_back(mix.name);
+        for (const Mix& mix : mixes()) {
+          if (std::ranges::count(known, mix.name) == 0) known.emplace_back(mix.name);
+        }
       }
       refuse_option("quantize", unknown_word("encoding", quantization.encoding, known));
     }

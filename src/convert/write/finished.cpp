@@ -58,6 +58,30 @@ std::string receipt_of(const ConvertRun& run) {
   return run.receipt ? std::string(name(*run.receipt)) : std::string();
 }
 
+// A resumed run never replaces a finished output of different options: they may be a mistake.
+Finding other_output(const TargetPlace& place, const std::string& difference) {
+  return {.severity = Severity::error,
+          .code = "convert.state",
+          .message = fmt::format("'{}' was finished by an earlier run with {}; nothing was changed",
+                                 printable(place.shown, 400), difference),
+          .suggestion = fmt::format("choose a different target; or, to replace this one, first "
+                                    "remove '{}'",
+                                    printable(place.record, 400))};
+}
+
+// Both lists have the same paths, sizes and headers.
+std::string changed_sources(const std::vector<SourceState>& now,
+                            const std::vector<SourceState>& then) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (now[i] != then[i]) names.push_back(now[i].path);
+  }
+  return fmt::format(
+      "source files that have been modified or replaced since, so that their values may differ "
+      "(size and header are the same): {}",
+      name_list(names));
+}
+
 }  // namespace
 
 std::optional<Finding> finished_earlier(const Conversion& conversion, const TargetPlace& place,
@@ -72,14 +96,16 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
   });
   if (!is_unchanged) return std::nullopt;
   const WorkState now = state_of(conversion, storage);
+  const bool is_resumed = run.resume || run.part || run.finish;
   if (const auto differs = work_difference(now, *found)) {
     difference = differs->message;
-  } else if (now.sources != found->sources) {
-    difference = "source files that have been modified or replaced since";
   } else if (run.receipt && receipt_of(run) != found->receipt) {
     difference = "no receipt of this kind";
   }
-  const bool is_resumed = run.resume || run.part || run.finish;
+  if (!difference.empty() && is_resumed) return other_output(place, difference);
+  if (difference.empty() && now.sources != found->sources) {
+    difference = changed_sources(now.sources, found->sources);
+  }
   if (!difference.empty() || !is_resumed || !has_companions(conversion, place, storage)) {
     return std::nullopt;
   }

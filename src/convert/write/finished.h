@@ -13,9 +13,10 @@ namespace loadstone {
 
 inline constexpr const char* complete_code = "convert.complete";
 
-// Returns the finding "convert.complete" if the target is the output of this conversion, and
-// neither its files nor the sources have changed since. Otherwise returns nullopt, and sets
-// `difference` if the target is the unchanged output of a different conversion.
+// Compares the target with its record. If the target is the unchanged output of this conversion,
+// and the sources have not changed, returns the finding "convert.complete". If it is the unchanged
+// output of a different conversion, which a resumed run must not replace, returns error
+// "convert.state". Otherwise returns nullopt, and sets `difference` if the record shows one.
 [[nodiscard]] std::optional<Finding> finished_earlier(const Conversion& conversion,
                                                       const TargetPlace& place,
                                                       const ConvertRun& run,

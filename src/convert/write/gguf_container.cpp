@@ -393,7 +393,7 @@ class GgufContainer final : public Container {
     finding.message = fmt::format("the name '{}' is longer than ggml allows", printable(name));
     finding.suggestion =
         "rename it with a rule, or pass --beyond-ggml for programs that allow longer names";
-    finding.found = fmt::format("{} bytes", name.size());
+    finding.found = counted(name.size(), "byte");
     finding.expected = fmt::format("at most {}", ggml_name_bytes_max);
     return finding;
   }

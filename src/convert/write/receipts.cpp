@@ -104,10 +104,19 @@ static std::string changed_in(DigestKind kind, const ReceiptFile& file, ByteSour
   return {};
 }
 
-static std::string changed_source(const Receipt& receipt, const Catalog& catalog, Storage& storage,
-                                  const GoesOn& goes_on) {
-  const auto uncounted = [&](std::uint64_t) { return goes_on(0); };
-  for (const ReceiptFile& file : receipt.sources) {
+static void digest_again(DigestKind kind, ReceiptFile& file, ByteSource& source,
+                         const GoesOn& goes_on) {
+  file.header_digest = file_digest(kind, source, 0, file.header_ranges, goes_on);
+  for (ReceiptTensor& tensor : file.tensors) {
+    tensor.digest = file_digest(kind, source, tensor.begin, ranges_of(tensor), goes_on);
+  }
+}
+
+// Compares the sources with the receipt, and computes their digests of `kind`. Returns a text about
+// the first changed source, or an empty string.
+static std::string changed_source(Receipt& receipt, DigestKind kind, const Catalog& catalog,
+                                  Storage& storage, const GoesOn& goes_on) {
+  for (ReceiptFile& file : receipt.sources) {
     std::string changed = "is missing";
     for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
       const ReceiptFile now = source_file(catalog, i);
@@ -115,7 +124,8 @@ static std::string changed_source(const Receipt& receipt, const Catalog& catalog
       const auto source = open_shard(storage, catalog, i);
       const std::uint64_t bytes =
           catalog.assembly(i) ? shard_bytes(catalog, i) : source->identity().bytes;
-      changed = changed_in(receipt.kind, file, *source, bytes, uncounted);
+      changed = changed_in(receipt.kind, file, *source, bytes, goes_on);
+      if (changed.empty() && kind != receipt.kind) digest_again(kind, file, *source, goes_on);
       break;
     }
     if (!changed.empty()) {
@@ -125,19 +135,14 @@ static std::string changed_source(const Receipt& receipt, const Catalog& catalog
   return {};
 }
 
-KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::string& path,
-                    std::string_view text, const Catalog* sources, Storage& storage,
-                    const GoesOn& goes_on) {
+KeptFile check_kept(const ReceiptFile& planned, std::optional<DigestKind> wanted,
+                    const std::string& path, std::string_view text, const Catalog& catalog,
+                    bool compares_sources, Storage& storage, const GoesOn& goes_on) {
   Receipt receipt;
   try {
     receipt = receipt_from_json(text);
   } catch (const Error&) {
     return {{}, "the earlier run's receipt for it is missing"};
-  }
-  if (receipt.kind != kind) {
-    return {{},
-            fmt::format("the earlier run's receipt has {0} digests instead of {1} (--receipt {0})",
-                        name(receipt.kind), name(kind))};
   }
   std::vector<ReceiptFile> found = receipt.outputs;
   for (ReceiptFile& file : found) {
@@ -149,12 +154,17 @@ KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::stri
   }
   if (found != std::vector{planned}) return {{}, "its receipt belongs to a different file"};
   const auto written = storage.open(path);
-  std::string changed =
-      changed_in(kind, receipt.outputs.front(), *written, written->identity().bytes, goes_on);
-  if (changed.empty() && sources != nullptr) {
-    changed = changed_source(receipt, *sources, storage, goes_on);
+  const DigestKind kind = wanted.value_or(receipt.kind);
+  const bool is_again = kind != receipt.kind;
+  const auto uncounted = [&](std::uint64_t) { return goes_on(0); };
+  std::string changed = changed_in(receipt.kind, receipt.outputs.front(), *written,
+                                   written->identity().bytes, goes_on);
+  if (changed.empty() && (compares_sources || is_again)) {
+    changed = changed_source(receipt, kind, catalog, storage, uncounted);
   }
   if (!changed.empty()) return {{}, std::move(changed)};
+  if (is_again) digest_again(kind, receipt.outputs.front(), *written, uncounted);
+  receipt.kind = kind;
   return {std::move(receipt), {}};
 }
 

@@ -45,10 +45,13 @@ struct KeptFile {
 };
 
 // Compares the file at `path` with `receipt`, which the run that finished the file wrote. If
-// `sources` are given, also compares the source tensors that the file was made of. Calls `goes_on`
-// with the number of bytes read from the file, and with 0 for reads of sources.
-[[nodiscard]] KeptFile check_kept(const ReceiptFile& planned, DigestKind kind,
+// `compares_sources`, also compares the source tensors that the file was made of. If the receipt
+// has digests of a kind other than `kind`, compares both and then computes the digests again;
+// nullopt: any kind. Calls `goes_on` with the number of bytes compared in the file, and with 0 for
+// other reads.
+[[nodiscard]] KeptFile check_kept(const ReceiptFile& planned, std::optional<DigestKind> kind,
                                   const std::string& path, std::string_view receipt,
-                                  const Catalog* sources, Storage& storage, const GoesOn& goes_on);
+                                  const Catalog& catalog, bool compares_sources, Storage& storage,
+                                  const GoesOn& goes_on);
 
 }  // namespace loadstone

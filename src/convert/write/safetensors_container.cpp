@@ -123,7 +123,7 @@ class SafetensorsContainer final : public Container {
                    .message = fmt::format("{} tensors do not fit in the header of one file",
                                           file.tensors.size()),
                    .suggestion = "write a folder with smaller shards",
-                   .found = fmt::format("{} bytes", file.header_bytes),
+                   .found = counted(file.header_bytes, "byte"),
                    .expected = fmt::format("at most {}", safetensors_header_bytes_max)};
   }
 

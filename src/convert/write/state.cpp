@@ -171,6 +171,24 @@ std::string first_tensor(const WorkState& found, const WorkState& now) {
   return {};
 }
 
+// Returns a text such as "; dtype was the default, and is F32"; empty without a difference.
+std::string option_differences(const std::map<std::string, std::string>& then,
+                               const std::map<std::string, std::string>& now) {
+  std::map<std::string, std::string> both = then;
+  both.insert(now.begin(), now.end());
+  const auto shown = [](const auto& options, const std::string& name) {
+    const auto found = options.find(name);
+    return found == options.end() ? "the default" : printable(found->second, 200);
+  };
+  std::string text;
+  for (const auto& [name, value] : both) {
+    const std::string before = shown(then, name);
+    const std::string after = shown(now, name);
+    if (before != after) text += fmt::format("; {} was {}, and is now {}", name, before, after);
+  }
+  return text;
+}
+
 }  // namespace
 
 void add_text(Digest& digest, std::string_view text) noexcept {
@@ -183,6 +201,7 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   WorkState state;
   state.program = LOADSTONE_VERSION;
   state.stem = conversion.stem;
+  state.options = conversion.options;
   for (const Shard& shard : plan.catalog->shards()) state.sources.push_back(source_state(shard));
   Digest metadata;
   for (const auto& [key, item] : conversion.metadata) {
@@ -260,6 +279,7 @@ void visit_fields(Visitor& visitor, Like<WorkState> auto& state) {
   visitor.member("extras", state.extras);
   visitor.member("extra_names", state.extra_names);
   visitor.optional("marks", state.marks);
+  visitor.optional("options", state.options);
   visitor.optional("outputs", state.outputs);
   visitor.optional("receipt", state.receipt);
 }
@@ -278,22 +298,23 @@ std::optional<WorkDifference> work_difference(const WorkState& state, const Work
     return WorkDifference{"a different version of loadstone", found.program, state.program};
   }
   if (auto source = source_difference(found, state)) return source;
-  if (found.metadata != state.metadata) return WorkDifference{"different metadata"};
-  if (found.tensors != state.tensors) {
-    return WorkDifference{
-        "different options: names, shapes, dtypes or encodings of tensors differ" +
-        first_tensor(found, state)};
+  std::string what;
+  if (found.metadata != state.metadata) {
+    what = "different metadata";
+  } else if (found.tensors != state.tensors) {
+    what = "different options: names, shapes, dtypes or encodings of tensors differ" +
+           first_tensor(found, state);
+  } else if (found.values != state.values) {
+    what = "different rules: tensors are made from different sources, or in a different way" +
+           first_tensor(found, state);
+  } else if (found.files != state.files) {
+    what = "different shards: their sizes or names differ";
+  } else if (found.extras != state.extras) {
+    what = "different companion files";
+  } else {
+    return std::nullopt;
   }
-  if (found.values != state.values) {
-    return WorkDifference{
-        "different rules: tensors are made from different sources, or in a different way" +
-        first_tensor(found, state)};
-  }
-  if (found.files != state.files) {
-    return WorkDifference{"different shards: their sizes or names differ"};
-  }
-  if (found.extras != state.extras) return WorkDifference{"different companion files"};
-  return std::nullopt;
+  return WorkDifference{what + option_differences(found.options, state.options)};
 }
 
 void join_work(WorkState& state, const WorkState& found, const std::string& folder) {

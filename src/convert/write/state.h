@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,6 +35,7 @@ struct WorkState {
   std::string program;
   std::uint32_t parts = 0;  // number of parts that the work is divided into; 0: undivided
   std::string stem;
+  std::map<std::string, std::string> options{};  // Conversion::options
   std::vector<SourceState> sources;
   bool has_copies = false;  // a copy with another time, inode or version replaced a source
   // Digests of parts of the conversion.

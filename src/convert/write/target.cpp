@@ -391,9 +391,9 @@ static void report_lost_vocabulary(WritableStorage& storage, const Conversion& c
 }
 
 // Reports the files of an earlier output that the conversion replaces, and how the earlier output
-// differs, if this is known.
+// differs, if this is known. A resumed run warns, because it was meant to keep finished work.
 static void tell_replaced(const Conversion& conversion, const std::string& difference,
-                          TargetPlace& place) {
+                          bool is_resumed, TargetPlace& place) {
   std::vector<std::string> names = place.older;
   if (conversion.one_file && place.exists) names = {std::string(file_name(place.path))};
   if (names.empty()) return;
@@ -401,8 +401,12 @@ static void tell_replaced(const Conversion& conversion, const std::string& diffe
                        [&](const std::string& name) { return is_extra_name(conversion, name); });
   std::string message =
       fmt::format("the conversion replaces {} of an earlier output", counted(names.size(), "file"));
-  if (!difference.empty()) message += ", which was made with " + difference;
-  place.findings.push_back({.severity = Severity::info,
+  if (!difference.empty()) {
+    message += ", which was made with " + difference;
+  } else if (is_resumed) {
+    message += ", because no record shows that this conversion finished it and it is unchanged";
+  }
+  place.findings.push_back({.severity = is_resumed ? Severity::warning : Severity::info,
                             .code = "convert.replaced",
                             .sources = names,
                             .message = message + ": " + name_list(names)});
@@ -416,7 +420,7 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
     return {*std::move(finding)};
   }
   TargetPlace place = look_at_target(conversion, target, storage);
-  tell_replaced(conversion, difference, place);
+  tell_replaced(conversion, difference, run.resume || run.part || run.finish, place);
   report_lost_vocabulary(storage, conversion, place);
   check_extras(conversion, storage);
   for (const OutputFile& file : conversion.files) {

@@ -300,12 +300,12 @@ std::string WorkFolder::receipt_of(std::uint32_t file) const {
   return path_ + "/" + conversion_.files[file].name + std::string(receipt_suffix);
 }
 
-KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage,
+KeptFile WorkFolder::kept(std::uint32_t file, std::optional<DigestKind> kind, Storage& storage,
                           const GoesOn& goes_on) const {
   const auto text = storage_.read_begin(receipt_of(file), receipt_json_bytes_max);
   return check_kept(planned_file(conversion_, file), kind,
                     files_ + "/" + conversion_.files[file].name, text.value_or(""),
-                    state_.has_copies ? conversion_.plan.catalog.get() : nullptr, storage, goes_on);
+                    *conversion_.plan.catalog, state_.has_copies, storage, goes_on);
 }
 
 std::vector<std::string> WorkFolder::finished_paths(const ConvertPart& part) const {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,9 @@ class WorkFolder {
   // Returns the path of a finished shard's receipt.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
   // Checks a finished shard by its digests. If any run or part used a copy of a source, also checks
-  // the source tensors that the shard was made of.
-  [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage,
+  // the source tensors that the shard was made of. The receipt has digests of `kind`; nullopt: of
+  // any kind.
+  [[nodiscard]] KeptFile kept(std::uint32_t file, std::optional<DigestKind> kind, Storage& storage,
                               const GoesOn& goes_on) const;
   // Returns the paths of this part's finished shards.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;

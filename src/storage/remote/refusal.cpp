@@ -14,6 +14,7 @@ namespace loadstone {
 namespace {
 
 constexpr const char* hub_token = "a token in HF_TOKEN (token= in Python)";
+constexpr const char* gated = "; if it is gated, first accept its terms on its page";
 constexpr const char* s3_keys =
     "keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3_access_key=, s3_secret_key= in "
     "Python)";
@@ -31,10 +32,12 @@ Explanation denied(const Address& address, bool is_hubs, long status) {
   if (is_hubs && is_signed) {
     return {
         "the hub denies access: the token may be wrong or expired, or may not read this "
-        "repository"};
+        "repository",
+        fmt::format("{} of an account that may read the repository{}", hub_token, gated)};
   }
   if (is_hubs) {
-    return {"the hub denies access: the repository does not exist, or needs a token", hub_token};
+    return {"the hub denies access: the repository does not exist, or needs a token",
+            fmt::format("{}{}", hub_token, gated)};
   }
   if (is_s3(address.path)) {
     return {fmt::format(

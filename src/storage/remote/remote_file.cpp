@@ -96,7 +96,7 @@ class RemoteFile::ProbeSink final : public BodySink {
   void take(std::span<const std::byte> more) override {
     if (more.size() > expected_ - bytes.size()) {
       file_.fail("io.remote", "the server sends more bytes than loadstone requested", {},
-                 fmt::format("{} bytes", expected_));
+                 counted(expected_, "byte"));
     }
     bytes.insert(bytes.end(), more.begin(), more.end());
   }
@@ -289,7 +289,7 @@ void RemoteFile::require_same(const HttpResponse& response) const {
                      : response.content_range ? response.content_range->total
                                               : std::nullopt;
   if (total && *total != identity_.bytes) {
-    changed(fmt::format("{} bytes", *total), fmt::format("{} bytes", identity_.bytes));
+    changed(counted(*total, "byte"), counted(identity_.bytes, "byte"));
   }
 }
 

@@ -1,0 +1,83 @@
+"""Conversions whose target is a finished output of different options or a different source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import COMMAND, output
+from safetensors.torch import save_file
+
+import loadstone
+
+SHARD = 1_100_000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    state = {f"layers.{i}": torch.randn(512, 1024) for i in range(4)}
+    save_file(state, tmp_path / "in/model.safetensors")
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def target(source: Path, tmp_path: Path) -> Path:
+    """Write an output of four shards and an index."""
+    loadstone.convert(source, tmp_path / "out", dtype="float16", shard_size=SHARD, resume=True)
+    return tmp_path / "out"
+
+
+def words(source: Path, target: Path, dtype: str, *more: str) -> list[str]:
+    options = ["--dtype", dtype, "--shard-size", str(SHARD), *more]
+    return ["convert", str(source), str(target), *options]
+
+
+def test_a_replaced_output_is_reported(source: Path, target: Path, tmp_path: Path) -> None:
+    text = "the conversion replaces 5 files of an earlier output, which was made with different"
+    assert text in output(*words(source, target, "bf16"), "--dry-run")
+    planned = loadstone.convert(source, target, dtype="bfloat16", dry_run=True)
+    (finding,) = (each for each in planned.findings if each.code == "convert.replaced")
+    assert finding.severity == "info"
+    assert text in finding.message and "the first is 'layers.0'" in finding.message
+    assert len(finding.sources) == 5
+    assert "replaced  5 files of an earlier output\n" in output(*words(source, target, "bf16"))
+    assert "\nreplaced" not in output(*words(source, tmp_path / "new", "bf16"))
+
+
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        (["--resume"], {"resume": True}),
+        (["--part", "1/2"], {"part": (1, 2)}),
+        (["--finish"], {"finish": True}),
+    ],
+)
+def test_a_resumed_run_does_not_replace_a_different_output(
+    source: Path, target: Path, tmp_path: Path, more: list[str], options: dict[str, Any]
+) -> None:
+    before = {path: path.read_bytes() for path in target.iterdir()}
+    difference = "dtype was F16, and is now BF16"
+    command = words(source, target, "bf16", *more)
+    assert difference in output(*command, "--dry-run", status=1)
+    text = output(*command, status=1)
+    assert difference in text and "[convert.state]" in text
+    assert f"first remove '{tmp_path / '.loadstone-out.done'}'" in text
+    with pytest.raises(loadstone.Error, match=difference) as caught:
+        loadstone.convert(source, target, dtype="bfloat16", shard_size=SHARD, **options)
+    assert caught.value.code == "convert.state"
+    assert {path: path.read_bytes() for path in target.iterdir()} == before
+    assert not (tmp_path / ".loadstone-out.part").exists()
+
+
+def test_a_touched_source_is_reported_before_it_is_read(source: Path, target: Path) -> None:
+    os.utime(source / "model.safetensors", (1, 1))
+    command = [str(COMMAND), *words(source, target, "f16", "--resume", "--progress", "plain")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    warning, *progress = done.stderr.splitlines()
+    assert "source files that have been modified or replaced since" in warning
+    assert "[convert.replaced]" in warning and progress[0].startswith("loadstone: ")
