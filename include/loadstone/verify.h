@@ -69,6 +69,7 @@ struct VerifyReport {
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // from compare(), by name
   std::uint64_t sampled = 0;                 // number of these tensors compared only by samples
+  bool is_comparison = false;                // from compare()
   std::vector<Widened> widened;              // from compare(); these are not differences
   std::vector<Widened> rounded;              // from compare(); these are not differences
   std::vector<Difference>

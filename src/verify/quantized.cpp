@@ -68,6 +68,7 @@ struct Comparison {
   std::uint64_t unexplained = 0;   // number of values that differ by more than their codes explain
   std::uint64_t first_number = 0;  // index of the first of these values
   std::string scale;               // describes a scale that is larger than the values need
+  bool is_sampled = false;
 
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
@@ -84,6 +85,9 @@ struct Comparison {
         unexplained, numbers, first_number, relative());
   }
 };
+
+// Number of values that are compared at a time.
+constexpr std::uint64_t part_elements = 1 << 18;
 
 // Finds scales that are too large, because they would make the bounds so wide that any code passes.
 // If values lost most of their magnitude, their scale must not be larger than they need. Values
@@ -143,7 +147,6 @@ class ScaleCheck {
   static constexpr double lost = 0.25;  // as a share of the sum of squares
   // Values near the least F32 would need smaller scales than F32 has.
   static constexpr double least = 0x1p-120;
-  static constexpr std::uint64_t part_elements = 1 << 18;
 
   std::map<double, Largest> largest_;  // by tolerance
 };
@@ -182,22 +185,27 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   }
 }
 
-bool is_sampled(std::uint64_t elements) { return elements > samples * sample_elements; }
-
+// Compares samples of a large tensor. Compares all of it if no sample differs, because the values
+// may then be equal, and if it is not large.
 Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements,
                            const std::atomic<bool>& stop) {
-  Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
+  const Comparison none = {.error_max = std::max(first.error_max(), second.error_max())};
+  Comparison made = none;
   std::array<ScaleCheck, 2> scales;
-  if (!is_sampled(elements)) {
-    compare_samples(first, second, 0, elements, made, scales);
-  } else {
-    for (std::uint64_t i = 0; i < samples; ++i) {  // the last sample reaches the end
-      const bool is_last = i + 1 == samples;
-      std::uint64_t begin = (elements - sample_elements) / (samples - 1) * i;
-      if (is_last) begin = elements - sample_elements;
-      begin -= begin % whole_elements;
-      const std::uint64_t end = is_last ? elements : begin + sample_elements;
-      compare_samples(first, second, begin, end, made, scales);
+  made.is_sampled = elements > samples * sample_elements;
+  for (std::uint64_t i = 0; made.is_sampled && i < samples; ++i) {  // the last reaches the end
+    const bool is_last = i + 1 == samples;
+    std::uint64_t begin = (elements - sample_elements) / (samples - 1) * i;
+    if (is_last) begin = elements - sample_elements;
+    begin -= begin % whole_elements;
+    const std::uint64_t end = is_last ? elements : begin + sample_elements;
+    compare_samples(first, second, begin, end, made, scales);
+  }
+  if (made.difference == 0) {
+    made = none;
+    scales = {};
+    for (std::uint64_t at = 0; at < elements && !stop; at += part_elements) {
+      compare_samples(first, second, at, std::min(at + part_elements, elements), made, scales);
     }
   }
   made.scale = scales[0].problem(second, first, elements, stop);
@@ -246,7 +254,7 @@ void Samples::compare(const Pair& pair, VerifyReport& report) {
   const Shape& shape = pair.first.value.shape;
   const std::uint64_t elements = shape.numel().value_or(0);
   const Comparison found = compare_numbers(first_, second_, elements, stop_);
-  if (is_sampled(elements)) ++report.sampled;
+  if (found.is_sampled) ++report.sampled;
   const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
   report.quantized.push_back({pair.name, stored.encoding, found.relative()});
   if (found.is_explained()) return;

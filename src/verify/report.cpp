@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -42,8 +43,22 @@ static void visit_fields(JsonWriter& json, const Widened& tensor) {
   json.member("expected", tensor.expected);
 }
 
+// Returns the verdict on two checkpoints without differences.
+static std::string verdict(const VerifyReport& report) {
+  if (report.quantized.empty() && report.widened.empty() && report.rounded.empty()) return "equal";
+  double worst = 0;
+  bool is_rounded = !report.rounded.empty();
+  for (const QuantizationError& each : report.quantized) {
+    worst = std::max(worst, each.relative);
+    is_rounded |= each.encoding == name(Dtype::bf16) || each.encoding == name(Dtype::f16);
+  }
+  if (worst > 0) return fmt::format("a relative error of at most {:.3g}", worst);
+  return is_rounded ? "equal up to rounding to the new dtype" : "equal as real numbers";
+}
+
 static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("ok", report.ok());
+  if (report.is_comparison && report.differences.empty()) json.member("verdict", verdict(report));
   json.member("differences", report.differences);
   json.member("not_finite", report.not_finite);
   json.member("findings", report.findings);
@@ -94,6 +109,10 @@ std::string quantized_text(const VerifyReport& report) {
   }
   std::string text;
   for (const auto& [encoding, row] : rows) {
+    if (row.worst->relative == 0) {
+      text += fmt::format("  info: {} of {}: equal values\n", row.count, encoding);
+      continue;
+    }
     text +=
         fmt::format("  info: {} of {}: relative error {:.3g} in the mean, at most {:.3g} ('{}')\n",
                     row.count, encoding, row.sum / static_cast<double>(row.count),
@@ -139,6 +158,7 @@ std::string to_table(const VerifyReport& report) {
     text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text += report.ok() ? "ok; " : "not ok; ";
+    if (report.is_comparison && report.differences.empty()) text += verdict(report) + "; ";
     if (report.files > 0) {
       text += fmt::format("the digests of {} of {} are right; ", report.files_equal,
                           counted(report.files, "file"));

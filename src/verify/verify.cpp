@@ -365,6 +365,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
     }
   });
   VerifyReport report;
+  report.is_comparison = true;
   report.bytes_read = jobs.bytes_done();
   report.differences = pairs.differences();
   for (auto& each : found) {
@@ -457,6 +458,7 @@ static VerifyReport compared_with_conversion(const Conversion& conversion, const
   const OpenShards shards(output, options.storage);
   PartOfWork observer(options.observer, conversion.bytes_to_read);
   VerifyReport report;
+  report.is_comparison = true;
   std::set<std::string_view> names;
   for (std::uint32_t i = 0; i < conversion.files.size(); ++i) {
     ComparedFile compared(conversion.files[i], shards);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,3 +201,41 @@ def test_floats_to_codes_are_lossy(tmp_path: Path) -> None:
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.convert(source, tmp_path / "out", quantize="fp8", require_lossless=True)
     assert caught.value.code == "convert.lossy"
+
+
+# ---- verdicts of verify
+
+
+def verdict(first: Path, second: Path) -> str:
+    found = output("verify", first, second).splitlines()[-1].split("; ")
+    assert found[0] == "ok"
+    assert json.loads(output("verify", first, second, "--json"))["verdict"] == found[1]
+    return found[1]
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    """Large enough that tensors with an error are compared only by samples."""
+    codes = torch.randint(0, 256, (512, 40, 16), dtype=torch.uint8)
+    scales = torch.randint(120, 130, (512, 40), dtype=torch.uint8)
+    path = "model.layers.0.up.weight"
+    source = tmp_path / "source.safetensors"
+    save_file({f"{path}_blocks": codes, f"{path}_scales": scales}, source)
+    made = {}
+    for name, options in {
+        "mxfp8": {"quantize": "mxfp8"},
+        "nvfp4": {"quantize": "nvfp4"},
+        "int4": {"quantize": "int4"},
+        "wide": {"dequantize": True, "dtype": "float32"},
+    }.items():
+        made[name] = tmp_path / f"{name}.safetensors"
+        loadstone.convert(source, made[name], **options)
+    loadstone.convert(made["wide"], tmp_path / "half.safetensors", dtype="float16")
+    assert verdict(source, source) == "equal"
+    for name in ("mxfp8", "nvfp4", "wide"):
+        assert verdict(source, made[name]) == "equal as real numbers"
+    assert verdict(source, made["int4"]).startswith("a relative error of at most 0.1")
+    rounded = verdict(made["wide"], tmp_path / "half.safetensors")
+    assert rounded == "equal up to rounding to the new dtype"
+    codes[0, 20, 7] ^= 1  # one code of 327,680, outside of all samples
+    save_file({f"{path}_blocks": codes, f"{path}_scales": scales}, source)
+    assert verdict(source, made["mxfp8"]).startswith("a relative error of at most")
