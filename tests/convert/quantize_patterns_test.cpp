@@ -20,6 +20,14 @@ bool matches(const std::string& pattern, const std::string& name) {
   return is_in(*compiled, name);
 }
 
+Names patterns_of_plain(const Names& plain, const Names& others) {
+  return select_plain(plain, others).patterns;
+}
+
+Names patterns_of_modules(const Names& modules, const Names& others) {
+  return select_modules(modules, others).patterns;
+}
+
 bool any_matches(const Names& patterns, const std::string& name) {
   return std::ranges::any_of(patterns, [&](const auto& each) { return matches(each, name); });
 }
@@ -64,7 +72,7 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
   EXPECT_TRUE(any_matches(patterns, "draft.model.layers.0.self_attn.q_proj"));
   for (const std::string& name : quantized) EXPECT_FALSE(any_matches(patterns, name)) << name;
   EXPECT_TRUE(patterns_of_plain({"model.model.layers.0.self_attn.q_proj"}, quantized).empty());
-  EXPECT_EQ(patterns_of_layers({"draft.layers.2.self_attn.q_proj"}, quantized),
+  EXPECT_EQ(patterns_of_modules({"draft.layers.2.self_attn.q_proj"}, quantized),
             Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
 }
 
@@ -112,7 +120,7 @@ const InPart in_part[] = {
 TEST(ModulePatterns, ListsThatArePlainInPartAreFoundUnderOtherNames) {
   for (const InPart& each : in_part) {
     for (const Names& patterns : {patterns_of_plain(each.plain, each.quantized),
-                                  patterns_of_layers(each.plain, each.quantized)}) {
+                                  patterns_of_modules(each.plain, each.quantized)}) {
       for (const Names& names : {each.plain, each.same_plain}) {
         for (const auto& name : names) EXPECT_TRUE(any_matches(patterns, name)) << name;
       }
@@ -136,7 +144,7 @@ TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
   EXPECT_EQ(patterns_of_plain(plain, others),
             Names({R"((.*\.)?layers\.(?:0|1)\.mlp\.experts\.\d+\.up_proj$)"}));
   // Each plain expert gets its own pattern.
-  EXPECT_EQ(patterns_of_layers({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
+  EXPECT_EQ(patterns_of_modules({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
 }
 
 TEST(ModulePatterns, EmptyPartsOfNamesAreNoTrap) {
@@ -150,7 +158,7 @@ TEST(ModulePatterns, EmptyPartsOfNamesAreNoTrap) {
 
 TEST(ModulePatterns, StacksMatchTheirPartsAndNoOthers) {
   const Names stacks = {"model.layers.0.mlp.experts", "mtp.layers.1.mlp"};
-  const Names patterns = patterns_of_stacks(stacks, quantized);
+  const Names patterns = patterns_inside(stacks, quantized);
   ASSERT_EQ(patterns.size(), 2u);
   EXPECT_TRUE(matches(patterns[0], "model.language_model.layers.0.mlp.experts.0.up_proj"));
   EXPECT_FALSE(matches(patterns[0], "model.layers.10.mlp.experts.0.up_proj"));

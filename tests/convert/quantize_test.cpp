@@ -11,6 +11,7 @@
 
 #include "codec/encode.h"
 #include "convert/choose/choose.h"
+#include "convert/choose/module_wildcards.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/json_text.h"
 #include "loadstone/convert.h"

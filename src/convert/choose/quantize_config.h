@@ -55,10 +55,6 @@ struct QuantizedModules {
 [[nodiscard]] QuantizedModules quantized_modules(const Plan& plan,
                                                  const std::vector<RepackedTensor>& repacked);
 
-// Returns patterns PREFIX* that match all plain modules and no quantized module, as ModelOpt writes
-// them.
-[[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
-
 struct ConfigChanges {
   bool is_decoded = false;  // a quantized tensor of the source is decoded
   bool is_untied = false;   // tensors that are tied in the source have separate values
