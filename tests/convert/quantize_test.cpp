@@ -383,6 +383,26 @@ TEST(QuantizeFiles, PlainModulesAreSummedUpByPrefixes) {
   EXPECT_THAT(summed_up(modules), ElementsAre(stack + "*"));
 }
 
+TEST(QuantizeFiles, LongListsOfPlainModulesHaveStarsForNumbers) {
+  const Quantization any;
+  QuantizedModules modules;
+  for (const char* const layer : {"0", "1", "10"}) {
+    for (const char* const expert : {"0", "1", "10"}) {
+      const std::string name = std::string("model.layers.") + layer + ".moe." + expert;
+      modules.plain.push_back(name + ".w2");
+      modules.quantized.emplace_back(name + ".w1", &any);
+    }
+  }
+  EXPECT_THAT(summed_up(modules), ElementsAre("model.layers.*.moe.*.w2"));
+  modules.quantized.emplace_back("model.layers.1.moe.1.w2", &any);
+  modules.plain.erase(modules.plain.begin() + 4);
+  modules.plain.push_back("model.a[1].b");
+  modules.quantized.emplace_back("model.a", &any);
+  EXPECT_THAT(summed_up(modules),
+              ElementsAre("model.a[[]1]*", "model.layers.0.moe.*.w2", "model.layers.1.moe.0.w2",
+                          "model.layers.1.moe.10.w2", "model.layers.10.moe.*.w2"));
+}
+
 TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {
   const TemporaryFolder folder;
   const std::string source = model_folder(folder);
