@@ -36,14 +36,15 @@ bool is_covered(const Names& sums, std::string_view name) {
   return false;
 }
 
-// Returns the wildcard with * for each number after the first `kept` ones; nullopt if there is no
-// such number.
+// Returns the wildcard with * for each number, or number and *, after the first `kept` ones; nullopt
+// if there is no such number.
 std::optional<std::string> with_stars(std::string_view wildcard, std::size_t kept) {
   std::string text;
   bool has_star = false;
   for_each_component(wildcard, [&](std::string_view component) {
-    const bool is_star = is_digits(component) && kept == 0;
-    if (is_digits(component) && kept > 0) --kept;
+    const bool is_number = is_digits(component.substr(0, component.find('*')));
+    const bool is_star = is_number && kept == 0;
+    if (is_number && kept > 0) --kept;
     has_star |= is_star;
     text.append(is_star ? "*" : component) += '.';
   });
