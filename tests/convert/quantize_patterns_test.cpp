@@ -224,8 +224,9 @@ TEST(ModulePatterns, PatternsSelectExactlyRandomSubsets) {
     // Layers, then single modules, then layers and experts are chosen at random.
     std::map<std::string, bool> chosen;
     const auto choose = [&](const std::string& name) {
-      const std::size_t length = i % 3 == 0 ? name.find('.', 13) : i % 3 == 1 ? name.size()
-                                                                              : name.rfind('.');
+      const std::size_t length = i % 3 == 0   ? name.find('.', 13)
+                                 : i % 3 == 1 ? name.size()
+                                              : name.rfind('.');
       const auto [known, is_new] = chosen.try_emplace(name.substr(0, length));
       if (is_new) known->second = random() % 10 < odds;
       return known->second;
@@ -253,10 +254,20 @@ TEST(ModulePatterns, ManyNamesNeedFewPatterns) {
 }
 
 TEST(ModulePatterns, OddNamesAreListed) {
-  const Names odd = {"model.layers.0.a+b", "model.layers.0.a(b", "model.layers.1.line\n",
-                     "model.layers.0.caf\xc3\xa9", "model.layers.01.q_proj", "x", "x.", ".x"};
-  const Names others = {"model.layers.0.aab", "model.layers.1.line", "model.layers.0.ab",
-                        "model.layers.1.q_proj", "xx", "y.x..x"};
+  const Names odd = {"model.layers.0.a+b",
+                     "model.layers.0.a(b",
+                     "model.layers.1.line\n",
+                     "model.layers.0.caf\xc3\xa9",
+                     "model.layers.01.q_proj",
+                     "x",
+                     "x.",
+                     ".x"};
+  const Names others = {"model.layers.0.aab",
+                        "model.layers.1.line",
+                        "model.layers.0.ab",
+                        "model.layers.1.q_proj",
+                        "xx",
+                        "y.x..x"};
   const Split both = {odd, others};
   expect_exact(both, select_modules(odd, others));
   expect_exact({others, odd}, select_modules(others, odd));
@@ -275,12 +286,13 @@ TEST(ModulePatterns, EntriesAreNotReadAsClassesOrPatterns) {
 }
 
 TEST(ModulePatterns, LongListsOmitNamesThatPatternsMatch) {
-  const Names names = split(grid(9, 0), [](const auto& each) { return each.ends_with("gate"); }).names;
+  const Names names =
+      split(grid(9, 0), [](const auto& each) { return each.ends_with("gate"); }).names;
   const Names few(names.begin(), names.begin() + 8);
   EXPECT_EQ(select_modules(names, {}).entries(names),
             Names({R"(re:(.*\.)?layers\.\d+\.mlp\.gate$)"}));
   EXPECT_EQ(select_modules(few, {}).entries(few).size(), 9u);
-  // The names cannot be told from these under an unknown prefix.
+  // Under other prefixes, the patterns would also match these names.
   Names others = names;
   for (std::string& each : others) each = "draft." + each;
   EXPECT_EQ(select_modules(names, others).entries(names),

@@ -129,7 +129,9 @@ def test_compressed_tensors_selects_exactly_each_group(
     }
     assert found == {"tensor": fp8 - plain, "channel": {*names} - fp8 - plain}
     assert {each for each in names if is_match(each, linear, section["ignore"])} == plain
-    assert not is_match("model.norm", torch.nn.LayerNorm(1), section["config_groups"]["group_0"]["targets"])
+    assert not is_match(
+        "model.norm", torch.nn.LayerNorm(1), section["config_groups"]["group_0"]["targets"]
+    )
     assert_read_back(folder)
 
 
@@ -155,9 +157,12 @@ def test_experts_of_a_layer_are_one_row_of_modelopt(tmp_path: Path) -> None:
     mixed = "model.layers.10.mlp.experts.11.w3"
     folder = mixed_output(tmp_path, GRID, fp8 | {mixed}, set(), "modelopt")
     layers = section_of(folder)["quantized_layers"]
-    assert json.loads((folder / "hf_quant_config.json").read_text())["quantization"][
-        "quantized_layers"
-    ] == layers
+    assert (
+        json.loads((folder / "hf_quant_config.json").read_text())["quantization"][
+            "quantized_layers"
+        ]
+        == layers
+    )
     for name in GRID:
         stack, is_expert, _ = name.partition(".experts.")
         key = name if ".layers.10.mlp" in name and "vision" not in name else f"{stack}.experts"
@@ -168,9 +173,7 @@ def test_experts_of_a_layer_are_one_row_of_modelopt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("rules", [["experts=nvfp4", "self_attn=fp8-block"], ["experts=nvfp4"]])
-def test_the_config_of_many_experts_is_small(
-    style: str, rules: list[str], tmp_path: Path
-) -> None:
+def test_the_config_of_many_experts_is_small(style: str, rules: list[str], tmp_path: Path) -> None:
     prefix = "language_model.model.layers"
     tensors = {
         f"{prefix}.{layer}.block_sparse_moe.experts.{expert}.{role}.weight": torch.randn(16, 32)

@@ -112,7 +112,9 @@ class Selector {
 
   // Replaces sets of numbers by any number where no other name matches then.
   [[nodiscard]] Template widened(Template pattern) const {
-    const auto is_numbers = [&](Element each) { return each >= first_set && sets_.is_number(each); };
+    const auto is_numbers = [&](Element each) {
+      return each >= first_set && sets_.is_number(each);
+    };
     Template widest = pattern;
     std::ranges::replace_if(widest, is_numbers, any_number);
     if (is_free(widest)) return widest;

@@ -84,8 +84,7 @@ Element ModuleSets::joined(const std::vector<Element>& elements) {
   const auto repeated = std::ranges::unique(set.texts);
   set.texts.erase(repeated.begin(), repeated.end());
   if (set.texts.size() == 1) return single(set.texts.front());
-  const auto [known, is_new] =
-      joined_.try_emplace(set.texts, static_cast<Element>(sets_.size()));
+  const auto [known, is_new] = joined_.try_emplace(set.texts, static_cast<Element>(sets_.size()));
   if (is_new) sets_.push_back(std::move(set));
   return known->second;
 }
@@ -113,8 +112,8 @@ bool ModuleSets::meet(std::span<const Element> pattern, std::span<const Element>
 
 bool ModuleSets::fit(std::span<const Element> part, std::span<const Element> name) const {
   for (std::size_t i = 0; i < part.size(); ++i) {  // fails early at most names
-    const bool are_single = part[i] >= first_set && texts(part[i]).size() == 1 &&
-                            texts(name[i]).size() == 1;
+    const bool are_single =
+        part[i] >= first_set && texts(part[i]).size() == 1 && texts(name[i]).size() == 1;
     if (are_single && part[i] != name[i]) return false;
   }
   for (std::size_t i = 0; i < part.size(); ++i) {
@@ -148,10 +147,9 @@ void ModuleSets::merge(std::vector<Template>& templates, bool numbers_only) {
     std::unordered_map<Template, std::vector<Element>, TemplateHash> groups;
     std::vector<Template> merged;
     for (Template& each : templates) {
-      Element* const element =
-          each.size() < from_end ? nullptr : &each[each.size() - from_end];
-      const bool is_joined = element != nullptr && *element >= first_set &&
-                             (!numbers_only || is_number(*element));
+      Element* const element = each.size() < from_end ? nullptr : &each[each.size() - from_end];
+      const bool is_joined =
+          element != nullptr && *element >= first_set && (!numbers_only || is_number(*element));
       if (!is_joined) {
         merged.push_back(std::move(each));
         continue;

@@ -36,8 +36,8 @@ bool is_covered(const Names& sums, std::string_view name) {
   return false;
 }
 
-// Returns the wildcard with * for each number, or number and *, after the first `kept` ones; nullopt
-// if there is no such number.
+// Returns the wildcard with * for each number, or number and *, after the first `kept` ones;
+// nullopt if there is no such number.
 std::optional<std::string> with_stars(std::string_view wildcard, std::size_t kept) {
   std::string text;
   bool has_star = false;

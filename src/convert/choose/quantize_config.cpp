@@ -210,6 +210,8 @@ QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedT
     } else if (target.shape.rank() >= 2) {
       add_plain(target, std::move(module), modules.plain);
       plain.push_back(&target);
+    } else if (target.name.ends_with(".weight")) {
+      modules.others.push_back(std::move(module));
     }
   }
   add_stacks(plain, modules);

@@ -42,6 +42,8 @@ void check_style(const QuantizeOptions& options);
 // Modules that an output's config lists, in the plan's order.
 struct QuantizedModules {
   std::vector<std::string> plain;  // modules that a server could quantize and that are unchanged
+  // Modules that no reader quantizes, such as norms.
+  std::vector<std::string> others = {};
   // Modules with unquantized stacks of experts; `plain` has their parts.
   std::vector<std::string> stacks = {};
   // Quantized modules with their quantization.

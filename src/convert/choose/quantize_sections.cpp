@@ -84,7 +84,7 @@ std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
   std::vector<std::string> targets;
-  std::vector<std::string> others;
+  std::vector<std::string> others = modules.others;
   for (const auto& [name, quantization] : modules.quantized) {
     std::vector<std::string>& names = quantization->encoding == encoding.name ? targets : others;
     names.push_back(name);
@@ -119,8 +119,8 @@ Members number_rows(const WrittenEncoding& encoding, bool is_weight) {
 
 Members producer_rows() { return {{"name", "modelopt"}, {"version", unified_version}}; }
 
-// Returns the module of the experts ("model.layers.0.mlp.experts") that contains this module; empty
-// if there is none.
+// Returns the module of the stack ("model.layers.0.mlp.experts") that contains an expert's module;
+// empty for other modules.
 std::string_view stack_of(std::string_view module) {
   constexpr std::string_view infix = ".experts.";
   const auto at = module.rfind(infix);
