@@ -78,7 +78,7 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
   for (const std::string& name : quantized) EXPECT_FALSE(any_matches(patterns, name)) << name;
   EXPECT_TRUE(patterns_of_plain({"model.model.layers.0.self_attn.q_proj"}, quantized).empty());
   EXPECT_EQ(patterns_of_modules({"draft.layers.2.self_attn.q_proj"}, quantized),
-            Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
+            Names({R"((.*\.)?layers.2.self_attn.q_proj$)"}));
 }
 
 struct InPart {
@@ -147,7 +147,7 @@ TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
     }
   }
   EXPECT_EQ(patterns_of_plain(plain, others),
-            Names({R"((.*\.)?layers\.(?:0|1)\.mlp\.experts\.\d+\.up_proj$)"}));
+            Names({R"((.*\.)?layers.(?:0|1).mlp.experts.\d+.up_proj$)"}));
   // Each plain expert gets its own pattern.
   EXPECT_EQ(patterns_of_modules({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
 }
@@ -272,11 +272,27 @@ TEST(ModulePatterns, OddNamesAreListed) {
   expect_exact(both, select_modules(odd, others));
   expect_exact({others, odd}, select_modules(others, odd));
   // Python's \d matches digits of other alphabets, and its $ matches before a newline.
-  for (const char* const other : {"layers.\xd9\xa3.fc", "model.layers.3.fc\n"}) {
-    const Names patterns = patterns_of_modules({"layers.0.fc", "layers.1.fc"}, {other});
-    EXPECT_EQ(patterns, Names({R"((.*\.)?layers\.(?:0|1)\.fc$)"})) << other;
-  }
+  const Names names = {"layers.0.fc", "layers.1.fc"};
+  EXPECT_EQ(patterns_of_modules(names, {"layers.\xd9\xa3.fc"}),
+            Names({R"((.*\.)?layers\.(?:0|1)\.fc$)"}));
+  EXPECT_EQ(patterns_of_modules(names, {"model.layers.3.fc\n"}),
+            Names({R"((.*\.)?layers.(?:0|1).fc$)"}));
   EXPECT_TRUE(patterns_of_modules({"layers.3.fc"}, {"layers.3.fc\n"}).empty());
+}
+
+TEST(ModulePatterns, DotsAreEscapedIfTheyCouldMatchOtherCharacters) {
+  const Names names = {"layers.0.attn.q", "layers.1.attn.q"};
+  const std::string plain = R"((.*\.)?layers.\d+.attn.q$)";
+  const std::string escaped = R"((.*\.)?layers\.\d+\.attn\.q$)";
+  for (const char* const other : {"layers.0.attn.qk", "layers.0.attnq", "layers1", "attn"}) {
+    EXPECT_EQ(patterns_of_modules(names, {other}), Names({plain})) << other;
+  }
+  for (const char* const other : {"layers.0.attn_q", "layers.0.xattn0qx", "layers_0.x", "layers107",
+                                  "layers.0_attn.q"}) {
+    EXPECT_EQ(patterns_of_modules(names, {other}), Names({escaped})) << other;
+  }
+  EXPECT_EQ(patterns_inside({"layers.0.experts"}, {"layers.0.experts_x"}),
+            Names({R"((.*\.)?layers.0.experts\..*)"}));
 }
 
 TEST(ModulePatterns, EntriesAreNotReadAsClassesOrPatterns) {
@@ -290,13 +306,13 @@ TEST(ModulePatterns, LongListsOmitNamesThatPatternsMatch) {
       split(grid(9, 0), [](const auto& each) { return each.ends_with("gate"); }).names;
   const Names few(names.begin(), names.begin() + 8);
   EXPECT_EQ(select_modules(names, {}).entries(names),
-            Names({R"(re:(.*\.)?layers\.\d+\.mlp\.gate$)"}));
+            Names({R"(re:(.*\.)?layers.\d+.mlp.gate$)"}));
   EXPECT_EQ(select_modules(few, {}).entries(few).size(), 9u);
   // Under other prefixes, the patterns would also match these names.
   Names others = names;
   for (std::string& each : others) each = "draft." + each;
   EXPECT_EQ(select_modules(names, others).entries(names),
-            Names({R"(re:model\.layers\.\d+\.mlp\.gate$)"}));
+            Names({R"(re:model.layers.\d+.mlp.gate$)"}));
 }
 
 }  // namespace

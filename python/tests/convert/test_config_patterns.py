@@ -40,6 +40,8 @@ ODD = [
     "model.layers.\u0663.self_attn.q_proj",
     "model.layers.1.caf\u00e9",
     "model.layers.1..empty",
+    "model.layers.1.self_attn_q_proj",
+    "model.layers.1.mlp.experts_0_w1",
 ]
 GRID = [
     f"{prefix}layers.{layer}.{name}"
@@ -114,9 +116,10 @@ CASES = [(kind, seed) for kind in KINDS for seed in range(3)]
 def test_compressed_tensors_selects_exactly_each_group(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
-    names = GRID + ODD
-    fp8 = subset("names" if seed == 2 else kind, GRID, 0.5, seed) | subset("names", ODD, 0.4, seed)
-    plain = subset(kind, GRID, 0.3, -seed - 1) | subset("names", ODD, 0.3, -seed - 1)
+    odd = ODD if seed == 0 else ODD[:10]
+    names = GRID + odd
+    fp8 = subset("names" if seed == 2 else kind, GRID, 0.5, seed) | subset("names", odd, 0.4, seed)
+    plain = subset(kind, GRID, 0.3, -seed - 1) | subset("names", odd, 0.3, -seed - 1)
     folder = mixed_output(tmp_path, names, fp8, plain, "compressed-tensors")
     section = section_of(folder)
     linear = torch.nn.Linear(1, 1)

@@ -125,7 +125,31 @@ bool ModuleSets::fit(std::span<const Element> part, std::span<const Element> nam
   return true;
 }
 
+bool ModuleSets::may_join(Element first, Element second) const {
+  if (first == gap || second == gap || second == any_component) return false;
+  const auto ends = [&](std::string_view text) {
+    if (first == any_number || is_number(first)) return is_digit(text.back());
+    return std::ranges::any_of(texts(first), [&](auto each) { return text.ends_with(each); });
+  };
+  const auto begins = [&](std::string_view text) {
+    if (second == any_number || is_number(second)) return !text.empty() && is_digit(text.front());
+    return std::ranges::any_of(texts(second), [&](auto each) { return text.starts_with(each); });
+  };
+  return std::ranges::any_of(singles_, [&](const auto& single) {
+    const std::string_view text = single.first;
+    if (std::ranges::any_of(text, [](char each) { return (each & 0x80) != 0; })) return true;
+    for (std::size_t i = 1; i < text.size(); ++i) {
+      if (ends(text.substr(0, i)) && begins(text.substr(i + 1))) return true;
+    }
+    return false;
+  });
+}
+
 std::string ModuleSets::expression(const Template& elements) const {
+  bool are_escaped = false;
+  for (std::size_t i = 1; i < elements.size() && !are_escaped; ++i) {
+    are_escaped = may_join(elements[i - 1], elements[i]);
+  }
   std::string text;
   for (std::size_t i = 0; i < elements.size(); ++i) {
     const bool is_last = i + 1 == elements.size();
@@ -135,7 +159,7 @@ std::string ModuleSets::expression(const Template& elements) const {
     }
     if (elements[i] == any_component) return text + ".*";
     text += elements[i] == any_number ? R"(\d+)" : alternatives(texts(elements[i]));
-    if (!is_last) text += R"(\.)";
+    if (!is_last) text += are_escaped || elements[i + 1] == any_component ? R"(\.)" : ".";
   }
   return text + "$";
 }

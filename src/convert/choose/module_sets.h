@@ -52,7 +52,9 @@ class ModuleSets {
   // Returns true if a name matches both templates. `name` contains sets only.
   [[nodiscard]] bool meet(std::span<const Element> pattern, std::span<const Element> name) const;
 
-  // Returns the template as an expression of Python's re and of RE2, for the whole name.
+  // Returns the template as an expression of Python's re and of RE2, for the whole name. Its dots
+  // are not escaped unless they could match other characters of these names: vLLM renames parts of
+  // modules, such as "self_attn.", in the text of expressions too.
   [[nodiscard]] std::string expression(const Template& elements) const;
 
   // Joins templates that differ in one element only, which does not change the names that they
@@ -66,6 +68,8 @@ class ModuleSets {
     bool may_be_number = false;  // Python's \d matches digits of all alphabets
   };
 
+  // Returns true if a component of a name contains both elements with one character in between.
+  [[nodiscard]] bool may_join(Element first, Element second) const;
   [[nodiscard]] bool fit(std::span<const Element> part, std::span<const Element> name) const;
 
   std::vector<Set> sets_;
