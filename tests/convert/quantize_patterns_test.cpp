@@ -287,8 +287,8 @@ TEST(ModulePatterns, DotsAreEscapedIfTheyCouldMatchOtherCharacters) {
   for (const char* const other : {"layers.0.attn.qk", "layers.0.attnq", "layers1", "attn"}) {
     EXPECT_EQ(patterns_of_modules(names, {other}), Names({plain})) << other;
   }
-  for (const char* const other : {"layers.0.attn_q", "layers.0.xattn0qx", "layers_0.x", "layers107",
-                                  "layers.0_attn.q"}) {
+  for (const char* const other :
+       {"layers.0.attn_q", "layers.0.xattn0qx", "layers_0.x", "layers107", "layers.0_attn.q"}) {
     EXPECT_EQ(patterns_of_modules(names, {other}), Names({escaped})) << other;
   }
   EXPECT_EQ(patterns_inside({"layers.0.experts"}, {"layers.0.experts_x"}),
@@ -305,8 +305,7 @@ TEST(ModulePatterns, LongListsOmitNamesThatPatternsMatch) {
   const Names names =
       split(grid(9, 0), [](const auto& each) { return each.ends_with("gate"); }).names;
   const Names few(names.begin(), names.begin() + 8);
-  EXPECT_EQ(select_modules(names, {}).entries(names),
-            Names({R"(re:(.*\.)?layers.\d+.mlp.gate$)"}));
+  EXPECT_EQ(select_modules(names, {}).entries(names), Names({R"(re:(.*\.)?layers.\d+.mlp.gate$)"}));
   EXPECT_EQ(select_modules(few, {}).entries(few).size(), 9u);
   // Under other prefixes, the patterns would also match these names.
   Names others = names;

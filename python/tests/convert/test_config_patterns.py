@@ -138,6 +138,18 @@ def test_compressed_tensors_selects_exactly_each_group(
     assert_read_back(folder)
 
 
+def test_renames_of_vllm_apply_to_patterns(tmp_path: Path) -> None:
+    """vLLM replaces text in all entries when a model has other names (GPT-OSS)."""
+    fp8 = {each for each in GRID if "self_attn" in each}
+    section = section_of(mixed_output(tmp_path, GRID, fp8, set(), "compressed-tensors"))
+    linear = torch.nn.Linear(1, 1)
+    for group in section["config_groups"].values():
+        targets = [each.replace(".self_attn.", ".attn.", 1) for each in group["targets"]]
+        found = {n for n in GRID if is_match(n.replace(".self_attn.", ".attn."), linear, targets)}
+        is_fp8 = group["weights"]["strategy"] == "tensor"
+        assert found == (fp8 if is_fp8 else {*GRID} - fp8)
+
+
 def assert_read_back(folder: Path) -> None:
     """loadstone reads the same sets from the lists: it warns if a quantized module is missing."""
     _, report = verified(folder)

@@ -54,7 +54,7 @@ class ModuleSets {
 
   // Returns the template as an expression of Python's re and of RE2, for the whole name. Its dots
   // are not escaped unless they could match other characters of these names: vLLM renames parts of
-  // modules, such as "self_attn.", in the text of expressions too.
+  // modules, such as ".self_attn.", in the text of expressions too.
   [[nodiscard]] std::string expression(const Template& elements) const;
 
   // Joins templates that differ in one element only, which does not change the names that they
