@@ -41,7 +41,7 @@ constexpr std::array<KnownList, 8> known_lists = {
      {"fp8", "modules_to_not_convert", Rule::up_to_a_dot}}};
 
 constexpr std::size_t expressions_max = 2000;
-constexpr std::size_t comparisons_max = 2'000'000;  // comparisons of expressions with names
+constexpr std::size_t comparisons_max = 10'000'000;  // comparisons of expressions with names
 constexpr std::string_view expression_prefix = "re:";
 constexpr std::string_view targets_list = "targets";
 

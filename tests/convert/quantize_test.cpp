@@ -11,6 +11,7 @@
 
 #include "codec/encode.h"
 #include "convert/choose/choose.h"
+#include "convert/choose/module_wildcards.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/json_text.h"
 #include "loadstone/convert.h"
@@ -297,7 +298,7 @@ TEST(QuantizeFiles, StacksThatStayPlainAreIgnoredUnderAnyPrefix) {
   options.quantize.exclude = {"experts"};
   converted(source, folder / "out", options);
   EXPECT_THAT(read_file(folder / "out/config.json"),
-              HasSubstr(R"("re:(.*\\.)?layers\\.0\\.mlp\\.experts\\..*")"));
+              HasSubstr(R"("re:(.*\\.)?layers.0.mlp.experts\\..*")"));
 }
 
 TEST(QuantizeFiles, ChoicesFollowRulesPatternsAndOptions) {
@@ -380,6 +381,26 @@ TEST(QuantizeFiles, PlainModulesAreSummedUpByPrefixes) {
   const std::string stack = "model.layers.0.mlp.experts";
   modules.plain = {stack, stack + ".0.gate_proj", stack + ".gate_up_proj"};
   EXPECT_THAT(summed_up(modules), ElementsAre(stack + "*"));
+}
+
+TEST(QuantizeFiles, LongListsOfPlainModulesHaveStarsForNumbers) {
+  const Quantization any;
+  QuantizedModules modules;
+  for (const char* const layer : {"0", "1", "10"}) {
+    for (const char* const expert : {"0", "1", "10"}) {
+      const std::string name = std::string("model.layers.") + layer + ".moe." + expert;
+      modules.plain.push_back(name + ".w2");
+      modules.quantized.emplace_back(name + ".w1", &any);
+    }
+  }
+  EXPECT_THAT(summed_up(modules), ElementsAre("model.layers.*.moe.*.w2"));
+  modules.quantized.emplace_back("model.layers.1.moe.1.w2", &any);
+  modules.plain.erase(modules.plain.begin() + 4);
+  modules.plain.push_back("model.a[1].b");
+  modules.quantized.emplace_back("model.a", &any);
+  EXPECT_THAT(summed_up(modules),
+              ElementsAre("model.a[[]1]*", "model.layers.0.moe.*.w2", "model.layers.1.moe.0.w2",
+                          "model.layers.1.moe.10.w2", "model.layers.10.moe.*.w2"));
 }
 
 TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {

@@ -136,12 +136,10 @@ class ConversionInput:
     Attributes:
         is_quantized: whether the files contain codes for the layer.
         name: the module's name.
-        stack: the stack that contains the expert, for servers that build one layer per stack.
     """
 
     is_quantized: bool
     name: str
-    stack: str = ""
 
 
 def questions(tensors: Mapping[str, torch.Tensor]) -> list[ConversionInput]:
@@ -162,7 +160,7 @@ def questions(tensors: Mapping[str, torch.Tensor]) -> list[ConversionInput]:
             stacks.setdefault(f"{prefix}.experts", set()).add(module in codes)
     for stack, found in stacks.items():
         (is_quantized,) = found
-        asked += [ConversionInput(is_quantized, f"{stack}.0.{role}", stack) for role in ROLES]
+        asked += [ConversionInput(is_quantized, f"{stack}.0.{role}") for role in ROLES]
     return asked
 
 
@@ -175,15 +173,19 @@ def compressed_says(config: dict[str, Any], asked: ConversionInput) -> bool:
 
 
 def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
-    """Look up a stack by its module, and in a mixed config by any layer below the module."""
-    name = asked.stack or asked.name
+    """Look up an expert by the module of its stack, and in a mixed config by any layer below it.
+
+    vLLM, SGLang and TensorRT-LLM build one layer per stack.
+    """
+    stack, is_expert, _ = asked.name.partition(".experts.")
+    name = f"{stack}.experts" if is_expert else asked.name
     layers = section.get("quantized_layers")
     patterns = section.get("ignore", section.get("exclude_modules", []))
     if any(fnmatch.fnmatchcase(each, p) for each in {name, asked.name} for p in patterns):
         return False
     if layers is None:
         return True
-    return any(each == name or (asked.stack and each.startswith(f"{name}.")) for each in layers)
+    return any(each == name or (is_expert and each.startswith(f"{name}.")) for each in layers)
 
 
 def wrong_answers(folder: Path, style: str) -> list[str]:

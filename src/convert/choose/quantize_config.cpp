@@ -25,6 +25,7 @@
 #include "catalog/config_file.h"
 #include "codec/encode.h"
 #include "convert/choose/gguf_mix.h"
+#include "convert/choose/module_wildcards.h"
 #include "convert/choose/quantize_sections.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
@@ -55,25 +56,11 @@ std::optional<std::string> stack_module(const PlannedTarget& target) {
   return target.name.substr(0, at + infix.size() - 1);
 }
 
-// Returns true if a pattern in `sums` that ends with * matches the name.
-bool is_covered(const std::set<std::string>& sums, std::string_view name) {
-  if (name.ends_with('*')) return false;
-  for (std::size_t size = name.size(); size > 0; --size) {
-    if (sums.contains(std::string(name.substr(0, size)) + '*')) return true;
-  }
-  return false;
-}
-
 void add_plain(const PlannedTarget& target, std::string module, std::vector<std::string>& plain) {
   if (!target.name.ends_with(".weight") && !stack_module(target)) return;
   auto usual = usual_module(module);
   plain.push_back(std::move(module));
   if (usual) plain.push_back(*std::move(usual));
-}
-
-bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix) {
-  const auto found = prefixes.lower_bound(prefix);
-  return found != prefixes.end() && found->starts_with(prefix);
 }
 
 // Adds stacks of experts without codes. A server builds one layer for a stack of experts, and looks
@@ -223,35 +210,12 @@ QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedT
     } else if (target.shape.rank() >= 2) {
       add_plain(target, std::move(module), modules.plain);
       plain.push_back(&target);
+    } else if (target.name.ends_with(".weight")) {
+      modules.others.push_back(std::move(module));
     }
   }
   add_stacks(plain, modules);
   return modules;
-}
-
-std::vector<std::string> summed_up(const QuantizedModules& modules) {
-  std::set<std::string> taken;
-  for (const auto& [name, quantization] : modules.quantized) taken.insert(name);
-  std::set<std::string> sums;
-  for (const std::string& name : modules.plain) {
-    // Find the shortest prefix, up to a dot, that no quantized module has.
-    std::string sum = name;
-    for (std::size_t dot = name.find('.'); dot != std::string::npos;
-         dot = name.find('.', dot + 1)) {
-      const std::string prefix = name.substr(0, dot);
-      if (!has_prefix(taken, prefix)) {
-        sum = prefix + "*";
-        break;
-      }
-      if (!taken.contains(prefix) && !has_prefix(taken, prefix + ".")) {
-        sum = prefix + ".*";
-        break;
-      }
-    }
-    sums.insert(std::move(sum));
-  }
-  std::erase_if(sums, [&](const std::string& sum) { return is_covered(sums, sum); });
-  return {sums.begin(), sums.end()};
 }
 
 // Returns "quantization_config" for the plan; empty if nothing is quantized.

@@ -42,6 +42,8 @@ void check_style(const QuantizeOptions& options);
 // Modules that an output's config lists, in the plan's order.
 struct QuantizedModules {
   std::vector<std::string> plain;  // modules that a server could quantize and that are unchanged
+  // Modules that no reader quantizes, such as norms.
+  std::vector<std::string> others = {};
   // Modules with unquantized stacks of experts; `plain` has their parts.
   std::vector<std::string> stacks = {};
   // Quantized modules with their quantization.
@@ -54,10 +56,6 @@ struct QuantizedModules {
 // `repacked`: quantized tensors that are not encoded again.
 [[nodiscard]] QuantizedModules quantized_modules(const Plan& plan,
                                                  const std::vector<RepackedTensor>& repacked);
-
-// Returns patterns PREFIX* that match all plain modules and no quantized module, as ModelOpt writes
-// them.
-[[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
 
 struct ConfigChanges {
   bool is_decoded = false;  // a quantized tensor of the source is decoded

@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "base/json_writer.h"
+#include "base/text.h"
 #include "codec/encode.h"
+#include "convert/choose/module_wildcards.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/choose/quantize_patterns.h"
 #include "convert/experts.h"
@@ -77,21 +79,18 @@ std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules
 }
 
 // Returns the targets of the group of modules with this encoding: names and patterns, or all linear
-// layers if there is only one group.
+// layers if there is only one group. `ignore` has priority over targets.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
   std::vector<std::string> targets;
-  std::vector<std::string> others;
+  std::vector<std::string> others = modules.others;
   for (const auto& [name, quantization] : modules.quantized) {
     std::vector<std::string>& names = quantization->encoding == encoding.name ? targets : others;
     names.push_back(name);
     if (auto usual = usual_module(name)) names.push_back(*std::move(usual));
   }
-  for (const std::string& pattern : patterns_of_layers(targets, others)) {
-    targets.push_back("re:" + pattern);
-  }
-  return targets;
+  return select_modules(targets, others).entries(targets);
 }
 
 // ---- ModelOpt
@@ -120,10 +119,42 @@ Members number_rows(const WrittenEncoding& encoding, bool is_weight) {
 
 Members producer_rows() { return {{"name", "modelopt"}, {"version", unified_version}}; }
 
+// Returns the module of the stack ("model.layers.0.mlp.experts") that contains an expert's module;
+// empty for other modules.
+std::string_view stack_of(std::string_view module) {
+  constexpr std::string_view infix = ".experts.";
+  const auto at = module.rfind(infix);
+  if (at == module.npos) return {};
+  const std::string_view expert = module.substr(at + infix.size());
+  return is_digits(expert.substr(0, expert.find('.'))) ? module.substr(0, at + infix.size() - 1)
+                                                       : std::string_view();
+}
+
+// Returns a row per module. Readers look up experts by the module that contains them and match no
+// patterns, so one row replaces the rows of many experts with the same encoding.
 Members layer_rows(const QuantizedModules& modules) {
+  struct Stack {
+    std::size_t modules = 0;
+    const WrittenEncoding* encoding = nullptr;
+    bool is_mixed = false;
+    bool is_written = false;
+  };
+  std::map<std::string_view, Stack> stacks;
+  for (const auto& [name, quantization] : modules.quantized) {
+    Stack& stack = stacks[stack_of(name)];
+    const WrittenEncoding* const encoding = &written_encoding(*quantization);
+    stack.is_mixed |= stack.modules++ > 0 && stack.encoding != encoding;
+    stack.encoding = encoding;
+  }
+  for (const std::string& name : modules.plain) stacks[stack_of(name)].is_mixed = true;
+  stacks[{}].is_mixed = true;
   Members layers;
   for (const auto& [name, quantization] : modules.quantized) {
-    layers.emplace_back(name, algorithm_rows(written_encoding(*quantization).unified, false));
+    Stack& stack = stacks[stack_of(name)];
+    const bool is_one_row = !stack.is_mixed && stack.modules > listed_names_max;
+    if (is_one_row && std::exchange(stack.is_written, true)) continue;
+    layers.emplace_back(is_one_row ? stack_of(name) : name,
+                        algorithm_rows(written_encoding(*quantization).unified, false));
   }
   return layers;
 }
@@ -188,14 +219,11 @@ Members compressed_groups(const QuantizedModules& modules) {
   return groups;
 }
 
-// Returns the plain modules' names in the file, and patterns (Python's re) for their loaded names.
+// Returns entries for the plain modules under their names in the file and their loaded names.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
-  std::vector<std::string> ignore = modules.plain;
   const auto quantized = modules.quantized_names();
-  for (auto& pattern : patterns_of_plain(modules.plain, quantized)) {
-    ignore.push_back("re:" + pattern);
-  }
-  for (auto& pattern : patterns_of_stacks(modules.stacks, quantized)) {
+  auto ignore = select_plain(modules.plain, quantized).entries(modules.plain);
+  for (const std::string& pattern : patterns_inside(modules.stacks, quantized)) {
     ignore.push_back("re:" + pattern);
   }
   return ignore;
@@ -235,7 +263,7 @@ std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
     if (is_too_wide) plain = fmt::format("^{}$", plain);
   }
   skipped.insert(skipped.end(), around.begin(), around.end());
-  const auto patterns = patterns_of_plain(modules.plain, quantized);
+  const auto patterns = select_plain(modules.plain, quantized).patterns;
   skipped.insert(skipped.end(), patterns.begin(), patterns.end());
   return skipped;
 }
