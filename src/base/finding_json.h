@@ -68,7 +68,10 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
-// Returns one readable line per finding: "  warning: MESSAGE [CODE]".
+// Returns a finding's message, with its suggestion in parentheses.
+[[nodiscard]] std::string advised_message(const Finding& finding);
+
+// Returns one readable line per finding: "  warning: MESSAGE (SUGGESTION) [CODE]".
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -183,9 +183,11 @@ def _should_convert(session: DiffusersSession, original: Any, state: Any, checkp
         return original(state, checkpoint)
     if not has_own_names(state, checkpoint):
         assert session.converter is not None
-        session.conversion = conversion_of(session.model, checkpoint, *session.converter)
+        # Converters know weights, and no components.
+        source = checkpoint.fresh(kernel=session.kernel) if checkpoint.keeps_codes else checkpoint
+        session.conversion = conversion_of(session.model, source, *session.converter)
         session.conversion.kernel = session.kernel
-        converted = convert(session.conversion, checkpoint)
+        converted = convert(session.conversion, source)
         checkpoint.clear()
         dict.update(checkpoint, converted)
     return False

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from diffusers.quantizers import auto
 
 from loadstone._adapters.patch import suspended
 from loadstone._base.adapters import quantized_layers_of
@@ -81,6 +82,26 @@ def is_bitsandbytes(quantizer: Any) -> bool:
     """Return whether a quantizer or a quantization config is for bitsandbytes."""
     config = getattr(quantizer, "quantization_config", quantizer)
     return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
+
+
+def strip_config(config: dict[str, Any], is_single_file: bool) -> Exception | None:
+    """Remove a ``quantization_config`` that does not hold for the model of this load.
+
+    The config of a quantized folder does not hold for a single file. diffusers cannot read the
+    configs of some folders, which loadstone dequantizes; the result is diffusers' error.
+    """
+    stored = config.get("quantization_config")
+    if stored is None:
+        return None
+    reason = None
+    if not is_single_file:
+        try:
+            auto.DiffusersAutoQuantizer.from_dict(dict(stored))
+        except (TypeError, ValueError) as error:
+            reason = error
+    if is_single_file or reason is not None:
+        del config["quantization_config"]
+    return reason
 
 
 def is_known(quantizer: Any) -> bool:

@@ -47,7 +47,8 @@ class ModelRequest:
         quantizer: diffusers' quantizer, for block formats that stay packed.
         device_map: ``None`` places all tensors on the CPU.
         conversion: ``None`` if the checkpoint has the model's names.
-        config_sources: sources of configs that may fit the file better than the model's config.
+        config_sources: sources of configs that may fit the file better than the model's config;
+            ``None`` if the caller built the model, perhaps with fewer blocks on purpose.
     """
 
     model: Any
@@ -58,7 +59,7 @@ class ModelRequest:
     quantizer: Any = None
     device_map: Mapping[str, Any] | None = None
     conversion: Conversion | None = None
-    config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
+    config_sources: ConfigSources | None = None
 
     def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> ModelRequest:
         checkpoint = checkpoint_of(tensors) or self.checkpoint
@@ -84,9 +85,14 @@ class ModelRequest:
 
 @dataclasses.dataclass(eq=False)
 class WrongConfigError(Exception):
-    """A different config fits the file; the caller must rebuild the model with it."""
+    """A different config fits the file; the caller must rebuild the model with it.
+
+    ``is_local``: it is a local config, not the old config with changed fields.
+    """
 
     config: dict[str, Any]
+    description: str
+    is_local: bool
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -156,10 +162,16 @@ def _traced(
         if name not in components and not isinstance(value, AbsentSymbol)
     }
     shapes = {name: shape_of(value) for name, value in present.items()}
-    mismatch = find_mismatch(model, shapes, request.checkpoint, request.config_sources)
+    sources = request.config_sources
+    needs_all_blocks = sources is not None and options.refuses_unsupported
+    mismatch = find_mismatch(
+        model, shapes, request.checkpoint, sources or ConfigSources(), needs_all_blocks
+    )
     if mismatch is not None and mismatch.fitting is not None:
         if options.infer_config:
-            raise WrongConfigError(dict(mismatch.fitting.config))
+            fitting = mismatch.fitting
+            is_local = fitting is not mismatch.edited
+            raise WrongConfigError(dict(fitting.config), fitting.description, is_local)
         return LibraryRecipes(
             symbols.finish(), already_reported=list(state), findings=[mismatch.finding()]
         )
