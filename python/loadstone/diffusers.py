@@ -183,9 +183,10 @@ def _refuse_pipeline(options: LoadOptions, name: str) -> None:
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
-    from loadstone._adapters.diffusers import hooks, load
+    from loadstone._adapters.diffusers import arguments, failures, hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
+    arguments.check(cls, function, kwargs, options.max_memory)
     if kwargs.get("custom_pipeline") is None:  # the keywords of a custom pipeline are unknown
         accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
@@ -193,6 +194,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
     if isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         _refuse_pipeline(options, cls.__name__)
+        arguments.check_components(kwargs, _config_fields(cls, source, kwargs.get("subfolder")))
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt
     )
@@ -207,6 +209,11 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
             return getattr(cls, function)(source, **kwargs)
         except load.DryRun as done:
             return Plan(done.plan)
+        except (OSError, ValueError) as failure:
+            cause = failures.explain(cls, function, source, kwargs, failure)
+            if cause is None:
+                raise
+            raise cause from failure
 
 
 def skeleton_builder(

@@ -90,7 +90,7 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
             is_target=lambda _: False,
             leaves=set(),
             takes_codes=lambda name: (
-                keeps_codes and rows[name][0] in _core.bnb.ENCODINGS or rows[name][1] is None
+                (keeps_codes and rows[name][0] in _core.bnb.ENCODINGS) or rows[name][1] is None
             ),
         )
         for name, encoding in keys.encodings.items():
@@ -106,10 +106,12 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
                 self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
+    def open(
+        cls, files: list[str], kernel: str = "", keeps_codes: bool = False
+    ) -> SymbolicCheckpoint:
         catalog = open_catalog(files, allow_links=True)
         warn_of_findings(catalog.findings)
-        return cls(catalog, kernel=kernel)
+        return cls(catalog, kernel=kernel, keeps_codes=keeps_codes)
 
     def fresh(
         self,

@@ -145,6 +145,8 @@ class IgnoredTensorsError(Exception):
 
 def convert(conversion: Conversion, checkpoint: SymbolicCheckpoint) -> dict[str, Any]:
     """Return the file's tensors by the model's names, with absent tensors for missing keys."""
+    if checkpoint.keeps_codes:  # converters know weights, and no components
+        checkpoint = checkpoint.fresh(kernel=conversion.kernel)
     try:
         return conversion.run_on(checkpoint)
     except (PlanError, KeyError):

@@ -170,6 +170,10 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
     return weights
 
 
+def has_quantizing_layers(model: torch.nn.Module) -> bool:
+    return any(_quantizing_layers(library, model) for library in quantized_layers_of(model))
+
+
 def _quantizing_layers(library: Any, model: torch.nn.Module) -> dict[str, Any]:
     return {path: layer for path, layer in model.named_modules() if library.is_quantizing(layer)}
 

@@ -27,7 +27,11 @@ from loadstone._adapters.diffusers.conversion import (
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
-from loadstone._adapters.diffusers.quantizers import component_names, quantized_weights
+from loadstone._adapters.diffusers.quantizers import (
+    component_names,
+    has_quantizing_layers,
+    quantized_weights,
+)
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
@@ -121,7 +125,8 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
     library: Any = single_file_model
     state = model.state_dict()
     name = library._get_single_file_loadable_mapping_class(type(model))
-    checkpoint = SymbolicCheckpoint(catalog, kernel="gguf")
+    keeps_codes = has_quantizing_layers(model)
+    checkpoint = SymbolicCheckpoint(catalog, kernel="gguf", keeps_codes=keeps_codes)
     request = ModelRequest(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
