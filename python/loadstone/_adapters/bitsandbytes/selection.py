@@ -72,10 +72,9 @@ def extend(
 def _refused_again(stored: StoredWeights) -> Exception:
     encodings = ", ".join(sorted({weight.encoding for weight in stored.weights.values()}))
     return _refused(
-        f"rules of a library dequantize the {encodings} weights of this checkpoint, which would "
-        "then be quantized again: to keep their codes, pass quantize= without rules=, or call "
-        "the library's from_pretrained in loadstone; to dequantize them, pass rules= without "
-        "quantize=",
+        f"rules traced from a library dequantize the {encodings} weights of this checkpoint, and "
+        "quantize= would quantize them again: leave rules out to keep their codes, or leave "
+        "quantize out to dequantize them",
         found=encodings,
     )
 

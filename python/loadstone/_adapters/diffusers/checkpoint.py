@@ -181,6 +181,6 @@ def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
     try:
         from loadstone._adapters.diffusers.packed import packed
     except ImportError as reason:  # diffusers requires gguf only for files with blocks
-        message = f"block formats need the package gguf, as in diffusers: {reason}"
+        message = f"block formats need a package ({reason}): pip install gguf"
         raise new_error("plan.options", message, tensor=name) from None
     return packed(trace, catalog, name)

@@ -13,6 +13,8 @@ from loadstone._base.errors import Error, listed, new_error
 
 # Codes of plans for a file of a different model.
 _MISMATCHES = ("plan.missing", "plan.shape", "plan.config_mismatch", "plan.untraceable")
+# The class of this code is an OSError and a ValueError, as the errors of diffusers are.
+_NO_CHECKPOINT = "format.no_checkpoint"
 _INDEX, _CONFIG = "model_index.json", "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt")
 
@@ -138,7 +140,6 @@ def _explain_weights(cls: Any, folder: Path, kwargs: Mapping[str, Any]) -> Error
     return _error(
         folder,
         f"the folder has no weights{f' of the variant {variant!r}' if variant else ''}",
-        "io.not_found",
         found=listed(names) or "none",
         expected=f"diffusion_pytorch_model{middle}.safetensors",
     )
@@ -149,7 +150,8 @@ def _wrong_class(cls: Any, folder: Path) -> Error | None:
     if cls.config_name != _CONFIG or name in ("", cls.__name__):
         return None
     message = f"the config declares a different class: call from_pretrained of {name}"
-    return _error(folder / _CONFIG, message, found=name, expected=cls.__name__)
+    where = {"found": name, "expected": cls.__name__}
+    return _error(folder / _CONFIG, message, "plan.options", **where)
 
 
 def _class_of(folder: Path) -> str:
@@ -172,5 +174,5 @@ def _reason(failure: Exception) -> str:
     return str(failure).strip().partition("\n")[0].rstrip(".")
 
 
-def _error(path: Path, message: str, code: str = "plan.options", **where: Any) -> Error:
+def _error(path: Path, message: str, code: str = _NO_CHECKPOINT, **where: Any) -> Error:
     return new_error(code, message, path=str(path), **where)
