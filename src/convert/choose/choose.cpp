@@ -175,8 +175,8 @@ class Choosing {
         findings_(findings),
         style_(options.quantize.style.value_or(QuantizeStyle::unified)),
         has_conv1d_(loadstone::has_conv1d(options.folder.config)),
-        is_one_file_(options.one_file),
-        is_of_diffusers_(!string_member(options.folder.config, "_class_name").empty()) {}
+        is_of_diffusers_(!options.one_file &&
+                         !string_member(options.folder.config, "_class_name").empty()) {}
 
   void run(Recipes& recipes) {
     const std::vector<std::string> all = names_of(recipes);
@@ -324,7 +324,6 @@ class Choosing {
     }
     ++format->made;
     if (written != nullptr) look_at_reader(recipe, *written, unread);
-    if (written != nullptr && !unread) unread = no_reader(*written);
     if (unread) unread_[*unread].names.push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
@@ -342,6 +341,11 @@ class Choosing {
   // there is one.
   void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
+    if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
+      unread = "diffusers has no quantizer for them";
+      unread_[*unread].advice =
+          "choose nf4, fp4 or int8, or open the folder with loadstone.diffusers.from_pretrained()";
+    }
     const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;
     has_reader_ = true;
@@ -357,23 +361,6 @@ class Choosing {
     unread_[rule->reason].advice = rule->advice;
   }
 
-  // Returns the reason why libraries read no codes of the encoding in this output, if there is one.
-  std::optional<std::string_view> no_reader(const WrittenEncoding& written) {
-    if (is_one_file_) {
-      constexpr std::string_view why =
-          "loadstone writes the config that declares the encoding only into folders";
-      unread_[why].advice =
-          "for other libraries, convert the model's folder; to open the file, call "
-          "loadstone.load(), or for a model of diffusers loadstone.diffusers.from_single_file()";
-      return why;
-    }
-    if (!is_of_diffusers_ || written.is_bitsandbytes()) return std::nullopt;
-    constexpr std::string_view why = "diffusers has no quantizer for them";
-    unread_[why].advice =
-        "choose nf4, fp4 or int8, or open the folder with loadstone.diffusers.from_pretrained()";
-    return why;
-  }
-
   struct Unread {
     std::string_view advice = PlainRule().advice;
     std::vector<std::string> names;
@@ -384,7 +371,6 @@ class Choosing {
   std::vector<Finding>& findings_;
   const QuantizeStyle style_;
   const bool has_conv1d_;
-  const bool is_one_file_;
   const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
   std::vector<std::string> stacks_;  // stacks that the style has no layout for
