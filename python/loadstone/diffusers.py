@@ -61,10 +61,12 @@ def from_single_file(
         pretrained_model_link_or_path: a safetensors or GGUF file with original key names or with
             those of diffusers; it may contain several components.
         missing: see :func:`loadstone.plan`.
-        infer_config: correct the fields of a config (given, or guessed by the library) that do not
-            fit the file; ``config="infer"`` is the same, starting with the library's guess.
+        infer_config: replace a config that does not fit the file; ``config="infer"`` is the same,
+            starting with the ``config.json`` next to the file, or the library's guess. A warning
+            names the config.
         max_memory, offload_folder: options for a ``device_map``, which the library's function
             lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
+            ``max_memory`` needs a ``device_map``.
         lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
             For a pipeline, pass each model with its own adapters.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
@@ -81,6 +83,7 @@ def from_single_file(
         PlanError: a tensor is missing, does not fit, or cannot be traced; nothing was read.
         OptionError: ``plan.options``: an unsupported file type or release of the library, or a
             keyword that no function accepts.
+        FormatError, LoadError: a wrong path or a broken config; the error names the cause.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]

@@ -197,7 +197,7 @@ def test_names_must_be_those_that_readers_know(tmp_path, case):
 
 @pytest.mark.parametrize("rules", [None, RENAMES])
 def test_names_of_diffusers_that_comfyui_does_not_read(tmp_path, rules):
-    """The command says so before and during the conversion, unless rules give the names."""
+    """The dry run and the conversion warn, unless rules give the names."""
     folder = tmp_path / "transformer"
     folder.mkdir()
     save_file({"model.blocks.0.attn1.to_q.weight": torch.zeros(4, 32)}, folder / "w.safetensors")

@@ -357,8 +357,8 @@ class GgufContainer final : public Container {
 
   // Checks that readers of GGUF files know the tensors' names, if no rule changes them. Returns
   // false if the file cannot be written.
-  static bool check_names(const Catalog& catalog, const Metadata& metadata,
-                          std::string_view config, std::vector<Finding>& findings) {
+  static bool check_names(const Catalog& catalog, const Metadata& metadata, std::string_view config,
+                          std::vector<Finding>& findings) {
     if (recognised_image_model(catalog) != nullptr) return true;
     if (has_unfused_names(catalog)) {
       findings.push_back(
@@ -374,9 +374,11 @@ class GgufContainer final : public Container {
       findings.push_back(
           {.severity = Severity::warning,
            .code = "convert.architecture",
-           .message = "the output keeps diffusers' names, which ComfyUI does not read for this model",
-           .suggestion = "for ComfyUI, convert the model's original checkpoint; to open this output, "
-                         "call loadstone.diffusers.from_single_file()"});
+           .message =
+               "the output keeps diffusers' names, which ComfyUI does not read for this model",
+           .suggestion =
+               "for ComfyUI, convert the model's original checkpoint; to open this output, "
+               "call loadstone.diffusers.from_single_file()"});
       return true;
     }
     // If the metadata lacks the architecture, settle_architecture() has reported an error.

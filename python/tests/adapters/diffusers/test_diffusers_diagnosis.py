@@ -294,7 +294,7 @@ def test_an_absent_config_is_an_error_that_names_one(tmp_path: Path, cache: Cach
 
 @pytest.mark.parametrize("place", ["inferred", "given"])
 def test_the_config_of_a_quantized_folder(tmp_path: Path, cache: Cache, place: str) -> None:
-    """A single file is not quantized as the folder is, so its model's config must not say so."""
+    """A single file is not quantized as the folder is, so its model's config must be plain."""
     model, file = wan22(tmp_path)
     model.save_pretrained(tmp_path / "plain")
     loadstone.convert(tmp_path / "plain", tmp_path / "a_quantized", quantize="nf4")

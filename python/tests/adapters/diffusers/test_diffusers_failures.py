@@ -1,4 +1,4 @@
-"""Wrong calls: the error names the file, what was found, what is expected, and the next step."""
+"""Tests that errors of wrong calls name the path, the files there, and the next step."""
 
 from __future__ import annotations
 
