@@ -369,5 +369,8 @@ def test_clashes_that_no_config_explains_are_one_error(tmp_path: Path, cache: Ca
     }
     text = str(raised.value)
     assert "32 errors: 32 plan.shape" in text
-    assert "and 12 more" in text
     assert "'blocks.0.ffn.net.0.proj.weight' is [64, 96] in the checkpoint" in text
+    assert [line.rpartition(" (")[2] for line in text.splitlines() if " like it)" in line] == [
+        "and 15 like it)",
+        "and 14 like it)",  # the first line has one more
+    ]
