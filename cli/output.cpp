@@ -143,12 +143,9 @@ const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
 int refuse(const std::vector<Finding>& findings, const Finding& first, std::string_view teller,
            bool json) {
   const auto count = std::ranges::count(findings, first.severity, &Finding::severity);
-  std::string message = first.message;
-  if (count > 1) {
-    message += fmt::format(" ({} more; {} shows all)", count - 1, teller);
-  } else if (!first.suggestion.empty()) {
-    message += " (" + first.suggestion + ")";
-  }
+  const std::string message =
+      count > 1 ? fmt::format("{} ({} more; {} shows all)", first.message, count - 1, teller)
+                : advised_message(first);
   // The message already contains target, found and expected, and a text line would repeat them.
   Where where;
   if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
@@ -208,8 +205,8 @@ void print_warnings(const std::vector<Finding>& findings) {
     std::size_t count = 0;
     for (const Finding& finding : findings) {
       if (finding.severity != Severity::warning || ++count > shown_max) continue;
-      text += fmt::format("loadstone: {} {} [{}]\n", label, printable(finding.message, 2000),
-                          finding.code);
+      text += fmt::format("loadstone: {} {} [{}]\n", label,
+                          printable(advised_message(finding), 2000), finding.code);
     }
     if (count <= shown_max) return text;
     return text + fmt::format("loadstone: {}; --verbose shows all\n",

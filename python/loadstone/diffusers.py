@@ -61,10 +61,12 @@ def from_single_file(
         pretrained_model_link_or_path: a safetensors or GGUF file with original key names or with
             those of diffusers; it may contain several components.
         missing: see :func:`loadstone.plan`.
-        infer_config: correct the fields of a config (given, or guessed by the library) that do not
-            fit the file; ``config="infer"`` is the same, starting with the library's guess.
+        infer_config: replace a config that does not fit the file; ``config="infer"`` is the same,
+            starting with the ``config.json`` next to the file, or the library's guess. A warning
+            names the config.
         max_memory, offload_folder: options for a ``device_map``, which the library's function
             lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
+            ``max_memory`` needs a ``device_map``.
         lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
             For a pipeline, pass each model with its own adapters.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
@@ -81,6 +83,7 @@ def from_single_file(
         PlanError: a tensor is missing, does not fit, or cannot be traced; nothing was read.
         OptionError: ``plan.options``: an unsupported file type or release of the library, or a
             keyword that no function accepts.
+        FormatError, LoadError: a wrong path or a broken config; the error names the cause.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
@@ -183,9 +186,10 @@ def _refuse_pipeline(options: LoadOptions, name: str) -> None:
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
-    from loadstone._adapters.diffusers import hooks, load
+    from loadstone._adapters.diffusers import arguments, failures, hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
+    arguments.check(cls, function, kwargs, options.max_memory)
     if kwargs.get("custom_pipeline") is None:  # the keywords of a custom pipeline are unknown
         accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
@@ -193,6 +197,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
     if isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         _refuse_pipeline(options, cls.__name__)
+        arguments.check_components(kwargs, _config_fields(cls, source, kwargs.get("subfolder")))
     encoder_options = LoadOptions(
         options.missing, options.progress, options.threads, options.receipt
     )
@@ -207,6 +212,11 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
             return getattr(cls, function)(source, **kwargs)
         except load.DryRun as done:
             return Plan(done.plan)
+        except (OSError, ValueError) as failure:
+            cause = failures.explain(cls, function, source, kwargs, failure)
+            if cause is None:
+                raise
+            raise cause from failure
 
 
 def skeleton_builder(

@@ -10,13 +10,19 @@
 
 namespace loadstone {
 
+std::string advised_message(const Finding& finding) {
+  if (finding.suggestion.empty()) return finding.message;
+  return fmt::format("{} ({})", finding.message, finding.suggestion);
+}
+
 std::string finding_lines(const std::vector<Finding>& findings) {
   std::map<std::pair<Severity, std::string>, std::size_t> counts;
   std::string text;
   for (const Finding& finding : findings) {
     if (++counts[{finding.severity, finding.code}] > lines_alike_max) continue;
-    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), printable(finding.message, 2000),
-                        finding.code);
+    text += fmt::format("  {}: {} [{}]
+", name(finding.severity),
+                        printable(advised_message(finding), 2000), finding.code);
   }
   for (const auto& [group, count] : counts) {
     if (count <= lines_alike_max) continue;

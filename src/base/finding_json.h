@@ -69,10 +69,14 @@ void write_work(JsonWriter& json, const Report& report) {
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
+// Returns a finding's message, with its suggestion in parentheses.
+[[nodiscard]] std::string advised_message(const Finding& finding);
+
 // The most findings of one code, or differences of one kind, that a text lists.
 inline constexpr std::size_t lines_alike_max = 20;
 
-// Returns one readable line per finding: "  warning: MESSAGE [CODE]", up to lines_alike_max.
+// Returns one readable line per finding: "  warning: MESSAGE (SUGGESTION) [CODE]", up to
+// lines_alike_max of a code.
 [[nodiscard]] std::string finding_lines(const std::vector<Finding>& findings);
 
 }  // namespace loadstone

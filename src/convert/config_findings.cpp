@@ -21,6 +21,8 @@
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
+#include "convert/choose/gguf_image.h"
+#include "convert/json_text.h"
 #include "convert/repack.h"
 #include "convert/write/extras.h"
 #include "loadstone/error.h"
@@ -401,6 +403,26 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
     }
   }
   tell(std::move(message), "activations", scales, findings);
+}
+
+void tell_unread_file(const Conversion& conversion, const ConvertOptions& source,
+                      std::vector<Finding>& findings) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  const bool is_of_diffusers = !string_member(source.folder.config, "_class_name").empty() ||
+                               recognised_image_model(catalog) != nullptr ||
+                               has_unfused_names(catalog);
+  std::vector<std::string> names;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    if (target.quantization) names.push_back(target.name);
+  }
+  if (names.empty() || !is_of_diffusers || !conversion.one_file || !conversion.has_codes) return;
+  findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.unread",
+       .sources = names,
+       .message = fmt::format("diffusers would not read the codes of {} in one file as codes: {}",
+                              counted(names.size(), "tensor"), name_list(names)),
+       .suggestion = "open the file with loadstone.diffusers.from_single_file()"});
 }
 
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings) {

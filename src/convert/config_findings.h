@@ -1,5 +1,5 @@
 // Reports parts of a source's configs that an output cannot keep: schemes of quantized activations
-// and caches, and lists of modules that rules rename.
+// and caches, lists of modules that rules rename, and the encoding of a single file.
 #pragma once
 
 #include <vector>
@@ -15,6 +15,10 @@ namespace loadstone {
 // configs.
 void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
                   std::vector<Finding>& findings);
+// Warns ("convert.unread") of codes in a single file of a model of diffusers, which only loadstone
+// reads: diffusers takes the codes of a single file for values.
+void tell_unread_file(const Conversion& conversion, const ConvertOptions& source,
+                      std::vector<Finding>& findings);
 // Warns ("convert.lists") of each list in the output's configs, such as "ignore", whose entries
 // select different modules in the output than in the source because rules renamed modules.
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import Error, listed
+from loadstone._base.errors import Error
 from loadstone._base.terminal import printable
 from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.extensions import TargetExtension
@@ -19,6 +20,9 @@ from loadstone._plan.shared_read import SharedReadPlan
 # Limits on the errors and suggestions that the message of a PlanError lists.
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
+
+# A number that is a part of a tensor's name, such as the number of a layer.
+_NUMBER = re.compile(r"(?<=[._])\d+(?=[._'])")
 
 
 @dataclass(eq=False)
@@ -92,6 +96,12 @@ def require_ok(core: _core.Plan) -> None:
         raise
 
 
+def _grouped(messages: Iterable[str]) -> dict[str, int]:
+    """Count messages that differ only in the numbers of names, by the first of them."""
+    firsts: dict[str, str] = {}
+    return Counter(firsts.setdefault(_NUMBER.sub("#", text), text) for text in messages)
+
+
 def _listed_errors(findings: Iterable[_core.Finding]) -> str:
     """Return text that lists the errors after the first, counts by code, and suggestions."""
     errors = [finding for finding in findings if finding.severity == "error"]
@@ -100,9 +110,13 @@ def _listed_errors(findings: Iterable[_core.Finding]) -> str:
         counts = Counter(finding.code for finding in errors)
         kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
         lines.append(f"{len(errors)} errors: {kinds}")
-        texts = [printable(finding.message) for finding in errors[1:]]
-        more = "\n  and {} more, in the findings of this error"
-        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, separator="\n  ", more=more))
+        groups = _grouped(finding.message for finding in errors[1:])
+        shown = dict(list(groups.items())[: ERRORS_LISTED_MAX - 1])
+        for message, count in shown.items():
+            alike = f" (and {count - 1} like it)" if count > 1 else ""
+            lines.append(f"  {printable(message)}{alike}")
+        left = len(errors) - 1 - sum(shown.values())
+        lines += [f"  and {left} more, in the findings of this error"] if left else []
     hints = [finding.suggestion for finding in errors if finding.suggestion]
     lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
     return "".join(f"\n{line}" for line in lines)

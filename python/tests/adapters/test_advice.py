@@ -413,6 +413,13 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "_adapters/diffusers/config_mismatch.py: pass {}": (
         "test_diffusers_diagnosis.py::test_known_config_in_a_folder"
     ),
+    "max_memory limits a device map: pass": "test_diffusers_options.py::test_limits_need_a_map",
+    "that it chooses for this file": "test_diffusers_diagnosis.py::"
+    "test_an_absent_config_is_an_error_that_names_one",
+    "_adapters/diffusers/failures.py: ": "test_diffusers_failures.py::"
+    "test_advice_about_folders_works",
+    "would quantize them again: leave rules out": "test_bitsandbytes_stored.py::"
+    "test_codes_under_rules_of_a_library",
     "requires saved rules: save them with save_recipes": traced_rules,
     "require the catalog that they were traced": traced_rules,
     "a pipeline has several models: load one of them": an_adapter_of_a_pipeline,

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from command import COMMAND
+from command import COMMAND, run
 from safetensors.torch import save_file
 
 import loadstone
@@ -193,6 +193,29 @@ def test_names_must_be_those_that_readers_know(tmp_path, case):
     told = [each for each in report.findings if each.code == "convert.architecture"]
     assert [each.severity for each in told] == ([severity] if severity else [])
     assert severity != "warning" or "--converter" in told[0].suggestion
+
+
+@pytest.mark.parametrize("rules", [None, RENAMES])
+def test_names_of_diffusers_that_comfyui_does_not_read(tmp_path, rules):
+    """The dry run and the conversion warn, unless rules give the names."""
+    folder = tmp_path / "transformer"
+    folder.mkdir()
+    save_file({"model.blocks.0.attn1.to_q.weight": torch.zeros(4, 32)}, folder / "w.safetensors")
+    (folder / "config.json").write_text(json.dumps({"_class_name": "WanTransformer3DModel"}))
+    words = [folder, tmp_path / "out.gguf", "--arch", "wan"]
+    if rules is not None:
+        (tmp_path / "rules.json").write_text(json.dumps(rules))
+        words += ["--rules", tmp_path / "rules.json"]
+    told = "the output keeps diffusers' names, which ComfyUI does not read"
+    assert (told in run("convert", *words, "--dry-run").stdout) == (rules is None)
+    assert (told in run("convert", *words).stderr) == (rules is None)
+
+
+def test_the_plan_says_how_to_name_the_architecture(source, tmp_path):
+    words = [source, tmp_path / "out.gguf"]
+    for done in (run("convert", *words, "--dry-run"), run("convert", *words)):
+        assert done.returncode == 1
+        assert "--arch NAME" in done.stdout + done.stderr
 
 
 def test_files_of_gguf_keep_their_names(source, tmp_path):

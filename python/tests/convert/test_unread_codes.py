@@ -94,8 +94,30 @@ def test_diffusers_has_no_quantizer(quantize: str, tmp_path: Path) -> None:
     found = unread(report.findings)
     assert found.keys() == (set() if quantize in ("nf4", "int8") else {name})
     assert all("diffusers has no quantizer" in message for message in found.values())
-    report = loadstone.convert(folder, tmp_path / "out.safetensors", quantize=quantize)
-    assert not unread(report.findings)
+    hints = [each.suggestion for each in report.findings if each.code == "convert.unread"]
+    assert all("loadstone.diffusers.from_pretrained()" in each for each in hints)
+    for file in (folder, folder / "model.safetensors"):
+        report = loadstone.convert(file, tmp_path / "out.safetensors", quantize=quantize)
+        found = unread(report.findings)  # one file never declares its encoding
+        assert found.keys() == {name}
+        assert "in one file" in found[name]
+
+
+MARKS = ("blocks.0.self_attn.norm_q.weight", "text_embedding.2.weight", "head.modulation")
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_a_single_file_of_an_image_model(prefix: str, tmp_path: Path) -> None:
+    """The warning of the command and its dry run name the function that opens the file."""
+    name = f"{prefix}blocks.0.ffn.0.weight"
+    tensors = {f"{prefix}{mark}": torch.randn(128) for mark in MARKS}
+    save_file(tensors | {name: torch.randn(128, 128)}, tmp_path / "wan.safetensors")
+    words = [tmp_path / "wan.safetensors", tmp_path / "out.safetensors", "--quantize", "nvfp4"]
+    advice = "(open the file with loadstone.diffusers.from_single_file()) [convert.unread]"
+    dry = run("convert", *words, "--dry-run")
+    assert advice in dry.stdout
+    assert repr(name) in dry.stdout
+    assert advice in run("convert", *words).stderr
 
 
 # ---- stacks of experts, which compressed-tensors cannot store as codes

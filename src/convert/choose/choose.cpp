@@ -343,7 +343,8 @@ class Choosing {
                       std::optional<std::string_view>& unread) {
     if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
       unread = "diffusers has no quantizer for them";
-      unread_[*unread].advice = "choose nf4, fp4 or int8, or open the folder with loadstone.load()";
+      unread_[*unread].advice =
+          "choose nf4, fp4 or int8, or open the folder with loadstone.diffusers.from_pretrained()";
     }
     const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;

@@ -17,6 +17,7 @@
 #include "convert/choose/gguf_choose.h"
 #include "convert/choose/gguf_image.h"
 #include "convert/choose/gguf_mix.h"
+#include "convert/json_text.h"
 #include "convert/values.h"
 #include "convert/write/container.h"
 #include "formats/gguf.h"
@@ -196,7 +197,8 @@ class GgufContainer final : public Container {
     report_left_out(left_out, "GGUF does not allow such keys", findings);
     add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
-    if (names_are_given(options) || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
+    if (names_are_given(options) || is_gguf(catalog) ||
+        check_names(catalog, metadata, options.folder.config, findings)) {
       settle_architecture(catalog, metadata, findings);
     }
     static_cast<void>(alignment_of(metadata));
@@ -355,7 +357,7 @@ class GgufContainer final : public Container {
 
   // Checks that readers of GGUF files know the tensors' names, if no rule changes them. Returns
   // false if the file cannot be written.
-  static bool check_names(const Catalog& catalog, const Metadata& metadata,
+  static bool check_names(const Catalog& catalog, const Metadata& metadata, std::string_view config,
                           std::vector<Finding>& findings) {
     if (recognised_image_model(catalog) != nullptr) return true;
     if (has_unfused_names(catalog)) {
@@ -364,9 +366,20 @@ class GgufContainer final : public Container {
            .code = "convert.architecture",
            .message =
                "the tensors have diffusers' names, which ComfyUI does not support in GGUF files",
-           .suggestion =
-               "convert the model's original checkpoint, or rename the tensors with rules"});
+           .suggestion = "convert the model's original checkpoint, or rename the tensors with "
+                         "rules (--rules; rules= in Python)"});
       return false;
+    }
+    if (!string_member(config, "_class_name").empty()) {
+      findings.push_back(
+          {.severity = Severity::warning,
+           .code = "convert.architecture",
+           .message =
+               "the output keeps diffusers' names, which ComfyUI does not read for this model",
+           .suggestion =
+               "for ComfyUI, convert the model's original checkpoint; to open this output, "
+               "call loadstone.diffusers.from_single_file()"});
+      return true;
     }
     // If the metadata lacks the architecture, settle_architecture() has reported an error.
     const bool is_named = metadata.contains(gguf_architecture_key);

@@ -57,6 +57,8 @@ def extend(
             return
     paths = {parent_name(name) for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
+    if stored.weights and recipes.recipes is not None:
+        raise _refused_again(stored)
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
     required = _required(model, sorted(blank - stored.names), {})
     _require_agreement(requested, required)
@@ -65,6 +67,16 @@ def extend(
     weights.aliases = _aliases(model, stored.weights.keys() | quantize.keys())
     weights.problems = [*_wrong_shapes(model, stored), *_disagreements(stored, requested)]
     recipes.extensions.append(weights)
+
+
+def _refused_again(stored: StoredWeights) -> Exception:
+    encodings = ", ".join(sorted({weight.encoding for weight in stored.weights.values()}))
+    return _refused(
+        f"rules traced from a library dequantize the {encodings} weights of this checkpoint, and "
+        "quantize= would quantize them again: leave rules out to keep their codes, or leave "
+        "quantize out to dequantize them",
+        found=encodings,
+    )
 
 
 def _subtract(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:

@@ -182,12 +182,18 @@ def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str
     """Return the components of the quantized modules at these paths; omit plain weights."""
     encodings = catalog.encodings()
     components = _components_by_path(encodings)
+    others = {
+        name
+        for name, encoding, *_ in catalog._core.quantized()
+        if encoding not in _core.bnb.ENCODINGS
+    }
     groups = {}
     for path in paths:
         names = ["weight", *components.get(path, ()), "SCB", "weight_format"]
         sources = {name: join_name(path, name) for name in names}
         present = {name: source for name, source in sources.items() if source in encodings}
-        if present.keys() - {"weight"} or encodings.get(sources["weight"]) in ("U8", "I8"):
+        has_codes = encodings.get(sources["weight"]) in ("U8", "I8")
+        if present.keys() - {"weight"} or (has_codes and sources["weight"] not in others):
             groups[path] = present
     return groups
 

@@ -8,6 +8,7 @@ A load passes through these modules from the last to the first:
 * ``config_mismatch``, ``config_search``, ``local_configs``: configs that do not fit the file.
 * ``recipes``: recipes and findings for a plan.
 * ``load``: plan, read, dispatch of one model.
+* ``arguments``, ``failures``: checks of direct calls, and the causes of failed calls.
 * ``hooks``, ``quantizers``, ``pipelines``: replacements of functions in diffusers.
 """
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from loadstone import _core
+from loadstone._adapters import quantized
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import Error, listed, new_error
 from loadstone._base.warn import warn_of_findings
@@ -53,7 +54,7 @@ def missing_keys_error(keys: Iterable[str]) -> Error:
 
 
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
-    """Symbols of all tensors of a checkpoint, by name.
+    """Symbols of all tensors of a checkpoint, by name; a quantized tensor appears as its values.
 
     Converters rename and remove entries, so each conversion gets a :meth:`fresh` checkpoint.
 
@@ -62,6 +63,7 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         add_missing: a callback during a search, which returns the entry to add to
             ``missing_keys`` for a requested name.
         prefix: the prefix that a converter removed from the files' names.
+        keeps_codes: bitsandbytes' components stay separate tensors, for its layers.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         missing_keys: MissingKeys | None = None,
         kernel: str = "",
         trace: Trace | None = None,
+        keeps_codes: bool = False,
     ) -> None:
         """``kernel`` dequantizes block formats to float32; casts follow."""
         super().__init__()
+        self.keeps_codes = keeps_codes
         self.catalog = catalog
         self.missing_keys = {} if missing_keys is None else missing_keys
         self.add_missing: Callable[[str], MissingKey] | None = None
@@ -80,8 +84,19 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
             self.trace.owner = self
-        for name, encoding in catalog.encodings().items():
-            if is_dtype(encoding):
+        rows = {name: row for name, *row in catalog._core.quantized()}
+        keys = quantized.keys_of(
+            catalog,
+            is_target=lambda _: False,
+            leaves=set(),
+            takes_codes=lambda name: (
+                (keeps_codes and rows[name][0] in _core.bnb.ENCODINGS) or rows[name][1] is None
+            ),
+        )
+        for name, encoding in keys.encodings.items():
+            if name in keys.data:
+                self[name] = self.trace.decoded(name, torch.float32)
+            elif is_dtype(encoding):
                 self[name] = self.trace.source(name)
             else:
                 packed = _packed(self.trace, catalog, name)
@@ -91,15 +106,20 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
                 self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
+    def open(
+        cls, files: list[str], kernel: str = "", keeps_codes: bool = False
+    ) -> SymbolicCheckpoint:
         catalog = open_catalog(files, allow_links=True)
         warn_of_findings(catalog.findings)
-        return cls(catalog, kernel=kernel)
+        return cls(catalog, kernel=kernel, keeps_codes=keeps_codes)
 
     def fresh(
-        self, missing_keys: MissingKeys | None = None, kernel: str = "gguf"
+        self,
+        missing_keys: MissingKeys | None = None,
+        kernel: str = "gguf",
+        keeps_codes: bool = False,
     ) -> SymbolicCheckpoint:
-        return SymbolicCheckpoint(self.catalog, missing_keys, kernel)
+        return SymbolicCheckpoint(self.catalog, missing_keys, kernel, keeps_codes=keeps_codes)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """Record the prefix that a converter removes from a name."""
@@ -161,6 +181,6 @@ def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
     try:
         from loadstone._adapters.diffusers.packed import packed
     except ImportError as reason:  # diffusers requires gguf only for files with blocks
-        message = f"block formats need the package gguf, as in diffusers: {reason}"
+        message = f"block formats need a package ({reason}): pip install gguf"
         raise new_error("plan.options", message, tensor=name) from None
     return packed(trace, catalog, name)

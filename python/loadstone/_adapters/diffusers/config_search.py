@@ -243,11 +243,37 @@ def _counts(config: Config, model_shapes: Shapes, file_shapes: Shapes) -> Iterat
                     yield name, block_counts[prefix]
 
 
-def _block_counts(shapes: Shapes) -> dict[str, int]:
-    """Return the number of blocks for each prefix of numbered modules."""
-    counts: dict[str, int] = {}
+@dataclass(frozen=True)
+class BlockCounts:
+    """Numbers of blocks in the file and in the model; ``prefix`` ends with a dot."""
+
+    prefix: str
+    in_file: int
+    in_model: int
+
+
+def different_block_counts(model_shapes: Shapes, file_shapes: Shapes) -> list[BlockCounts]:
+    """Return the series of equal blocks that are longer in the file or in the model."""
+    ours, theirs = _blocks(model_shapes), _blocks(file_shapes)
+    different = []
+    for prefix in ours.keys() & theirs.keys():
+        longer, shorter = sorted((ours[prefix], theirs[prefix]), key=max, reverse=True)
+        last = longer[max(longer)]
+        is_alike = any(last <= block or block <= last for block in shorter.values())
+        if max(longer) > max(shorter) and is_alike:
+            different.append(BlockCounts(prefix, max(theirs[prefix]) + 1, max(ours[prefix]) + 1))
+    return sorted(different, key=lambda counts: counts.prefix)
+
+
+def _blocks(shapes: Shapes) -> dict[str, dict[int, set[str]]]:
+    """Return the names inside each block, by the prefix of numbered modules and the number."""
+    blocks: dict[str, dict[int, set[str]]] = {}
     for name in shapes:
         for match in re.finditer(r"(?:^|(?<=\.))\d+(?=\.)", name):
-            prefix = name[: match.start()]
-            counts[prefix] = max(counts.get(prefix, 0), int(match[0]) + 1)
-    return counts
+            series = blocks.setdefault(name[: match.start()], {})
+            series.setdefault(int(match[0]), set()).add(name[match.end() :])
+    return blocks
+
+
+def _block_counts(shapes: Shapes) -> dict[str, int]:
+    return {prefix: max(series) + 1 for prefix, series in _blocks(shapes).items()}

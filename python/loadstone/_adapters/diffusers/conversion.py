@@ -95,11 +95,11 @@ class Conversion:
     def _shapes_by_pattern(self) -> dict[str, Counter[Shape]]:
         """Shapes by name pattern: a name or the end of a name, with ``#`` for each number."""
         patterns: dict[str, Counter[Shape]] = {}
-        for name, info in self.checkpoint.catalog.tensors.items():
+        for name, value in self.checkpoint.fresh().items():
             pattern = NUMBER.sub("#", name)
             at = 0
             while True:
-                patterns.setdefault(pattern[at:], Counter())[tuple(info.shape)] += 1
+                patterns.setdefault(pattern[at:], Counter())[tuple(value.shape)] += 1
                 at = pattern.find(".", at) + 1
                 if at == 0 or "#" in pattern[:at]:
                     break
@@ -145,6 +145,8 @@ class IgnoredTensorsError(Exception):
 
 def convert(conversion: Conversion, checkpoint: SymbolicCheckpoint) -> dict[str, Any]:
     """Return the file's tensors by the model's names, with absent tensors for missing keys."""
+    if checkpoint.keeps_codes:  # converters know weights, and no components
+        checkpoint = checkpoint.fresh(kernel=conversion.kernel)
     try:
         return conversion.run_on(checkpoint)
     except (PlanError, KeyError):

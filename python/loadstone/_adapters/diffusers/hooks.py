@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -20,8 +21,10 @@ from typing import Any
 
 import torch
 
+from loadstone import _core
 from loadstone._adapters.accelerate_hooks import without_false_warning
-from loadstone._adapters.diffusers import pipelines, quantizers
+from loadstone._adapters.diffusers import local_configs, pipelines, quantizers
+from loadstone._adapters.diffusers.arguments import convert_dtypes
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, checkpoint_of, is_readable
 from loadstone._adapters.diffusers.conversion import conversion_of, convert, has_own_names
 from loadstone._adapters.diffusers.load import (
@@ -42,10 +45,12 @@ from loadstone._adapters.diffusers.quantizers import (
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
+from loadstone._adapters.quantized import is_decodable
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
+from loadstone._base.warn import users_level, warn
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.constructor import locked_skeleton
 
@@ -83,6 +88,7 @@ def hooks() -> Hooks:
         (modeling_utils, "_determine_device_map", _determine_device_map),
         (modeling_utils, "dispatch_model", _dispatch_model_of_folder),
         (modeling_utils.ModelMixin, "to", _to),
+        (configuration_utils.ConfigMixin, "load_config", _load_config),
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
         (accelerate, "init_empty_weights", _init_empty_weights),
         *quantizers.replacements(),
@@ -132,12 +138,20 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
     return model
 
 
+def _load_config(session: DiffusersSession, original: Any, *args: Any, **kwargs: Any) -> Any:
+    loaded = original(*args, **kwargs)
+    config = loaded[0] if isinstance(loaded, tuple) else loaded
+    session.unread_config = quantizers.strip_config(config, session.is_single_file)
+    return loaded
+
+
 # --- single files --------------------------------------------------------------------------------
 
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
     refuses_unsupported = OPTIONS.get().refuses_unsupported
+    convert_dtypes(kwargs, refuses_unsupported)
     if kwargs.get("device_map") is not None and not PLACES_FILES and refuses_unsupported:
         message = "this release of diffusers does not support device_map for single files"
         raise new_error(
@@ -145,25 +159,56 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
         )
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # otherwise diffusers copies from tensors without data
+    notes = _use_config_beside(cls, source, kwargs)
     with contextlib.ExitStack() as stack:
         for _ in range(CONFIGS_MAX):
             try:
-                return _load_single_file(original, cls, source, kwargs)
+                model = _load_single_file(original, cls, source, kwargs, notes)
             except WrongConfigError as wrong:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 Path(folder, "config.json").write_text(json.dumps(wrong.config, default=str))
                 kwargs |= {"config": folder, "subfolder": None}
+                notes = [_inferred(wrong.description, wrong.is_local)]
+                continue
+            for note in notes:
+                warn(note.message, stacklevel=users_level())
+            return model
     raise AssertionError("no config fits")
 
 
-def _load_single_file(original: Any, cls: Any, source: Any, kwargs: dict[str, Any]) -> Any:
+def _use_config_beside(cls: Any, source: Any, kwargs: dict[str, Any]) -> list[_core.Finding]:
+    """Infer the config from the file's own folder, if the caller passes none; return a finding."""
+    is_given = kwargs.get("config") is not None or kwargs.get("original_config") is not None
+    if is_given or not OPTIONS.get().infer_config or not isinstance(source, str | os.PathLike):
+        return []
+    local = local_configs.beside(cls, os.fspath(source))
+    if local is None:
+        return []
+    kwargs |= {"config": local.name, "subfolder": None}
+    return [_inferred(str(local), is_local=True)]
+
+
+def _inferred(description: str, is_local: bool) -> _core.Finding:
+    message = f"the config is inferred: {description}"
+    if not is_local:
+        message += "; no shape of the file determines its other fields, so check these"
+    return _core.Finding("info", "plan.config_mismatch", "", [], message)
+
+
+def _load_single_file(
+    original: Any, cls: Any, source: Any, kwargs: dict[str, Any], notes: list[_core.Finding]
+) -> Any:
     quantization = kwargs.get("quantization_config")
     with loading() as session:
-        session.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
-        if quantization is not None and not is_bitsandbytes(quantization):
+        session.is_single_file, session.notes = True, notes
+        session.config_sources = ConfigSources(
+            kwargs.get("config"), kwargs.get("cache_dir"), session.options.refuses_unsupported
+        )
+        session.keeps_codes = is_bitsandbytes(quantization)
+        if quantization is not None and not session.keeps_codes:
             session.kernel = ""
         if isinstance(source, SymbolicCheckpoint):
-            source = source.fresh(kernel=session.kernel)
+            source = source.fresh(kernel=session.kernel, keeps_codes=session.keeps_codes)
         model = original(cls, source, **kwargs)
         session.report_and_audit(model)
     return model
@@ -202,9 +247,9 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
             )
         return original(checkpoint_file, *args, **kwargs)
     session = CURRENT_SESSION.get()  # None for a pipeline, whose models get copies
-    return SymbolicCheckpoint.open(
-        [str(checkpoint_file)], "" if session is None else session.kernel
-    )
+    if session is None:
+        return SymbolicCheckpoint.open([str(checkpoint_file)])
+    return SymbolicCheckpoint.open([str(checkpoint_file)], session.kernel, session.keeps_codes)
 
 
 def _init_empty_weights(*_: Any, **__: Any) -> Any:
@@ -298,6 +343,7 @@ def _to(session: DiffusersSession, original: Any, model: Any, *args: Any, **kwar
 
 
 def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    convert_dtypes(kwargs, OPTIONS.get().refuses_unsupported)
     if kwargs.get("ignore_mismatched_sizes"):
         if OPTIONS.get().refuses_unsupported:
             message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
@@ -331,21 +377,27 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    checkpoint = state_dict if isinstance(state_dict, SymbolicCheckpoint) else None
-    if checkpoint is None and is_readable(resolved_model_file):
-        checkpoint = SymbolicCheckpoint.open(resolved_model_file)
-        model._fix_state_dict_keys_on_load(checkpoint)
     quantizer, device_map = kwargs.get("hf_quantizer"), kwargs.get("device_map")
+    if session.unread_config is not None and not is_readable(resolved_model_file):
+        raise session.unread_config
+    checkpoint, keeps_codes = None, is_bitsandbytes(quantizer)
+    if isinstance(state_dict, SymbolicCheckpoint):
+        checkpoint = state_dict.fresh(kernel=session.kernel, keeps_codes=keeps_codes)
+    elif is_readable(resolved_model_file):
+        checkpoint = SymbolicCheckpoint.open(resolved_model_file, session.kernel, keeps_codes)
     if checkpoint is None or not (quantizer is None or is_known(quantizer)):
         check_for_library(quantizer, device_map, session.options.refuses_unsupported)
         if session.options.dry_run:
             message = "diffusers does this load itself, so loadstone has no plan for it"
             raise new_error("plan.options", message, field="dry_run")
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
+    if session.unread_config is not None and not is_decodable(checkpoint.catalog):
+        raise session.unread_config
+    model._fix_state_dict_keys_on_load(checkpoint)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # in a pipeline, the component's own folder
         session.options = dataclasses.replace(session.options, offload_folder=folder)
-    names = set(model.state_dict())
+    names = model.state_dict().keys()
     _read(
         session,
         ModelRequest(
@@ -356,12 +408,14 @@ def _load_pretrained_model(
             float32_modules=tuple(kwargs.get("keep_in_fp32_modules") or ()),
             quantizer=quantizer,
             device_map=device_map,
+            config_sources=session.config_sources,
         ),
     )
+    assert session.recipes is not None
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     unexpected = [
         name
-        for name in sorted(set(checkpoint) - names)
+        for name in sorted(name for name, _ in session.recipes.unexpected)
         if not any(re.search(pattern, name) for pattern in ignored)
     ]
     if unexpected:
@@ -370,5 +424,5 @@ def _load_pretrained_model(
             f"Some weights of the model checkpoint at {source} were not used when initializing "
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
-    missing = sorted(names - set(checkpoint))
+    missing = sorted(names - checkpoint.keys())
     return model, missing, unexpected, [], session.offload_index or None, []

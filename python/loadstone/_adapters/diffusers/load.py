@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
+from loadstone import _core
 from loadstone._adapters.accelerate_hooks import align_offloaded_weights, without_false_warning
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
@@ -50,6 +51,11 @@ class DiffusersSession(LoadSession):
         device_map: the requested device map, resolved by diffusers.
         max_memory: limits of a device map that was not computed from them.
         kernel: dequantizes block formats; "" if they stay packed.
+        keeps_codes: see ``SymbolicCheckpoint``.
+        is_single_file: the file is quantized only if the caller passes a ``quantization_config``.
+        unread_config: error of diffusers for the ``quantization_config`` of the folder, which
+            loadstone dequantizes.
+        notes: findings about the choice of the config.
         conversion: conversion of a file that does not have the model's names.
         encoder_conversion: returns the conversion of the file for a transformers model.
         converter: the converter and its arguments.
@@ -61,6 +67,10 @@ class DiffusersSession(LoadSession):
         self.device_map: Any = None
         self.max_memory: MaxMemory | None = None
         self.kernel = "gguf"
+        self.keeps_codes = False
+        self.is_single_file = False
+        self.unread_config: Exception | None = None
+        self.notes: list[_core.Finding] = []
         self.config_sources = ConfigSources()
         self.conversion: Conversion | None = None
         self.encoder_conversion: Callable[[Any], Conversion] | None = None
@@ -79,6 +89,7 @@ class DiffusersSession(LoadSession):
         self.model, self._catalog = request.model, request.checkpoint.catalog
         self._missing_of = self._left_to_constructor()
         self.recipes = trace(request, self.options, self._missing_of)
+        self.recipes.findings += self.notes
 
     def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         return self.make_plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ class ConfigSources:
     Attributes:
         argument: the caller's ``config``, which may be a folder.
         cache: the Hugging Face cache folder, unless it is the default one.
+        is_option: the function takes a ``config``.
     """
 
     argument: str | None = None
     cache: str | None = None
+    is_option: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class LocalConfig:
 
     name: str
     subfolder: str
-    config: Mapping[str, Any]
+    config: dict[str, Any]
 
     def __str__(self) -> str:
         subfolder = f", subfolder={self.subfolder!r}" if self.subfolder else ""
@@ -42,13 +44,27 @@ class LocalConfig:
 
 
 def find(cls: Any, files: list[str], sources: ConfigSources) -> list[LocalConfig]:
-    """Return a class's configs from the caller's folder, the files' folders and the cache."""
-    configs: dict[str, LocalConfig] = {}
+    """Return a class's configs from the caller's folder, the files' folders and the cache.
+
+    A quantized folder's config comes without its ``quantization_config``, after the others.
+    """
+    plain: dict[str, LocalConfig] = {}
+    quantized: dict[str, LocalConfig] = {}
     for local in (*_nearby(sources.argument, files), *_cached(sources.cache)):
         if local.config.get("_class_name") == cls.__name__:
+            configs = plain if local.config.pop("quantization_config", None) is None else quantized
             text = json.dumps(local.config, sort_keys=True, default=str)
             configs.setdefault(text, local)
-    return list(configs.values())
+    return [*plain.values(), *(quantized[text] for text in quantized.keys() - plain.keys())]
+
+
+def beside(cls: Any, file: str) -> LocalConfig | None:
+    """Return the config in a file's own folder, if it is of this class."""
+    folder = Path(file).absolute().parent
+    for _, config in _configs(folder, ("",), 1):
+        if config.get("_class_name") == cls.__name__:
+            return LocalConfig(str(folder), "", config)
+    return None
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from loadstone._adapters.diffusers.arguments import convert_dtypes
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable, shapes_of
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.load import OPTIONS, DiffusersSession, loading
@@ -83,6 +84,7 @@ def _hooks() -> tuple[Hook, ...]:
 
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    convert_dtypes(kwargs, OPTIONS.get().refuses_unsupported)
     if not _is_computed_here(kwargs.get("device_map")):
         return original(cls, *args, **kwargs)
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
@@ -202,6 +204,7 @@ def _skip_move(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
+    convert_dtypes(kwargs, OPTIONS.get().refuses_unsupported)
     if not is_readable([str(source)]):
         return original(cls, *args, **kwargs)
     options = OPTIONS.get()

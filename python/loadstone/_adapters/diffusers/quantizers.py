@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from diffusers.quantizers import auto
 
 from loadstone._adapters.patch import suspended
 from loadstone._base.adapters import quantized_layers_of
@@ -83,6 +84,26 @@ def is_bitsandbytes(quantizer: Any) -> bool:
     return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
 
 
+def strip_config(config: dict[str, Any], is_single_file: bool) -> Exception | None:
+    """Remove a ``quantization_config`` that does not hold for the model of this load.
+
+    The config of a quantized folder does not hold for a single file. diffusers cannot read the
+    configs of some folders, which loadstone dequantizes; the result is diffusers' error.
+    """
+    stored = config.get("quantization_config")
+    if stored is None:
+        return None
+    reason = None
+    if not is_single_file:
+        try:
+            auto.DiffusersAutoQuantizer.from_dict(dict(stored))
+        except (TypeError, ValueError) as error:
+            reason = error
+    if is_single_file or reason is not None:
+        del config["quantization_config"]
+    return reason
+
+
 def is_known(quantizer: Any) -> bool:
     return is_bitsandbytes(quantizer) and not _keeps_float16(quantizer)
 
@@ -147,6 +168,10 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
         if paths:
             weights.append(library.traced_weights(model, catalog, list(paths), names))
     return weights
+
+
+def has_quantizing_layers(model: torch.nn.Module) -> bool:
+    return any(_quantizing_layers(library, model) for library in quantized_layers_of(model))
 
 
 def _quantizing_layers(library: Any, model: torch.nn.Module) -> dict[str, Any]:

@@ -27,7 +27,11 @@ from loadstone._adapters.diffusers.conversion import (
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
-from loadstone._adapters.diffusers.quantizers import component_names, quantized_weights
+from loadstone._adapters.diffusers.quantizers import (
+    component_names,
+    has_quantizing_layers,
+    quantized_weights,
+)
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
@@ -47,7 +51,8 @@ class ModelRequest:
         quantizer: diffusers' quantizer, for block formats that stay packed.
         device_map: ``None`` places all tensors on the CPU.
         conversion: ``None`` if the checkpoint has the model's names.
-        config_sources: sources of configs that may fit the file better than the model's config.
+        config_sources: sources of configs that may fit the file better than the model's config;
+            ``None`` if the caller built the model, perhaps with fewer blocks on purpose.
     """
 
     model: Any
@@ -58,7 +63,7 @@ class ModelRequest:
     quantizer: Any = None
     device_map: Mapping[str, Any] | None = None
     conversion: Conversion | None = None
-    config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
+    config_sources: ConfigSources | None = None
 
     def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> ModelRequest:
         checkpoint = checkpoint_of(tensors) or self.checkpoint
@@ -84,9 +89,14 @@ class ModelRequest:
 
 @dataclasses.dataclass(eq=False)
 class WrongConfigError(Exception):
-    """A different config fits the file; the caller must rebuild the model with it."""
+    """A different config fits the file; the caller must rebuild the model with it.
+
+    ``is_local``: it is a local config, not the old config with changed fields.
+    """
 
     config: dict[str, Any]
+    description: str
+    is_local: bool
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -115,7 +125,8 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Libr
     library: Any = single_file_model
     state = model.state_dict()
     name = library._get_single_file_loadable_mapping_class(type(model))
-    checkpoint = SymbolicCheckpoint(catalog, kernel="gguf")
+    keeps_codes = has_quantizing_layers(model)
+    checkpoint = SymbolicCheckpoint(catalog, kernel="gguf", keeps_codes=keeps_codes)
     request = ModelRequest(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
@@ -156,10 +167,16 @@ def _traced(
         if name not in components and not isinstance(value, AbsentSymbol)
     }
     shapes = {name: shape_of(value) for name, value in present.items()}
-    mismatch = find_mismatch(model, shapes, request.checkpoint, request.config_sources)
+    sources = request.config_sources
+    needs_all_blocks = sources is not None and options.refuses_unsupported
+    mismatch = find_mismatch(
+        model, shapes, request.checkpoint, sources or ConfigSources(), needs_all_blocks
+    )
     if mismatch is not None and mismatch.fitting is not None:
         if options.infer_config:
-            raise WrongConfigError(dict(mismatch.fitting.config))
+            fitting = mismatch.fitting
+            is_local = fitting is not mismatch.edited
+            raise WrongConfigError(dict(fitting.config), fitting.description, is_local)
         return LibraryRecipes(
             symbols.finish(), already_reported=list(state), findings=[mismatch.finding()]
         )

@@ -10,6 +10,7 @@ diffusers
     ModelMixin
 diffusers.configuration_utils
     ConfigMixin.from_config(config)
+    ConfigMixin.load_config(pretrained_model_name_or_path)
 late diffusers.loaders.single_file
     FromSingleFileMixin.from_single_file(pretrained_model_link_or_path)
     load_single_file_sub_model(name, checkpoint)
@@ -60,6 +61,8 @@ late diffusers.pipelines.pipeline_utils
     SUPPORTED_DEVICE_MAP
     load_sub_model(device_map, max_memory, offload_folder, name)
     _get_final_device_map(device_map, pipeline_class, passed_class_obj, init_dict)
+diffusers.quantizers.auto
+    call DiffusersAutoQuantizer.from_dict(quantization_config_dict)
 diffusers.quantizers.bitsandbytes.bnb_quantizer
     BnB4BitDiffusersQuantizer.validate_environment
     BnB4BitDiffusersQuantizer.update_device_map(self, device_map)

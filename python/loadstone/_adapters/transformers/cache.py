@@ -22,8 +22,9 @@ import transformers
 from transformers import conversion_mapping, core_model_loading
 
 from loadstone import _core, tracing
+from loadstone._adapters import quantized
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._adapters.transformers import derivation, quantized
+from loadstone._adapters.transformers import derivation
 from loadstone._adapters.transformers.code_key import CodeKey, UndescribedError, digest_of_file
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._base import user_cache

@@ -17,8 +17,9 @@ from transformers import conversion_mapping
 from transformers import core_model_loading as library
 
 from loadstone import _core
+from loadstone._adapters import quantized
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._adapters.transformers import kernels, quantized, releases
+from loadstone._adapters.transformers import kernels, releases
 from loadstone._adapters.transformers.conversion import (
     PLAIN_FLOATS,
     ConversionInput,

@@ -11,7 +11,8 @@ from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core
-from loadstone._adapters.transformers import cache, quantized, releases
+from loadstone._adapters import quantized
+from loadstone._adapters.transformers import cache, releases
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._adapters.transformers.from_pretrained_session import (
     DEFAULTS,

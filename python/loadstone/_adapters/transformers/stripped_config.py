@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.quantizers import auto
 
-from loadstone._adapters.transformers import quantized
+from loadstone._adapters import quantized
 from loadstone._base.warn import warn
 from loadstone._files.catalog import Catalog
 

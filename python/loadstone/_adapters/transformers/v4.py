@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, modeling_utils
 
+from loadstone._adapters import quantized
 from loadstone._adapters.patch import Hooks
-from loadstone._adapters.transformers import quantized, stripped_config
+from loadstone._adapters.transformers import stripped_config
 from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
 from loadstone._adapters.transformers.from_pretrained_session import (
     FromPretrainedSession,

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, core_model_loading, initialization, mo
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
+from loadstone._adapters import quantized
 from loadstone._adapters.patch import Hook, Hooks, set_variable
 from loadstone._adapters.sites import is_supported_or_warn, sites_of
 from loadstone._adapters.sites.transformers import SITES
@@ -20,7 +21,6 @@ from loadstone._adapters.transformers import (
     cache,
     kernels,
     load,
-    quantized,
     registry,
     releases,
     stripped_config,

@@ -299,3 +299,45 @@ def test_a_weight_of_another_shape_is_refused(tmp_path: Path) -> None:
     change(folder, put(STATE, text(blob)))
     with pytest.raises(loadstone.PlanError, match=r"\[64, 96\].*\[96, 64\]"):
         ours(by_name("llama").cls, folder)
+
+
+def skeleton_of(folder: Path) -> Any:
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("quantization_config")
+    (folder / "plain").mkdir(exist_ok=True)
+    (folder / "plain/config.json").write_text(json.dumps(config))
+    cls = by_name("llama").cls
+    with loadstone.skeleton():
+        return cls(cls.config_class.from_pretrained(folder / "plain"))
+
+
+def test_codes_under_rules_of_a_library(tmp_path: Path) -> None:
+    folder = quantized("llama", "nf4", tmp_path)
+    with pytest.raises(loadstone.OptionError, match="leave rules out to keep their codes") as found:
+        loadstone.load(skeleton_of(folder), folder, rules="transformers", quantize="nf4")
+    assert (found.value.field, found.value.found) == ("quantize", "nf4")
+    model = skeleton_of(folder)
+    loadstone.load(model, folder, quantize="nf4")
+    assert type(model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    model = skeleton_of(folder)
+    report = loadstone.load(model, folder, rules="transformers")
+    assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert not any(each.code == "q.scale_unused" for each in report.findings)  # tables, no scales
+
+
+@pytest.mark.parametrize("rules", [None, "transformers"])
+@pytest.mark.parametrize("source", ["nvfp4", "fp8", "int8-channel"])
+def test_codes_of_other_encodings_are_quantized(source: str, rules: Any, tmp_path: Path) -> None:
+    """The result is that of the same values in a plain checkpoint."""
+    by_name("llama").build().save_pretrained(tmp_path / "plain_model")
+    loadstone.convert(tmp_path / "plain_model", tmp_path / "codes", quantize=source)
+    loadstone.convert(tmp_path / "codes", tmp_path / "values", dequantize=True, dtype="F32")
+    models = []
+    for folder in (tmp_path / "codes", tmp_path / "values"):
+        cls = by_name("llama").cls
+        with loadstone.skeleton():
+            model = cls(cls.config_class.from_pretrained(tmp_path / "plain_model"))
+        loadstone.load(model, folder, rules=rules, quantize="nf4")
+        models.append(model)
+    assert type(models[0].model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    assert list(differences(*models)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,102 @@ def test_known_config_in_a_folder(tmp_path: Path, cache: Cache, place: str) -> N
         assert differences(made, model) == []
 
 
+def four_blocks(folder: Path) -> tuple[Any, str, str]:
+    """Return a model, its file, and the folder of a config with two blocks."""
+    four = dataclasses.replace(T2V, changes=T2V.changes | {"num_layers": 4})
+    model = four.build()
+    save_file(four.original(model), folder / "wan.safetensors")
+    return model, str(folder / "wan.safetensors"), write_config(T2V.construct(), folder / "two")
+
+
+def load(file: str, **options: Any) -> Any:
+    return loadstone.diffusers.from_single_file(T2V.cls, file, **options)
+
+
+def test_blocks_that_the_model_lacks(tmp_path: Path, cache: Cache) -> None:
+    model, file, two = four_blocks(tmp_path)
+    with pytest.raises(loadstone.PlanError) as raised:
+        load(file, config=two)
+    found = only_error(raised.value)
+    assert found.code == "plan.config_mismatch"
+    assert "the file has 4 blocks 'blocks', the config 2" in found.message
+    assert "with num_layers=4 (not 2) all fit" in found.message
+    with pytest.warns(UserWarning, match=r"inferred: num_layers=4 \(not 2\)"):
+        made = load(file, config=two, infer_config=True)
+    assert differences(made, model) == []
+    with loadstone.patch("diffusers"):  # as the library's own load
+        assert len(T2V.cls.from_single_file(file, config=two).blocks) == 2
+
+
+def test_blocks_that_the_model_of_a_folder_lacks(tmp_path: Path, cache: Cache) -> None:
+    model, _, two = four_blocks(tmp_path)
+    model.save_pretrained(tmp_path / "folder")
+    (tmp_path / "folder/config.json").write_text(Path(two, "config.json").read_text())
+    with pytest.raises(loadstone.PlanError) as raised:
+        loadstone.diffusers.from_pretrained(T2V.cls, tmp_path / "folder")
+    found = only_error(raised.value)
+    assert "the file has 4 blocks 'blocks', the config 2" in found.message
+    assert found.suggestion == "correct these fields of the config"  # no option infers it
+
+
+def test_a_smaller_model_of_the_caller_is_loaded(tmp_path: Path) -> None:
+    """A model that the caller built may have fewer blocks on purpose."""
+    model, file, _ = four_blocks(tmp_path)
+    with loadstone.skeleton():
+        two = T2V.construct()
+    loadstone.load(two, file, rules="diffusers", unexpected="ignore")
+    assert torch.equal(two.blocks[1].norm2.weight, model.blocks[1].norm2.weight)
+
+
+def test_the_config_next_to_the_file_is_inferred(tmp_path: Path, cache: Cache) -> None:
+    """It also has the fields that no shape reveals; the library's guess is not even cached."""
+    model, file = wan22(tmp_path)
+    write_config(model, tmp_path)
+    with pytest.warns(UserWarning, match=re.escape(f"inferred: config='{tmp_path}'")):
+        made = load(file, config="infer")
+    assert differences(made, model) == []
+    assert made.config.eps == 1e-5
+    plan = load(file, config="infer", dry_run=True)
+    [found] = [each for each in plan.findings if each.code == "plan.config_mismatch"]
+    assert (found.severity, found.message) == (
+        "info",
+        f"the config is inferred: config='{tmp_path}'",
+    )
+
+
+def test_an_absent_config_is_an_error_that_names_one(tmp_path: Path, cache: Cache) -> None:
+    model, file = wan22(tmp_path)
+    config = write_config(model, tmp_path / "near")
+    with pytest.raises(loadstone.Error) as raised:
+        load(file, local_files_only=True)
+    assert raised.value.code == "io.not_found"
+    assert f"for example config={config!r}" in str(raised.value)
+    assert differences(load(file, config=config), model) == []
+
+
+@pytest.mark.parametrize("place", ["inferred", "given"])
+def test_the_config_of_a_quantized_folder(tmp_path: Path, cache: Cache, place: str) -> None:
+    """A single file is not quantized as the folder is, so its model's config must be plain."""
+    model, file = wan22(tmp_path)
+    model.save_pretrained(tmp_path / "plain")
+    loadstone.convert(tmp_path / "plain", tmp_path / "a_quantized", quantize="nf4")
+    assert "quantization_config" in (tmp_path / "a_quantized/config.json").read_text()
+    config = str(tmp_path / "a_quantized")
+    if place == "inferred":
+        wrong = write_config(I2V.construct(), tmp_path / "wrong")
+        with pytest.warns(UserWarning, match=re.escape(str(tmp_path / "plain"))):
+            load(file, config=wrong, infer_config=True)  # plain configs come first
+        shutil.rmtree(tmp_path / "plain")
+        made = load(file, config=wrong, infer_config=True)
+    else:
+        made = load(file, config=config)
+    assert differences(made, model) == []
+    assert "quantization_config" not in made.config
+    made.save_pretrained(tmp_path / "saved")
+    again = T2V.cls.from_pretrained(tmp_path / "saved")
+    assert differences(again, model) == []
+
+
 def test_configs_of_other_classes_are_not_tried(tmp_path: Path, cache: Cache) -> None:
     model, file = wan22(tmp_path)
     cache.add(WAN21, config_of(I2V.construct()))
@@ -272,5 +369,8 @@ def test_clashes_that_no_config_explains_are_one_error(tmp_path: Path, cache: Ca
     }
     text = str(raised.value)
     assert "32 errors: 32 plan.shape" in text
-    assert "and 12 more" in text
     assert "'blocks.0.ffn.net.0.proj.weight' is [64, 96] in the checkpoint" in text
+    assert [line.rpartition(" (")[2] for line in text.splitlines() if " like it)" in line] == [
+        "and 15 like it)",
+        "and 14 like it)",  # the first line has one more
+    ]

@@ -121,7 +121,55 @@ def test_limits_of_a_pipelines_given_map_are_refused(tmp_path: Path) -> None:
         load_pipe(device_map={"vae": "disk"})
     assert caught.value.field == "max_memory"
     load_pipe(device_map="sequential")
-    load_pipe()
+
+
+@pytest.mark.parametrize("entry", ["file", "folder"])
+def test_limits_need_a_map(entry: str, request: pytest.FixtureRequest) -> None:
+    source = request.getfixturevalue(entry)
+    with pytest.raises(loadstone.OptionError, match="pass device_map too") as caught:
+        load(source, max_memory={"cpu": "1GiB"})
+    assert caught.value.field == "max_memory"
+    load(source, max_memory={"cpu": "1GiB"}, device_map="auto")
+
+
+@pytest.mark.parametrize("name", ["torch_dtype", "dtype"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "BF16", torch.bfloat16])
+@pytest.mark.parametrize("entry", ["file", "folder"])
+def test_a_dtype_may_be_a_name(
+    entry: str, dtype: Any, name: str, request: pytest.FixtureRequest
+) -> None:
+    """diffusers alone loads float32 for any name."""
+    source = request.getfixturevalue(entry)
+    assert load(source, **{name: dtype}).dtype == torch.bfloat16
+    with loadstone.patch("diffusers"):
+        if isinstance(source, tuple):
+            model = CASE.cls.from_single_file(source[0], config=source[1], **{name: dtype})
+        else:
+            model = CASE.cls.from_pretrained(source, **{name: dtype})
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat61", "int8", torch.int8, 16])
+@pytest.mark.parametrize("entry", ["file", "folder"])
+def test_other_dtypes_are_refused(entry: str, dtype: Any, request: pytest.FixtureRequest) -> None:
+    with pytest.raises(loadstone.OptionError, match="need a floating-point dtype") as caught:
+        load(request.getfixturevalue(entry), torch_dtype=dtype)
+    assert (caught.value.field, caught.value.found) == ("torch_dtype", repr(dtype))
+
+
+def test_dtypes_of_components_may_be_names(tmp_path: Path) -> None:
+    stable_diffusion(tmp_path).save_pretrained(tmp_path / "pipe")
+
+    def load_pipe(dtypes: dict[str, Any]) -> Any:
+        return loadstone.diffusers.from_pretrained(
+            diffusers.StableDiffusionPipeline, tmp_path / "pipe", torch_dtype=dtypes
+        )
+
+    pipe = load_pipe({"unet": "bfloat16", "default": "float16"})
+    assert (pipe.unet.dtype, pipe.vae.dtype) == (torch.bfloat16, torch.float16)
+    with pytest.raises(loadstone.OptionError, match="did you mean 'unet'") as caught:
+        load_pipe({"unett": "bfloat16"})
+    assert caught.value.field == "torch_dtype"
 
 
 @pytest.mark.parametrize("entry", ["file", "folder"])

@@ -27,7 +27,7 @@ class Keys:
         encodings: encoding of each key, in file order; ``"F32"`` for the values of quantized
             tensors.
         data: for the key of a quantized tensor, the name of the tensor with the codes.
-        unneeded: tensors that only codes need.
+        unneeded: scales that only a computation with codes needs.
     """
 
     encodings: dict[str, str]
@@ -75,7 +75,9 @@ def keys_of(
         elif key in hidden and key in components:
             continue
         elif (key in hidden or _core.is_companion_name(key)) and not is_target(key):
-            unneeded.append(key)
+            # Tables and markers, which are not floats or have other names, go without a word.
+            if _core.is_companion_name(key) and encoding in _WIDE:
+                unneeded.append(key)
         else:
             value_encodings[key] = encoding
     for name in data.keys() - value_encodings.keys():  # codes are absent; a read reports this

@@ -1,0 +1,81 @@
+"""Check and convert arguments that diffusers would ignore, or reject without naming them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.arguments import wrong_kind
+from loadstone._base.dtypes import is_dtype, torch_dtype
+from loadstone._base.errors import Error, new_error, unknown_word_error
+
+# Both names of the same argument; the first is the older one.
+_DTYPES = ("torch_dtype", "dtype")
+
+
+def check(cls: Any, function: str, kwargs: dict[str, Any], max_memory: Any) -> None:
+    """Reject arguments of a direct call that would have no effect or fail without a clear error."""
+    if not callable(getattr(cls, function, None)):
+        raise wrong_kind("cls", cls, f"a model or pipeline class of diffusers with {function}()")
+    if max_memory is not None and kwargs.get("device_map") is None:
+        message = "max_memory limits a device map: pass device_map too"
+        raise new_error(
+            "plan.options", message, field="max_memory", expected='for example device_map="auto"'
+        )
+    config = kwargs.get("config")
+    if isinstance(config, os.PathLike):
+        kwargs["config"] = os.fspath(config)
+    elif config is not None and not isinstance(config, str):
+        raise wrong_kind("config", config, "a folder, or the name of a repository")
+    quantization = kwargs.get("quantization_config")
+    if isinstance(quantization, str):
+        expected = "an object such as diffusers.BitsAndBytesConfig(load_in_4bit=True)"
+        raise wrong_kind("quantization_config", quantization, expected)
+
+
+def check_components(kwargs: Mapping[str, Any], components: Iterable[str]) -> None:
+    """Reject a dtype for a component that the pipeline does not have."""
+    known = [name for name in components if not name.startswith("_")]
+    for field in _DTYPES:
+        dtypes = kwargs.get(field)
+        for name in dtypes if known and isinstance(dtypes, Mapping) else ():
+            if name not in known and name != "default":
+                raise unknown_word_error(field, "component", name, [*known, "default"])
+
+
+def convert_dtypes(kwargs: dict[str, Any], refuses_unsupported: bool) -> None:
+    """Convert names of dtypes, for which diffusers would load float32."""
+    for field in _DTYPES:
+        value = kwargs.get(field)
+        if isinstance(value, Mapping):
+            kwargs[field] = {
+                name: _converted(field, each, refuses_unsupported) for name, each in value.items()
+            }
+        elif value is not None:
+            kwargs[field] = _converted(field, value, refuses_unsupported)
+
+
+def _converted(field: str, value: Any, refuses_unsupported: bool) -> Any:
+    dtype = value
+    if isinstance(value, str):
+        name = _core.parse_dtype(value)
+        dtype = torch_dtype(name) if name is not None and is_dtype(name) else None
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    if refuses_unsupported:
+        raise _wrong_dtype(field, value)
+    return value
+
+
+def _wrong_dtype(field: str, value: Any) -> Error:
+    return new_error(
+        "plan.options",
+        "models need a floating-point dtype",
+        field=field,
+        found=repr(value),
+        expected="torch.bfloat16, torch.float16 or torch.float32, or their names",
+    )
