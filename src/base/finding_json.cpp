@@ -20,8 +20,7 @@ std::string finding_lines(const std::vector<Finding>& findings) {
   std::string text;
   for (const Finding& finding : findings) {
     if (++counts[{finding.severity, finding.code}] > lines_alike_max) continue;
-    text += fmt::format("  {}: {} [{}]
-", name(finding.severity),
+    text += fmt::format("  {}: {} [{}]\n", name(finding.severity),
                         printable(advised_message(finding), 2000), finding.code);
   }
   for (const auto& [group, count] : counts) {
