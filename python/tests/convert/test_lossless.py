@@ -239,3 +239,40 @@ def test_verdicts(tmp_path: Path) -> None:
     codes[0, 20, 7] ^= 1  # one code of 327,680, outside of all samples
     save_file({f"{path}_blocks": codes, f"{path}_scales": scales}, source)
     assert verdict(source, made["mxfp8"]).startswith("a relative error of at most")
+
+
+# ---- ModelOpt's cast
+
+
+@pytest.mark.parametrize("spread", [1, 9, 17, 18, 25, 60])
+def test_as_many_blocks_are_exact_as_with_modelopt(tmp_path: Path, spread: int) -> None:
+    cast = pytest.importorskip("modelopt.torch.export.shard_cast_utils")
+    random = torch.Generator().manual_seed(spread)
+    rows, blocks = 64, 8
+    codes = torch.randint(0, 256, (rows, blocks, 16), generator=random, dtype=torch.uint8)
+    scales = torch.randint(100, 100 + spread, (rows, blocks), generator=random, dtype=torch.uint8)
+    path = "model.layers.0.up.weight"
+    source = tmp_path / "source.safetensors"
+    save_file({f"{path}_blocks": codes, f"{path}_scales": scales}, source)
+    expected = cells.decoded(source)[path]
+    report = loadstone.convert(source, tmp_path / "out.safetensors", quantize="nvfp4")
+    found = cells.decoded(tmp_path / "out.safetensors")[path]
+
+    packed = codes.reshape(rows, -1)
+    highest = cast.mxfp4_kmax(scales)
+    data, scale, outer, count, lossless = cast.quantize_mxfp4_to_nvfp4_lossless(
+        packed, scales, highest, "cpu"
+    )
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([values, -values])
+    nibbles = torch.stack([data & 15, data >> 4], -1).reshape(rows, -1)
+    theirs = values[nibbles.long()] * (scale.float() * outer).repeat_interleave(16, -1)
+
+    def exact_blocks(tensor: torch.Tensor) -> int:
+        return int((tensor == expected).reshape(-1, 16).all(-1).sum())
+
+    assert count == rows * blocks
+    assert exact_blocks(theirs) >= 2 * lossless
+    assert exact_blocks(found) == exact_blocks(theirs)
+    assert report.requantized[0].exact_blocks == exact_blocks(found)
+    assert report.requantized[0].blocks == 2 * count
