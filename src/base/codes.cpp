@@ -32,7 +32,7 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "with the output."},
     {"convert.constants", "Recipes contain tensors that were computed for a different checkpoint.",
      "Make the recipes again from the checkpoint that you convert."},
-    {"convert.decoded", "A merge decodes quantized tensors, and the output stores their values.",
+    {"convert.decoded", "The output stores the values of tensors that are quantized in the source.",
      "To quantize the output, pass an encoding (--quantize, quantize=)."},
     {"convert.dims", "A tensor has more dimensions than readers of the output format support.",
      "Allow such tensors with --beyond-ggml, or reshape the tensor with a rule."},

@@ -35,6 +35,15 @@ std::vector<float> finite_values(Dtype dtype) {
   return values;
 }
 
+// Returns true if the negative codes of `from` are codes of `to` too.
+bool is_mirrored(const BlockGrid& to, const BlockGrid& from) {
+  if (from.codes.empty() || from.codes.front() == -from.codes.back()) return true;
+  BlockGrid all = from;
+  const int most = static_cast<int>(std::max(from.codes.back(), -from.codes.front()));
+  all.codes = integer_codes(-most, most);
+  return contains_codes(to, all);
+}
+
 }  // namespace
 
 std::string_view name(Fidelity fidelity) noexcept {
@@ -65,8 +74,20 @@ bool contains_codes(const BlockGrid& to, const BlockGrid& from) {
   });
 }
 
+bool has_headroom(const BlockGrid& to, const BlockGrid& from) {
+  constexpr double share = 0.9;
+  return std::ranges::any_of(to.codes, [&](float top) {
+    const float factor = 2 * top / from.codes.back();
+    if (!(factor > 0)) return false;
+    const auto count = std::ranges::count_if(from.codes, [&](float code) {
+      return std::ranges::binary_search(to.codes, code * factor);
+    });
+    return static_cast<double>(count) >= share * static_cast<double>(from.codes.size());
+  });
+}
+
 Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_within,
-                            bool shares) noexcept {
+                            bool shares) {
   const bool is_same = from.scale == to.scale && from.product == to.product &&
                        from.divides_scales == to.divides_scales;
   const bool is_power = from.scale == Dtype::f8_e8m0;
@@ -74,8 +95,11 @@ Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_
   const bool is_f32 = to.scale == Dtype::f32 && to.product == BlockProduct::code_times_scale &&
                       from.product == BlockProduct::code_times_scale;
   // A minimum may exceed the range of its dtype even if the scale does not.
+  // Signed scales can be negative. Encoders write negative scales in F16 only.
+  const bool is_signed = from.scale != Dtype::f8_e8m0 && from.scale != Dtype::f8_e4m3;
+  const bool may_flip = is_signed && to.scale != Dtype::f16 && !is_mirrored(to, from);
   const bool is_kept = (is_f32 || is_same) && !to.has_minimum;
-  if (is_within && is_kept && !(shares && to.scale == Dtype::f8_e4m3)) return Fidelity::exact;
+  if (is_within && is_kept && !shares && !may_flip) return Fidelity::exact;
   // Powers of two are often a common multiple. Other scales of several blocks rarely have one.
   const bool may_fit = is_within && (is_half || to.scale == Dtype::f32 || to.scale == from.scale);
   return is_power || may_fit ? Fidelity::exact_where_scales_fit : Fidelity::lossy;

@@ -50,10 +50,14 @@ inline constexpr std::array<float, 15> e2m1_codes = {-6,  -4, -3,  -2, -1.5, -1,
 // constant may also be added.
 [[nodiscard]] bool contains_codes(const BlockGrid& to, const BlockGrid& from);
 
+// Returns true if most codes of `from` stay codes of `to` at twice their size, so that blocks of
+// different scales can share one.
+[[nodiscard]] bool has_headroom(const BlockGrid& to, const BlockGrid& from);
+
 // `is_within`: each block of `to` is part of one block of `from`.
-// `shares`: the scale of a matrix also depends on other values than those of one matrix of `from`.
+// `shares`: a scale of `to` also depends on other values than those of one matrix of `from`.
 // Precondition: contains_codes(to, from).
 [[nodiscard]] Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to,
-                                          bool is_within, bool shares) noexcept;
+                                          bool is_within, bool shares);
 
 }  // namespace loadstone

@@ -368,6 +368,12 @@ static void settle_findings(std::vector<Finding>& findings) {
   findings.erase(twice.begin(), twice.end());
 }
 
+static Decoded reason_to_decode(const ConvertOptions& options) {
+  if (options.merge) return Decoded::by_merge;
+  return options.dequantize || options.quantize.formats.empty() ? Decoded::on_request
+                                                                : Decoded::by_quantization;
+}
+
 static Conversion begin_conversion(const Catalog& catalog, const ConvertOptions& options) {
   Conversion conversion;
   conversion.one_file = options.one_file;
@@ -432,7 +438,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
-  tell_quantized(conversion, choices, options.merge.has_value());
+  tell_quantized(conversion, choices, reason_to_decode(options));
   if (options.require_lossless) tell_losses(conversion);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});

@@ -53,6 +53,7 @@ std::map<std::string, std::string> given_options(const ConvertOptions& options) 
       {"dtype", text_of(options.dtype)},
       {"block-dtype", std::string(name(options.block_dtype))},
       {"dequantize", text_of(options.dequantize)},
+      {"require-lossless", text_of(options.require_lossless)},
       {"experts", std::string(name(options.experts))},
       {"quantize", text_of(quantize.formats)},
       {"include", text_of(quantize.include)},

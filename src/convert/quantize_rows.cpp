@@ -207,18 +207,22 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
   }
 }
 
-// Reports quantized tensors that a merge decodes, once per pair of encodings.
-void tell_decoded(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
+// Reports quantized tensors whose values the output stores, once per pair of encodings.
+void tell_decoded(Conversion& conversion, Decoded decoded,
+                  const std::vector<Fidelity>& fidelities) {
+  const bool is_merge = decoded == Decoded::by_merge;
   for (const auto& [key, found] : decoded_pairs(conversion, false, fidelities)) {
     const auto& [before, after, fidelity] = key;
     if (before == after) continue;  // a file that keeps blocks copies them
     conversion.plan.findings.push_back(
-        {.severity = Severity::info,
+        {.severity = is_merge ? Severity::info : Severity::warning,
          .code = "convert.decoded",
          .target = found.tensors.first,
-         .message = fmt::format("the merge decodes {} from {} to {}",
-                                counted(found.tensors.count, "tensor"), before, after),
-         .suggestion = "to quantize the output, pass an encoding (--quantize, quantize=)",
+         .message =
+             fmt::format("the {} decodes {} from {} to {}", is_merge ? "merge" : "conversion",
+                         counted(found.tensors.count, "tensor"), before, after),
+         .suggestion = is_merge ? "to quantize the output, pass an encoding (--quantize, quantize=)"
+                                : "choose an encoding for them too",
          .found = after,
          .expected = before});
   }
@@ -246,7 +250,7 @@ std::string fidelity_text(Fidelity fidelity, double typical_error) {
                      fidelity == Fidelity::lossy ? "with" : "otherwise", 100 * typical_error);
 }
 
-void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge) {
+void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded) {
   Fidelities known(conversion.plan);
   std::vector<Fidelity> fidelities;
   for (const PlannedTarget& target : conversion.plan.targets) {
@@ -257,7 +261,7 @@ void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merg
   }
   add_rows(conversion, choices, fidelities);
   tell_requantized(conversion, fidelities);
-  if (is_merge) tell_decoded(conversion, fidelities);
+  if (decoded != Decoded::on_request) tell_decoded(conversion, decoded, fidelities);
 }
 
 }  // namespace loadstone

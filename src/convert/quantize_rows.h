@@ -1,6 +1,7 @@
 // Describes how a conversion changes the encodings of tensors.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -19,8 +20,16 @@ namespace loadstone {
 // QuantizeRow.
 [[nodiscard]] std::string fidelity_text(Fidelity fidelity, double typical_error);
 
+// The reason why a conversion decodes tensors that it does not quantize again.
+enum class Decoded : std::uint8_t {
+  on_request,  // or no tensor is decoded
+  by_merge,
+  by_quantization  // of other tensors
+};
+
 // Adds one row to the report per group of similar tensors. Reports quantized tensors that the
-// conversion quantizes again, and those that a merge decodes, once per pair of encodings.
-void tell_quantized(Conversion& conversion, const Choices& choices, bool is_merge);
+// conversion quantizes again, and those that it decodes for other reasons, once per pair of
+// encodings.
+void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded);
 
 }  // namespace loadstone

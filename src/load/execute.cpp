@@ -4,11 +4,14 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/text.h"
 #include "base/thread_count.h"
 #include "boxes/sources.h"
 #include "catalog/open_shards.h"
@@ -56,11 +59,29 @@ void check_parts(const PlannedTarget& target, const Destination& destination) {
   }
 }
 
+// Rejects memory that no load would fill: a tie has the memory of the target that it is tied to.
+void check_ties(const Plan& plan, std::span<const Destination> destinations) {
+  std::map<std::string_view, const std::byte*> memory;
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    memory.emplace(plan.targets[i].name, destinations[i].data);
+  }
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    if (target.recipe.origin != Origin::tie || destinations[i].data == nullptr) continue;
+    const auto root = memory.find(target.recipe.tie_of);
+    if (root == memory.end() || root->second == destinations[i].data) continue;
+    refuse_destination(&target,
+                       "the destination of a tied target must be null, or the memory of '" +
+                           printable(target.recipe.tie_of) + "', to which it is tied");
+  }
+}
+
 void check_destinations(const Plan& plan, std::span<const Destination> destinations) {
   if (destinations.size() != plan.targets.size()) {
     refuse_destination(nullptr, "a destination is needed for each target of the plan",
                        std::to_string(destinations.size()), std::to_string(plan.targets.size()));
   }
+  check_ties(plan, destinations);
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];

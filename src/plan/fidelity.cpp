@@ -1,6 +1,7 @@
 #include "plan/fidelity.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -101,8 +102,11 @@ bool holds(Dtype to, Dtype from) noexcept {
 
 // Returns true if the dtype represents all products of codes and scales. Decoders compute in F32.
 bool holds_products(Dtype to, const std::optional<BlockGrid>& grid) noexcept {
-  return to == Dtype::f32 || to == Dtype::f64 ||
-         (to == Dtype::bf16 && grid && grid->scale == Dtype::f8_e8m0);
+  if (to == Dtype::f32 || to == Dtype::f64) return true;
+  if (to != Dtype::bf16 || !grid || grid->scale != Dtype::f8_e8m0) return false;
+  // The smallest scale is 2^-127, and the smallest BF16 value is 2^-133.
+  return std::ranges::all_of(grid->codes,
+                             [](float code) { return code == 0 || std::abs(code) >= 0x1p-6F; });
 }
 
 }  // namespace
@@ -161,7 +165,8 @@ bool Fidelities::contains(const BlockGrid& to, const BlockGrid& from) {
 Fidelity Fidelities::of_codes(const PlannedTarget& target) {
   const auto to = target_grid(target);
   if (!to) return Fidelity::lossy;
-  const bool shares = !target.quantization->group.empty() || target.recipe.boxes.size() > 1;
+  const bool shares = !target.quantization->group.empty() ||
+                      (target.recipe.boxes.size() > 1 && to->scale == Dtype::f8_e4m3);
   Fidelity worst = Fidelity::exact;
   for (const Box& box : target.recipe.boxes) {
     auto from = source_grid(plan_, box);
@@ -173,6 +178,7 @@ Fidelity Fidelities::of_codes(const PlannedTarget& target) {
     }
     const bool is_inside =
         blocks_are_within(box, source_shape(plan_, box), *from, target.shape, *to);
+    if (!is_inside && !has_headroom(*to, *from)) return Fidelity::lossy;
     worst = std::max(worst, fidelity_of_scales(*from, *to, is_inside, shares));
   }
   return worst;

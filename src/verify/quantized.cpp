@@ -169,6 +169,8 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   made.is_bounded = is_bounded;
   made.numbers += a.size();
   for (std::size_t i = 0; i < a.size(); ++i) {
+    const bool is_equal = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
+    if (is_equal && !std::isfinite(a[i])) continue;
     const double step = double{a[i]} - double{b[i]};
     made.difference += step * step;
     made.power += double{a[i]} * double{a[i]};

@@ -49,16 +49,16 @@ static std::string verdict(const VerifyReport& report) {
   double worst = 0;
   bool is_rounded = !report.rounded.empty();
   for (const QuantizationError& each : report.quantized) {
-    worst = std::max(worst, each.relative);
+    if (!(each.relative <= worst)) worst = each.relative;  // also if it is NaN
     is_rounded |= each.encoding == name(Dtype::bf16) || each.encoding == name(Dtype::f16);
   }
-  if (worst > 0) return fmt::format("a relative error of at most {:.3g}", worst);
+  if (worst != 0) return fmt::format("a relative error of at most {:.3g}", worst);
   return is_rounded ? "equal up to rounding to the new dtype" : "equal as real numbers";
 }
 
 static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("ok", report.ok());
-  if (report.is_comparison && report.differences.empty()) json.member("verdict", verdict(report));
+  if (report.is_comparison && report.ok()) json.member("verdict", verdict(report));
   json.member("differences", report.differences);
   json.member("not_finite", report.not_finite);
   json.member("findings", report.findings);
@@ -158,7 +158,7 @@ std::string to_table(const VerifyReport& report) {
     text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text += report.ok() ? "ok; " : "not ok; ";
-    if (report.is_comparison && report.differences.empty()) text += verdict(report) + "; ";
+    if (report.is_comparison && report.ok()) text += verdict(report) + "; ";
     if (report.files > 0) {
       text += fmt::format("the digests of {} of {} are right; ", report.files_equal,
                           counted(report.files, "file"));

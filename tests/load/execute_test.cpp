@@ -273,6 +273,27 @@ TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   EXPECT_THAT(json, HasSubstr(R"("tie_of": "t")"));
 }
 
+// Otherwise a program would use memory that nothing fills.
+TEST(ExecuteTest, ATieHasNoMemoryOfItsOwn) {
+  PlanBuilder builder;
+  const auto a = builder.add_tensor("a", Dtype::u8, {4}, pattern(4, 1));
+  builder.add_target("t", Dtype::u8, {4}, {{.source = a, .dims = {{4, 1, 1}}}});
+  PlannedTarget& tie = builder.add_target("tied", Dtype::u8, {4}, {});
+  tie.recipe = {.origin = Origin::tie, .tie_of = "t"};
+  tie.delivery = Delivery::none;
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  std::vector<Destination> destinations = memory.destinations();
+  std::vector<std::byte> own(4);
+  destinations[1].data = own.data();
+  const Error error =
+      error_of([&] { (void)execute(plan, destinations, {.storage = &builder.storage}); });
+  EXPECT_EQ(error.code(), "plan.destination");
+  EXPECT_EQ(error.where().tensor, "tied");
+  destinations[1].data = nullptr;
+  EXPECT_EQ(execute(plan, destinations, {.storage = &builder.storage}).provenance.size(), 2u);
+}
+
 // Small values share pages, so rounding to pages adds little to the bytes that the plan counts.
 TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
   PlanBuilder builder;

@@ -152,3 +152,22 @@ def test_layouts_that_do_not_fit_their_marker_are_rejected(
         loadstone.convert(source, tmp_path / "out.safetensors", dequantize=True)
     assert caught.value.code == code
     assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_an_older_file_without_one_of_its_scales_is_rejected(tmp_path: Path, prefix: str) -> None:
+    tensors = {f"{prefix}scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    for block in range(2):
+        name = f"{prefix}blocks.{block}.ffn.0"
+        tensors[f"{name}.weight"] = torch.randn(16, 16).to(torch.float8_e4m3fn)
+        tensors[f"{name}.scale_weight"] = torch.tensor(0.5)
+    source = tmp_path / "source.safetensors"
+    save_file(tensors, source)
+    loadstone.convert(source, tmp_path / "whole.safetensors", dequantize=True)
+    del tensors[f"{prefix}blocks.1.ffn.0.scale_weight"]
+    save_file(tensors, source)
+    for options in ({"dequantize": True}, {"quantize": "fp8"}):
+        with pytest.raises(loadstone.Error) as caught:
+            loadstone.convert(source, tmp_path / "out.safetensors", **options)
+        assert caught.value.code == "q.scale_missing", options
+        assert "blocks.1.ffn.0" in str(caught.value)

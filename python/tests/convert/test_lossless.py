@@ -56,7 +56,7 @@ def check(source: cells.Source, encoding: str, folder: Path) -> cells.Outcome | 
     return result
 
 
-@pytest.mark.parametrize("before", cells.ENCODINGS)
+@pytest.mark.parametrize("before", cells.SOURCES)
 @pytest.mark.parametrize("after", cells.ENCODINGS)
 def test_normal_values(tmp_path: Path, sources: Sources, before: str, after: str) -> None:
     source = sources(f"normal {before}")
@@ -276,3 +276,63 @@ def test_as_many_blocks_are_exact_as_with_modelopt(tmp_path: Path, spread: int) 
     assert exact_blocks(found) == exact_blocks(theirs)
     assert report.requantized[0].exact_blocks == exact_blocks(found)
     assert report.requantized[0].blocks == 2 * count
+
+
+# ---- corner cases
+
+
+def test_a_finished_output_without_the_promise_is_not_accepted(tmp_path: Path, mxfp4: Path) -> None:
+    options = {"quantize": "nvfp4", "resume": True}
+    loadstone.convert(mxfp4, tmp_path / "out", **options)
+    with pytest.raises(LossError, match="no --require-lossless") as caught:
+        loadstone.convert(mxfp4, tmp_path / "out", require_lossless=True, **options)
+    assert caught.value.code == "convert.state"
+
+
+def test_bf16_lacks_the_smallest_products_of_e4m3(tmp_path: Path) -> None:
+    source = tmp_path / "source.safetensors"
+    name = "model.layers.0.up.weight"
+    save_file(
+        {
+            name: torch.full((32, 32), 1, dtype=torch.uint8).view(torch.float8_e4m3fn),
+            f"{name}_scale": torch.zeros(32, 1, dtype=torch.uint8),
+        },
+        source,
+    )
+    options = {"dequantize": True, "require_lossless": True, "dry_run": True}
+    for dtype, is_lossless in {"float32": True, "bfloat16": False}.items():
+        found = loadstone.convert(source, tmp_path / "out", dtype=dtype, **options).findings
+        assert ("convert.lossy" in {each.code for each in found}) is not is_lossless
+
+
+def int8_file(path: Path, scales: dict[str, float], code: int) -> Path:
+    tensors = {}
+    for role, scale in scales.items():
+        name = f"model.layers.0.mlp.{role}_proj.weight"
+        tensors[name] = torch.full((32, 32), code, dtype=torch.int8)
+        tensors[f"{name}_scale"] = torch.full((32, 1), scale)
+    save_file(tensors, path)
+    return path
+
+
+def predicted(source: Path, encoding: str) -> set[str]:
+    report = loadstone.convert(source, source.parent / "out", quantize=encoding, dry_run=True)
+    texts = [each.message for each in report.findings if each.code == "convert.requantized"]
+    return {text.split(": ")[1].split(", ")[0] for text in texts}
+
+
+def test_a_negative_scale_may_not_fit(tmp_path: Path) -> None:
+    source = int8_file(tmp_path / "source.safetensors", {"up": -0.01}, -128)
+    assert predicted(source, "int8-channel") == {"exact where scales fit"}
+
+
+def test_tensors_that_share_a_scale_may_not_fit(tmp_path: Path) -> None:
+    tensors = {}
+    for role, scale in {"gate": 0.013, "up": 0.0071}.items():
+        name = f"model.layers.0.mlp.{role}_proj.weight"
+        tensors[name] = torch.randn(32, 32).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale"] = torch.tensor(scale)
+    source = tmp_path / "source.safetensors"
+    save_file(tensors, source)
+    assert predicted(source, "fp8") == {"exact where scales fit"}
+    assert predicted(source, "fp8-channel") == {"exact"}

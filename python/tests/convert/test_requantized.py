@@ -153,3 +153,16 @@ def test_a_merge_reports_the_tensors_that_it_decodes(model: Path, tmp_path: Path
     report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "nf4-again", quantize="nf4")
     codes = [each.code for each in report.findings]
     assert "convert.decoded" not in codes and "convert.requantized" in codes
+
+
+def test_codes_that_only_the_quantization_of_others_decodes_are_reported(
+    model: Path, tmp_path: Path
+) -> None:
+    source = quantized(model, tmp_path, "fp8")
+    options = {"quantize": {"down": "nvfp4", "": "none"}}
+    report = loadstone.convert(source, tmp_path / "out", **options)
+    (found,) = [each for each in report.findings if each.code == "convert.decoded"]
+    assert found.severity == "warning"
+    assert found.message == "the conversion decodes 6 tensors from fp8 to BF16"
+    report = loadstone.convert(source, tmp_path / "again", dequantize=True, **options)
+    assert "convert.decoded" not in {each.code for each in report.findings}

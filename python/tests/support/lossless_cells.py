@@ -28,6 +28,8 @@ BLOCKS = (
     *("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf"),
 )
 ENCODINGS = (*FOLDERS, *BLOCKS)
+PACKED = "int4-packed"  # which loadstone only reads
+SOURCES = (*FOLDERS, PACKED, *BLOCKS)
 FIDELITIES = ("exact", "exact where scales fit", "lossy")
 
 
@@ -86,11 +88,32 @@ def decoded(path: Path) -> dict[str, torch.Tensor]:
 
 def normal_source(folder: Path, encoding: str) -> Source:
     """Write normally distributed values in an encoding."""
+    if encoding == PACKED:
+        return packed_source(folder)
     folder.mkdir(parents=True)
     plain = folder / "plain.safetensors"
     save_file({NAME: normal_values()}, plain)
     path = target_path(folder, encoding)
     convert(plain, path, encoding)
+    return Source(path, decoded(path))
+
+
+def packed_source(folder: Path) -> Source:
+    """Write normal values as compressed-tensors' int4 in groups of 32, with BF16 scales."""
+    folder.mkdir(parents=True)
+    rows, columns = SHAPE
+    groups = normal_values().reshape(rows, -1, 32)
+    scales = (groups.abs().amax(-1) / 7).bfloat16()
+    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).reshape(rows, columns // 8, 8)
+    words = ((codes.long() + 8) << (4 * torch.arange(8))).sum(-1)
+    module = NAME.removesuffix(".weight")
+    path = folder / "packed.safetensors"
+    stored = {
+        f"{module}.weight_packed": torch.where(words >= 2**31, words - 2**32, words).int(),
+        f"{module}.weight_scale": scales,
+        f"{module}.weight_shape": torch.tensor(SHAPE),
+    }
+    save_file(stored, path)
     return Source(path, decoded(path))
 
 

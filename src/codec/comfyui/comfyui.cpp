@@ -55,12 +55,28 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
+// Returns true if a tensor "scaled_fp8" marks the model, or a parent of the tensor, as scaled.
+bool is_in_scaled_model(const TensorTable& table, const std::string& name) {
+  if (table.find("scaled_fp8") != none) return true;
+  for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    if (table.find(name.substr(0, dot + 1) + "scaled_fp8") != none) return true;
+  }
+  return false;
+}
+
 // Recognises FP8 with the scale "P.scale_weight", which ComfyUI wrote before it had markers.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const TensorInfo& data = table[tensor];
   if (!is_fp8(data) || !data.name.ends_with(".weight")) return std::nullopt;
-  const auto scale = table.find(without_suffix(data.name, "weight") + "scale_weight");
-  if (scale == none) return std::nullopt;
+  const std::string scale_name = without_suffix(data.name, "weight") + "scale_weight";
+  const auto scale = table.find(scale_name);
+  if (scale == none) {
+    const bool has_other = table.find_any(data.name, {"_scale", "_scale_inv"}) != none;
+    if (has_other || !is_in_scaled_model(table, data.name)) return std::nullopt;
+    QuantizedTensor lacking = quantized_tensor(data.name, tensor, {});
+    refuse(lacking, "q.scale_missing", "lacks components", {scale_name});
+    return lacking;
+  }
   QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
   if (table[scale].shape.numel() != 1u) {
     refuse(made, "q.scale_shape", "has more than one scale", {table[scale].name},

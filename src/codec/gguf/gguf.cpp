@@ -38,8 +38,9 @@ std::span<const float> codes_of(BlockFormat format) noexcept {
     case BlockFormat::q8_0:
       return integer_codes(-128, 127);
     case BlockFormat::tq1_0:
-    case BlockFormat::tq2_0:
       return integer_codes(-1, 1);
+    case BlockFormat::tq2_0:
+      return integer_codes(-1, 2);  // encoders do not write 2
     case BlockFormat::iq4_nl:
       return iq4_codes;
     case BlockFormat::mxfp4:
@@ -54,6 +55,7 @@ std::optional<BlockGrid> grid_of(BlockFormat format) {
   BlockGrid grid = {.codes = codes_of(format), .scale = Dtype::f16};
   if (grid.codes.empty()) return std::nullopt;
   grid.columns = layout(format).elements;
+  if (format == BlockFormat::tq2_0) grid.symmetric_codes = integer_codes(-1, 1);
   grid.has_minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
   if (format == BlockFormat::mxfp4) grid.scale = Dtype::f8_e8m0;
   if (format == BlockFormat::nvfp4) {

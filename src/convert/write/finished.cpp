@@ -101,6 +101,8 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
     difference = differs->message;
   } else if (run.receipt && receipt_of(run) != found->receipt) {
     difference = "no receipt of this kind";
+  } else if (conversion.require_lossless && !found->options.contains("require-lossless")) {
+    difference = "no --require-lossless, so values may have changed";
   }
   if (!difference.empty() && is_resumed) return other_output(place, difference);
   if (difference.empty() && now.sources != found->sources) {
