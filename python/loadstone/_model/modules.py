@@ -17,8 +17,14 @@ _WRAPPER = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "Acti
 
 def require_module(model: Any) -> None:
     """Require that the argument ``model`` is a module (else ``plan.options``)."""
-    if not isinstance(model, torch.nn.Module):
-        raise wrong_kind("model", model, "a torch.nn.Module")
+    if isinstance(model, torch.nn.Module):
+        return
+    parts = getattr(model, "components", None)
+    parts = parts if isinstance(parts, dict) else {}
+    models = [name for name, part in parts.items() if isinstance(part, torch.nn.Module)]
+    if models:
+        raise wrong_kind("model", model, f"one model of the pipeline: {', '.join(models)}")
+    raise wrong_kind("model", model, "a torch.nn.Module")
 
 
 def is_left_out(module: Any, name: str) -> bool:

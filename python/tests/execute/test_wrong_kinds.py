@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,3 +129,9 @@ def test_a_model_may_be_a_skeleton_and_a_checkpoint_any_iterable(tmp_path: Path)
     assert loadstone.plan(tmp_path / "skeleton.json", file).ok
     assert loadstone.load(model, (path for path in [file])).provenance.keys() == {"weight"}
     assert loadstone.audit(model).ok
+
+
+def test_a_pipeline_names_its_models() -> None:
+    pipeline = SimpleNamespace(components={"scheduler": object(), "unet": torch.nn.Linear(1, 1)})
+    with pytest.raises(loadstone.OptionError, match="one model of the pipeline: unet"):
+        loadstone.audit(pipeline)
