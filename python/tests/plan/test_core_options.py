@@ -52,6 +52,7 @@ CONVERT: dict[str, Any] = {
     "block_dtype": "F32",
     "copy_code": False,
     "dequantize": False,
+    "require_lossless": False,
     "dtype": "F16",
     "exclude": [],
     "experts": "keep",
