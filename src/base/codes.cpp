@@ -56,7 +56,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"convert.locked",
      "Another process is working on the same conversion, or on the same part of it.",
      "Wait until the other process ends, or stop it."},
-    {"convert.lossy", "The requested layout of codes would change a value.",
+    {"convert.lossy",
+     "A value would change, but the requested layout of codes, or --require-lossless, forbids it.",
      "Quantize again (--quantize), dequantize (--dequantize), or keep the source's layout."},
     {"convert.metadata",
      "The output's header cannot store some of the source's metadata, or lacks keys that its "
@@ -79,7 +80,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"convert.replaced", "The conversion replaces files of an earlier output.",
      "To keep the earlier output, choose a different target."},
     {"convert.requantized",
-     "Tensors that are already quantized are quantized again, which adds a second rounding error.",
+     "Tensors that are already quantized are quantized again. The message specifies "
+     "whether values change.",
      "Convert the original checkpoint, if there is one."},
     {"convert.state",
      "Files that an earlier run left next to the target belong to a different conversion.",

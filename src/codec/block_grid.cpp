@@ -76,12 +76,13 @@ bool contains_codes(const BlockGrid& to, const BlockGrid& from) {
 
 bool has_headroom(const BlockGrid& to, const BlockGrid& from) {
   constexpr double share = 0.9;
+  const auto has = [&](float code) { return std::ranges::binary_search(to.codes, code); };
   return std::ranges::any_of(to.codes, [&](float top) {
-    const float factor = 2 * top / from.codes.back();
-    if (!(factor > 0)) return false;
-    const auto count = std::ranges::count_if(from.codes, [&](float code) {
-      return std::ranges::binary_search(to.codes, code * factor);
-    });
+    const float factor = top / from.codes.back();
+    const auto fits = [&](float code) { return has(code * factor); };
+    if (!(factor > 0) || !std::ranges::all_of(from.codes, fits)) return false;
+    const auto count =
+        std::ranges::count_if(from.codes, [&](float code) { return has(2 * code * factor); });
     return static_cast<double>(count) >= share * static_cast<double>(from.codes.size());
   });
 }
@@ -94,10 +95,10 @@ Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_
   const bool is_half = to.scale == Dtype::f16 || to.scale == Dtype::bf16;
   const bool is_f32 = to.scale == Dtype::f32 && to.product == BlockProduct::code_times_scale &&
                       from.product == BlockProduct::code_times_scale;
-  // A minimum may exceed the range of its dtype even if the scale does not.
   // Signed scales can be negative. Encoders write negative scales in F16 only.
   const bool is_signed = from.scale != Dtype::f8_e8m0 && from.scale != Dtype::f8_e4m3;
   const bool may_flip = is_signed && to.scale != Dtype::f16 && !is_mirrored(to, from);
+  // A minimum may exceed the range of its dtype even if the scale does not.
   const bool is_kept = (is_f32 || is_same) && !to.has_minimum;
   if (is_within && is_kept && !shares && !may_flip) return Fidelity::exact;
   // Powers of two are often a common multiple. Other scales of several blocks rarely have one.

@@ -50,8 +50,8 @@ inline constexpr std::array<float, 15> e2m1_codes = {-6,  -4, -3,  -2, -1.5, -1,
 // constant may also be added.
 [[nodiscard]] bool contains_codes(const BlockGrid& to, const BlockGrid& from);
 
-// Returns true if most codes of `from` stay codes of `to` at twice their size, so that blocks of
-// different scales can share one.
+// Returns true if the codes of `from`, times a constant, are codes of `to`, and most of them are
+// codes at twice that size too, so that blocks of different scales can share one.
 [[nodiscard]] bool has_headroom(const BlockGrid& to, const BlockGrid& from);
 
 // `is_within`: each block of `to` is part of one block of `from`.

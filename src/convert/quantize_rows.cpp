@@ -192,14 +192,13 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
   for (const auto& [key, found] : decoded_pairs(conversion, true, fidelities)) {
     const auto& [before, after, fidelity] = key;
     const bool is_exact = fidelity == Fidelity::exact;
+    const std::string_view are = found.tensors.count == 1 ? "is" : "are";
     conversion.plan.findings.push_back(
         {.severity = is_exact ? Severity::info : Severity::warning,
          .code = "convert.requantized",
          .target = found.tensors.first,
          .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}: {}",
-                                counted(found.tensors.count, "tensor"),
-                                found.tensors.count == 1 ? "is" : "are", before,
-                                found.tensors.count == 1 ? "is" : "are", after,
+                                counted(found.tensors.count, "tensor"), are, before, are, after,
                                 fidelity_text(fidelity, found.typical_error)),
          .suggestion = is_exact ? "" : "quantize the original checkpoint, if there is one",
          .found = before,

@@ -153,12 +153,12 @@ bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& fro
   return is_within(columns, from.rows, to.columns) && is_within(rows, from.columns, to.rows);
 }
 
-bool Fidelities::contains(const BlockGrid& to, const BlockGrid& from) {
+const Fidelities::Relation& Fidelities::relation(const BlockGrid& to, const BlockGrid& from) {
   const auto key = [](const BlockGrid& grid) {
     return Codes(grid.codes.data(), grid.codes.data() + grid.codes.size());
   };
-  const auto [found, is_new] = contained_.try_emplace({key(to), key(from)}, false);
-  if (is_new) found->second = contains_codes(to, from);
+  const auto [found, is_new] = relations_.try_emplace({key(to), key(from)});
+  if (is_new && contains_codes(to, from)) found->second = {true, has_headroom(to, from)};
   return found->second;
 }
 
@@ -171,14 +171,14 @@ Fidelity Fidelities::of_codes(const PlannedTarget& target) {
   for (const Box& box : target.recipe.boxes) {
     auto from = source_grid(plan_, box);
     if (!from) return Fidelity::lossy;
-    if (!contains(*to, *from)) {
+    if (!relation(*to, *from).is_contained) {
       from->codes = from->symmetric_codes;
-      if (!contains(*to, *from)) return Fidelity::lossy;
+      if (!relation(*to, *from).is_contained) return Fidelity::lossy;
       worst = Fidelity::exact_where_scales_fit;
     }
     const bool is_inside =
         blocks_are_within(box, source_shape(plan_, box), *from, target.shape, *to);
-    if (!is_inside && !has_headroom(*to, *from)) return Fidelity::lossy;
+    if (!is_inside && !relation(*to, *from).has_headroom) return Fidelity::lossy;
     worst = std::max(worst, fidelity_of_scales(*from, *to, is_inside, shares));
   }
   return worst;

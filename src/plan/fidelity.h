@@ -9,7 +9,7 @@
 
 namespace loadstone {
 
-// Remembers which codes contain others, so it is quick for many targets. Not thread-safe.
+// Remembers how sets of codes are related, so it is quick for many targets. Not thread-safe.
 class Fidelities {
  public:
   // The plan must outlive the object.
@@ -21,12 +21,17 @@ class Fidelities {
  private:
   [[nodiscard]] Fidelity of_codes(const PlannedTarget& target);
   [[nodiscard]] Fidelity of_floats(const PlannedTarget& target) const;
-  [[nodiscard]] bool contains(const BlockGrid& to, const BlockGrid& from);
+
+  struct Relation {
+    bool is_contained = false;  // see contains_codes()
+    bool has_headroom = false;  // see has_headroom()
+  };
+  [[nodiscard]] const Relation& relation(const BlockGrid& to, const BlockGrid& from);
 
   const Plan& plan_;
   // By addresses of code sets. Sets of integers overlap, so the second address is their end.
   using Codes = std::pair<const float*, const float*>;
-  std::map<std::pair<Codes, Codes>, bool> contained_;
+  std::map<std::pair<Codes, Codes>, Relation> relations_;
 };
 
 // Returns true if each block of `to` in the target's part that a box writes is part of one block of

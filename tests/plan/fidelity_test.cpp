@@ -164,6 +164,17 @@ TEST(ContainsCodes, OfPairs) {
   EXPECT_FALSE(contains_codes(int4, {}));
 }
 
+TEST(HasHeadroom, OfPairs) {
+  const BlockGrid e2m1 = {.codes = e2m1_codes};
+  const BlockGrid e4m3 = {.codes = float_codes(Dtype::f8_e4m3)};
+  const BlockGrid int5 = {.codes = integer_codes(-16, 15)};
+  const BlockGrid int8 = {.codes = integer_codes(-128, 127)};
+  for (const BlockGrid& each : {e4m3, int8}) EXPECT_TRUE(has_headroom(each, e2m1));
+  EXPECT_TRUE(has_headroom(e4m3, e4m3));
+  for (const BlockGrid& each : {e2m1, int5}) EXPECT_FALSE(has_headroom(each, e2m1));
+  EXPECT_FALSE(has_headroom(int8, int8));
+}
+
 TEST(FidelityOfScales, OfPairs) {
   const auto grid = [](Dtype scale) { return BlockGrid{.scale = scale}; };
   struct Row {

@@ -278,3 +278,14 @@ def test_values_that_are_not_finite_are_not_counted_as_exact(
         exact.append((loss.exact_blocks, loss.blocks))
     assert exact[0][0] == exact[0][1]
     assert exact[1][0] < exact[1][1]
+
+
+def test_the_plan_knows_that_experts_are_transposed(tmp_path: Path) -> None:
+    """A block of NVFP4 in a transposed stack has values of 16 blocks of MXFP4."""
+    source = gpt_oss(tmp_path / "source")
+    for experts, answer in {"keep": "lossy", "separate": "exact where scales fit"}.items():
+        options: dict[str, Any] = {"quantize": "nvfp4", "experts": experts, "include": ["experts"]}
+        report = loadstone.convert(source, tmp_path / "out", dry_run=True, **options)
+        texts = [each.message for each in report.findings if each.code == "convert.requantized"]
+        assert texts
+        assert {text.split(": ")[1].split(", ")[0] for text in texts} == {answer}

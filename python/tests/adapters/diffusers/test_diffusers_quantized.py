@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +21,6 @@ STYLES = {"modelopt": ("fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4
           "compressed-tensors": ("fp8", "int8-channel", "nvfp4", "mxfp4")}  # fmt: skip
 BNB = [(None, encoding) for encoding in ("nf4", "fp4", "int8")]
 CELLS = [*BNB, *((style, encoding) for style, several in STYLES.items() for encoding in several)]
-
-
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    found: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    handler = Handler()
-    logging.getLogger("diffusers").addHandler(handler)
-    yield found
-    logging.getLogger("diffusers").removeHandler(handler)
 
 
 def quantized(source: Path, target: Path, style: str | None, encoding: str) -> Path:

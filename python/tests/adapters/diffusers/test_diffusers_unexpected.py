@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,6 @@ import loadstone
 import loadstone.diffusers
 
 LOGGER = logging.getLogger("diffusers")
-
-
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    found: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    handler = Handler()
-    LOGGER.addHandler(handler)
-    yield found
-    LOGGER.removeHandler(handler)
 
 
 def by_library(folder: Path) -> Any:
